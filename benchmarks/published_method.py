@@ -1,0 +1,130 @@
+"""The published notebook's way against ours: same LM, same X's, one process.
+
+The published way, written from its description: one prompt at a time through the LM, logits of the
+whole vocabulary kept, then one scikit-learn regression per target label on half of the X's. Ours:
+batches, only the domain's rows of the head, second moments, one solve.
+
+    python benchmarks/published_method.py --n_inputs 2000
+
+prints a table of both parts and of the total, and how far the two maps' predictions differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from jsonargparse import auto_cli
+from sklearn.linear_model import LinearRegression
+
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.functional import LeastSquares, Moments
+from lincorr_lightning.knowledge import build_domain
+from lincorr_lightning.lm import sample_inputs
+from lincorr_lightning.metrics import JointMoments
+
+T = TypeVar("T")
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` returns, and the seconds it took."""
+    start = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - start
+
+
+@torch.no_grad()
+def published_logits(lm: LanguageModel, prompts: list[str]) -> np.ndarray:
+    """Next-token logits of the whole vocabulary, one prompt at a time."""
+    rows = []
+    for prompt in prompts:
+        ids = lm.encode([prompt])["input_ids"]
+        rows.append(lm.model(input_ids=ids).logits[0, -1].float().numpy())
+    return np.stack(rows)
+
+
+def published_fit(x: np.ndarray, y: np.ndarray) -> list[LinearRegression]:
+    """One regression per target label."""
+    return [LinearRegression().fit(x, y[:, label]) for label in range(y.shape[1])]
+
+
+def our_moments(
+    lm: LanguageModel, prompts: list[list[str]], ids: list[list[int]], batch: int
+) -> Moments:
+    """Second moments of both knowledges' domain logits over the X's."""
+    moments = JointMoments(sum(map(len, ids)))
+    for start in range(0, len(prompts[0]), batch):
+        part = slice(start, start + batch)
+        moments.update(
+            torch.cat([lm.domain_logits(p[part], i) for p, i in zip(prompts, ids, strict=True)], 1)
+        )
+    return moments.gather()
+
+
+def our_fit(moments: Moments, n_source: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(W, b) in closed form."""
+    scatter, mean = moments.scatter, moments.mean
+    squares = LeastSquares(scatter[:n_source, :n_source], scatter[:n_source, n_source:])
+    weight = squares.weight(0.0)
+    return weight, mean[n_source:] - weight @ mean[:n_source]
+
+
+def main(
+    lm: str = "tiny-world",
+    n_inputs: int = 2000,
+    source: str = "city",
+    target: str = "country",
+    batch: int = 256,
+) -> None:
+    """Time both ways.
+
+    Args:
+        lm: The LM, a folder, hub id or tiny-world.
+        n_inputs: Number of X's; half of them fit.
+        source: Source knowledge.
+        target: Target knowledge.
+        batch: X's per batch of ours.
+    """
+    model = LanguageModel.from_pretrained(lm)
+    catalogue = Catalogue.load()
+    asked = [catalogue[source], catalogue[target]]
+    ids = [list(build_domain(knowledge, model.tokenizer).token_ids) for knowledge in asked]
+    inputs = sample_inputs(model.tokenizer, n_inputs)
+    prompts = [[knowledge.prompt(x) for x in inputs] for knowledge in asked]
+    half = n_inputs // 2
+    published_logits(model, prompts[0][:20])  # warm up
+    model.domain_logits(prompts[0][:20], ids[0])
+
+    full, their_logits = timed(lambda: [published_logits(model, p) for p in prompts])
+    x, y = (logits[:, columns] for logits, columns in zip(full, ids, strict=True))
+    regressions, their_fit = timed(lambda: published_fit(x[:half], y[:half]))
+    fit_half = [p[:half] for p in prompts]
+    test_half = [p[half:] for p in prompts]
+    moments, first_half = timed(lambda: our_moments(model, fit_half, ids, batch))
+    _, second_half = timed(lambda: our_moments(model, test_half, ids, batch))
+    our_logits = first_half + second_half
+    (weight, bias), our_seconds = timed(lambda: our_fit(moments, len(ids[0])))
+
+    theirs = np.stack([r.predict(x[half:]) for r in regressions], 1)
+    ours = x[half:].astype(np.float64) @ weight.numpy().T + bias.numpy()
+    difference = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    print(
+        f"{lm}, {source}->{target}, {n_inputs} X's, {torch.get_num_threads()} thread(s), ", end=""
+    )
+    print(f"torch {torch.__version__}")
+    print(f"labels: {len(ids[0])} -> {len(ids[1])}; predictions differ by {difference:.1e}\n")
+    print("| part | published way | ours | faster |")
+    print("|---|---:|---:|---:|")
+    for part, slow, fast in (
+        ("logits", their_logits, our_logits),
+        ("fit", their_fit, our_seconds),
+        ("total", their_logits + their_fit, our_logits + our_seconds),
+    ):
+        print(f"| {part} | {slow:.3f} s | {fast:.4f} s | {slow / fast:.0f}x |")
+
+
+if __name__ == "__main__":
+    auto_cli(main)

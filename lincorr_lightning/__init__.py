@@ -1,0 +1,28 @@
+"""Measure, watch and explain the linear correlation between pieces of knowledge in an LM."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lincorr_lightning.version import __version__
+
+if TYPE_CHECKING:
+    from lincorr_lightning.knowledge import Catalogue
+    from lincorr_lightning.linear_map import LinearMap
+    from lincorr_lightning.lm import LanguageModel
+
+__all__ = ["Catalogue", "LanguageModel", "LinearMap", "__version__"]
+
+# Imported on first use, so that `import lincorr_lightning` and `lincorr --version` stay quick.
+_HOMES = {
+    "Catalogue": "lincorr_lightning.knowledge",
+    "LanguageModel": "lincorr_lightning.lm",
+    "LinearMap": "lincorr_lightning.linear_map",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""LightningDataModules: what the LM is asked about."""
+
+from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
+
+__all__ = ["InputBatch", "PromptInputs"]

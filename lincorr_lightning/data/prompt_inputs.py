@@ -1,0 +1,207 @@
+"""The subjects X of a linear probe: sampled, split in halves, batched the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
+
+PAPER_N_INPUTS = 10_000
+
+
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
+class InputBatch:
+    """A batch of subjects.
+
+    Attributes:
+        inputs: The X's.
+        first: Position of the first one within its half.
+        is_padding: The batch only keeps a process in step with the others: its forward runs (a
+            sharded LM needs every process in it), its numbers do not count.
+    """
+
+    inputs: list[str]
+    first: int
+    is_padding: bool = False
+
+
+class _Batches(Dataset[InputBatch]):
+    """Consecutive batches of nearly equal size; item -1 is a padding batch."""
+
+    def __init__(self, inputs: Sequence[str], batch_size: int) -> None:
+        n_batches = -(-len(inputs) // batch_size)
+        # Equal sizes, so that no batch is left with a single row, which has no permuted partner.
+        self._edges = np.linspace(0, len(inputs), n_batches + 1).round().astype(int).tolist()
+        self._inputs = list(inputs)
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, index: int) -> InputBatch:
+        start, stop = self._edges[max(index, 0)], self._edges[max(index, 0) + 1]
+        return InputBatch(self._inputs[start:stop], start, is_padding=index < 0)
+
+
+class _EveryBatchOnce(DistributedSampler[InputBatch]):
+    """Deals whole batches out to processes; a process that runs short gets padding batches.
+
+    Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
+    twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
+    number of processes, so neither does any statistic.
+    """
+
+    def __init__(self, dataset: _Batches, rank: int, n_processes: int) -> None:
+        super().__init__(dataset, num_replicas=n_processes, rank=rank, shuffle=False)
+
+    def __iter__(self) -> Iterator[int]:
+        n_batches = len(self.dataset)  # type: ignore[arg-type]
+        for step in range(self.num_samples):
+            index = step * self.num_replicas + self.rank
+            yield index if index < n_batches else -1
+
+
+def _as_is(batch: InputBatch) -> InputBatch:
+    return batch
+
+
+class PromptInputs(L.LightningDataModule):
+    """Subjects X for a linear probe: half to fit the map, half to test it (paper section 3.2).
+
+    Needs a LightningModule that holds its LM as ``lm`` with a ``tokenizer``. X's are arbitrary:
+    vocabulary strings without special tokens, seeded and without replacement.
+
+    Args:
+        n_inputs: How many X's; null takes all there are, up to the paper's 10,000.
+        words_per_input: Vocabulary strings joined to one X; 2 gives far more X's than the
+            vocabulary has strings.
+        fit_fraction: Share of the X's that the map is fitted on; the others test it.
+        batch_size: X's per batch; the LM cuts them further to what fits its memory.
+        seed: Seed of the sample.
+        inputs_file: A text file of your own X's, one a line, instead of sampled ones.
+        predict_inputs: X's that `lincorr predict` answers for; null takes the held-out half.
+        num_workers: Processes that prepare batches; X's are short strings, so 0 is fastest.
+
+    Raises:
+        InputsError: More X's than can be sampled, fewer than two in a half, or an unreadable file.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int | None = None,
+        words_per_input: int = 1,
+        fit_fraction: float = 0.5,
+        batch_size: int = 256,
+        seed: int = 0,
+        inputs_file: str | None = None,
+        predict_inputs: list[str] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if not 0 < fit_fraction < 1:
+            raise ConfigError(f"data.fit_fraction is {fit_fraction}; it must lie between 0 and 1.")
+        if batch_size < 2:
+            raise ConfigError(
+                f"data.batch_size is {batch_size}; it must be at least 2, because the permuted "
+                "baseline pairs the rows of a batch."
+            )
+        self.save_hyperparameters()
+        self.halves: dict[str, list[str]] = {}
+
+    def setup(self, stage: str) -> None:
+        """Sample the X's and split them; the same on every process."""
+        del stage
+        inputs = self._all_inputs()
+        n_fit = round(len(inputs) * self.hparams["fit_fraction"])
+        self.halves = {"fit": inputs[:n_fit], "test": inputs[n_fit:]}
+        for half, members in self.halves.items():
+            if len(members) < 2:
+                raise InputsError(
+                    f"{len(inputs)} X's with data.fit_fraction {self.hparams['fit_fraction']} "
+                    f"leave {len(members)} in the {half} half; each half needs at least 2. "
+                    "Raise data.n_inputs."
+                )
+
+    def _all_inputs(self) -> list[str]:
+        seed, n = self.hparams["seed"], self.hparams["n_inputs"]
+        if self.hparams["inputs_file"] is not None:
+            inputs = _read_inputs(Path(self.hparams["inputs_file"]))
+            if n is not None and n > len(inputs):
+                raise InputsError(
+                    f"data.n_inputs asks for {n} X's, {self.hparams['inputs_file']} has "
+                    f"{len(inputs)}. Lower data.n_inputs or add lines."
+                )
+            order = np.random.default_rng(seed).permutation(len(inputs))[:n]
+            return [inputs[i] for i in order]
+        words = self.hparams["words_per_input"]
+        tokenizer = self._tokenizer()
+        if n is None:
+            n = min(PAPER_N_INPUTS, len(usable_strings(tokenizer)) ** words)
+        return sample_inputs(tokenizer, n, words_per_input=words, seed=seed)
+
+    def _tokenizer(self) -> Any:
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        lm = getattr(module, "lm", None)
+        if lm is None:
+            raise ConfigError(
+                "PromptInputs samples X's from the vocabulary of the LightningModule's `lm`; "
+                f"{type(module).__name__} has none. Give data.inputs_file instead."
+            )
+        return lm.tokenizer
+
+    def table(self) -> list[tuple[str, str]]:
+        """Every X with its half: the rows of ``tables/inputs.csv``."""
+        return [(x, half) for half, members in self.halves.items() for x in members]
+
+    def _loader(self, inputs: Sequence[str]) -> DataLoader[InputBatch]:
+        batches = _Batches(inputs, self.hparams["batch_size"])
+        rank, n_processes = 0, 1
+        if self.trainer is not None:
+            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+        return DataLoader(
+            batches,
+            batch_size=None,
+            sampler=_EveryBatchOnce(batches, rank, n_processes),
+            num_workers=self.hparams["num_workers"],
+            collate_fn=_as_is,
+        )
+
+    def train_dataloader(self) -> DataLoader[InputBatch]:
+        """The fit half."""
+        return self._loader(self.halves["fit"])
+
+    def val_dataloader(self) -> DataLoader[InputBatch]:
+        """The test half."""
+        return self._loader(self.halves["test"])
+
+    def test_dataloader(self) -> DataLoader[InputBatch]:
+        """The test half."""
+        return self._loader(self.halves["test"])
+
+    def predict_dataloader(self) -> DataLoader[InputBatch]:
+        """The X's asked for, else the test half."""
+        return self._loader(self.hparams["predict_inputs"] or self.halves["test"])
+
+
+def _read_inputs(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputsError(f"data.inputs_file {path} cannot be read: {error}.") from error
+    inputs = [line.strip() for line in lines if line.strip()]
+    seen: set[str] = set()
+    for number, x in enumerate(inputs, 1):
+        if x in seen:
+            raise InputsError(
+                f"data.inputs_file {path} holds {x!r} twice (X number {number}); an X in both "
+                "halves would be tested on what it was fitted on. Remove one."
+            )
+        seen.add(x)
+    return inputs

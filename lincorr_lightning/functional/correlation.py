@@ -1,0 +1,134 @@
+"""Pearson's r between predicted and true logits, per label and per instance (paper section 3.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# A prediction that varies this much less than its target is a constant with rounding on it.
+_CONSTANT_PREDICTION = 1e-12
+
+
+class CorrelationSummary(NamedTuple):
+    """Mean and spread of r over the labels (or instances) that have one.
+
+    Attributes:
+        mean: Mean of r; NaN when nothing varies.
+        std: Population standard deviation of r; NaN when nothing varies.
+        n: How many entered.
+        n_constant: How many were left out because target or prediction is constant.
+    """
+
+    mean: float
+    std: float
+    n: int
+    n_constant: int
+
+
+def _pearson(prediction: Tensor, target: Tensor, dim: int) -> Tensor:
+    prediction, target = prediction.double(), target.double()
+    constant = (target.amax(dim) <= target.amin(dim)) | (
+        prediction.amax(dim) <= prediction.amin(dim)
+    )
+    p = prediction - prediction.mean(dim, keepdim=True)
+    t = target - target.mean(dim, keepdim=True)
+    r = (p * t).sum(dim) / (p.norm(dim=dim) * t.norm(dim=dim))
+    return torch.where(constant, torch.nan, r.clamp(-1, 1))
+
+
+def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
+    """Pearson's r of each label across instances: the paper's headline.
+
+    Args:
+        prediction: Predicted logits, ``(n_inputs, n_labels)``.
+        target: True logits, ``(n_inputs, n_labels)``.
+
+    Returns:
+        ``(n_labels,)``, float64; NaN where the label or its prediction is constant.
+
+    Example:
+        >>> t = torch.tensor([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
+        >>> labelwise_pearson(2 * t + 1, t).round(decimals=9).tolist()
+        [1.0, nan]
+    """
+    return _pearson(prediction, target, 0)
+
+
+def instancewise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
+    """Pearson's r of each instance across labels (paper appendix D).
+
+    Args:
+        prediction: Predicted logits, ``(n_inputs, n_labels)``.
+        target: True logits, ``(n_inputs, n_labels)``.
+
+    Returns:
+        ``(n_inputs,)``, float64; NaN where an instance's logits are all equal.
+    """
+    return _pearson(prediction, target, 1)
+
+
+def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:
+    """Instance-wise r of many targets that lie side by side, in a few matrix products.
+
+    Args:
+        prediction: Predicted logits of all targets, ``(n_inputs, n_columns)``.
+        target: True logits, likewise.
+        segments: Membership of columns in targets, ``(n_columns, n_targets)`` of zeros and ones.
+
+    Returns:
+        ``(n_inputs, n_targets)``, float64; NaN where all logits of a target are equal.
+    """
+    segments = segments.double()
+    size = segments.sum(0)
+
+    def centred(logits: Tensor) -> Tensor:
+        logits = logits.double()
+        return logits - (logits @ segments / size) @ segments.T
+
+    p, t = centred(prediction), centred(target)
+    pp, tt, pt = (p * p) @ segments, (t * t) @ segments, (p * t) @ segments
+    scale = (target.double() ** 2) @ segments
+    constant = (tt <= _CONSTANT_PREDICTION**2 * scale) | (pp <= _CONSTANT_PREDICTION**2 * tt)
+    return torch.where(constant, torch.nan, (pt / (pp * tt).sqrt()).clamp(-1, 1))
+
+
+def labelwise_pearson_from_moments(
+    weight: Tensor, xx: Tensor, xy: Tensor, yy: Tensor, constant: Tensor
+) -> Tensor:
+    """Label-wise r of ``W x + b`` on rows of which only the second moments are known.
+
+    ``r_j = w_j·xy_j / sqrt(w_j·xx·w_j  yy_j)``: the rows themselves are not needed, so that a whole
+    grid of maps can be scored from one pass.
+
+    Args:
+        weight: Maps, ``(..., n_target, n_source)``.
+        xx: Scatter of the source on the rows scored, ``(n_source, n_source)``.
+        xy: Scatter between source and target, ``(n_source, n_target)``.
+        yy: Scatter of each target label with itself, ``(n_target,)``.
+        constant: Target labels that never change, ``(n_target,)`` bool.
+
+    Returns:
+        ``(..., n_target)``, float64; NaN where the label or its prediction is constant.
+    """
+    explained = ((weight @ xx) * weight).sum(-1)
+    covariance = (weight * xy.T).sum(-1)
+    still = constant | (explained <= _CONSTANT_PREDICTION**2 * yy)
+    r = covariance / (explained.clamp(min=0) * yy).sqrt()
+    return torch.where(still, torch.nan, r.clamp(-1, 1))
+
+
+def summarize(r: Tensor) -> CorrelationSummary:
+    """Mean and population standard deviation of r; constant labels (NaN) are counted and left out.
+
+    Example:
+        >>> summarize(torch.tensor([0.5, 1.0, float("nan")]))
+        CorrelationSummary(mean=0.75, std=0.25, n=2, n_constant=1)
+    """
+    kept = r[~r.isnan()].double()
+    if len(kept) == 0:
+        return CorrelationSummary(torch.nan, torch.nan, 0, r.numel())
+    return CorrelationSummary(
+        kept.mean().item(), kept.std(correction=0).item(), len(kept), r.numel() - len(kept)
+    )

@@ -1,0 +1,81 @@
+"""Least squares from second moments: minimum norm, or any number of ridge strengths at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LeastSquares:
+    """Maps from one source to many targets, for every ridge strength, from one eigendecomposition.
+
+    Solves ``min_W  sum_x |y - mean_y - W (x - mean_x)|^2 + ridge * |W|^2``; the intercept is
+    ``b = mean_y - W mean_x`` and is not penalised. With ``ridge = 0`` it is ordinary least squares
+    (paper section 3.2), of all solutions the one of minimum norm: the logits of a small LM lie in
+    ``hidden_size`` dimensions, fewer than the labels.
+
+    Args:
+        xx: Scatter of the source, ``(n_source, n_source)``, float64.
+        xy: Scatter between source and targets, ``(n_source, n_target)``, float64.
+        rtol: Directions whose scatter is below `rtol` times the largest are taken as absent.
+            The default, ``16 * n_source * eps``, is the noise floor of a float64 scatter; it
+            stands for singular values of the data about 1e-6 below the largest.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64) - 1
+        >>> LeastSquares(x.T @ x, x.T @ (3 * x)).weight(0.0).tolist()
+        [[3.0]]
+    """
+
+    def __init__(self, xx: Tensor, xy: Tensor, rtol: float | None = None) -> None:
+        values, vectors = torch.linalg.eigh(xx)
+        if rtol is None:
+            rtol = 16 * len(xx) * torch.finfo(xx.dtype).eps
+        # A comparison instead of a selection: no host synchronisation on an accelerator.
+        present = values > rtol * values[-1].clamp(min=0)
+        self._vectors = vectors
+        self._values = values
+        self._present = present
+        self._projected = vectors.T @ xy
+
+    @property
+    def rank(self) -> int:
+        """Number of directions in which the source varies."""
+        return int(self._present.sum())
+
+    def weight(self, ridge: float | Tensor) -> Tensor:
+        """W for one ridge strength, or for one strength per target.
+
+        Args:
+            ridge: At least zero; a number, or a tensor ``(n_target,)``.
+
+        Returns:
+            ``(n_target, n_source)``, float64.
+        """
+        strength = torch.as_tensor(ridge, dtype=self._values.dtype, device=self._values.device)
+        spectrum = self._values[:, None] + strength
+        inverse = torch.where(self._present[:, None], 1 / spectrum, 0.0)
+        return (self._vectors @ (inverse * self._projected)).T
+
+    def path(self, ridges: Sequence[float]) -> Tensor:
+        """W for every ridge strength: ``(n_ridges, n_target, n_source)``."""
+        return torch.stack([self.weight(ridge) for ridge in ridges])
+
+
+def strongest_within(scores: Sequence[float], tolerance: float) -> int:
+    """Index of the last score that stays within `tolerance` of the best one.
+
+    Ridge strengths come in increasing order, so this is the strongest that costs no more than
+    `tolerance`. The first index wins when no score is finite.
+
+    Example:
+        >>> strongest_within([0.98, 0.985, 0.97, 0.90], tolerance=0.02)
+        2
+    """
+    finite = [score for score in scores if score == score]
+    if not finite:
+        return 0
+    floor = max(finite) - tolerance
+    return max(i for i, score in enumerate(scores) if score >= floor)

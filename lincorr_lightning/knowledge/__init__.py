@@ -1,0 +1,42 @@
+"""What is asked: prompts, domains of answers and real-world references."""
+
+from lincorr_lightning.knowledge.arithmetic import arithmetic_reference, math_knowledges
+from lincorr_lightning.knowledge.audit import (
+    AuditRow,
+    audit,
+    audit_details,
+    audit_rows,
+    audit_table,
+)
+from lincorr_lightning.knowledge.catalogue import Catalogue
+from lincorr_lightning.knowledge.domain import (
+    Completeness,
+    Domain,
+    Dropped,
+    Label,
+    build_domain,
+    reference_matrix,
+)
+from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
+
+__all__ = [
+    "FAMILIES",
+    "LANGUAGES",
+    "Answer",
+    "AuditRow",
+    "Catalogue",
+    "Completeness",
+    "Domain",
+    "Dropped",
+    "Knowledge",
+    "Label",
+    "Relation",
+    "arithmetic_reference",
+    "audit",
+    "audit_details",
+    "audit_rows",
+    "audit_table",
+    "build_domain",
+    "math_knowledges",
+    "reference_matrix",
+]

@@ -1,0 +1,78 @@
+"""The math family: computed prompts `X+1` ... `X/4` and the references between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from lincorr_lightning.knowledge.schema import Answer, Knowledge
+
+KIND = "number"
+"""The kind of every answer in this family."""
+
+OPERANDS = range(1, 5)
+"""N of `X+N` (paper, table 12)."""
+
+NUMBERS = range(11)
+"""The answers, 0 to 10 (paper, table 12: a domain of eleven)."""
+
+# symbol -> (the operation, its inverse), exact so that 7/2 is no answer instead of 3
+_OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
+    "+": (lambda x, n: x + n, lambda x, n: x - n),
+    "-": (lambda x, n: x - n, lambda x, n: x + n),
+    "*": (lambda x, n: x * n, lambda x, n: x / n),
+    "/": (lambda x, n: x / n, lambda x, n: x * n),
+}
+
+
+def math_knowledges() -> tuple[Knowledge, ...]:
+    """Make the sixteen prompts of the math family.
+
+    Returns:
+        `X+1` to `X+4`, then the same with `-`, `*` and `/`.
+
+    Example:
+        >>> [knowledge.prompt("3") for knowledge in math_knowledges()[:2]]
+        ['3+1=', '3+2=']
+    """
+    answers = tuple(Answer(str(number), str(number)) for number in NUMBERS)
+    return tuple(
+        Knowledge(
+            name=f"X{operator}{operand}",
+            family="math",
+            language="en",
+            template=f"{{}}{operator}{operand}=",
+            kind=KIND,
+            answers=answers,
+            leading_space=False,
+        )
+        for operator in _OPERATIONS
+        for operand in OPERANDS
+    )
+
+
+def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
+    """Compute what the answer to one calculation says about another over the same X.
+
+    The answer n of the source fixes X; the target's answer follows. X itself may be any number
+    (3 is the answer of `X*2` for X = 1.5); the target's answer must be one of `NUMBERS`.
+
+    Args:
+        source: Name of the source knowledge, such as `X+1`.
+        target: Name of the target knowledge, such as `X*2`.
+
+    Returns:
+        Source answer -> the one right target answer, where there is one.
+
+    Example:
+        >>> arithmetic_reference("X+1", "X*2")["4"]
+        frozenset({'6'})
+    """
+    _, solve = _OPERATIONS[source[1]]
+    apply, _ = _OPERATIONS[target[1]]
+    reference = {}
+    for number in NUMBERS:
+        result = apply(solve(Fraction(number), int(source[2:])), int(target[2:]))
+        if result in NUMBERS:
+            reference[str(number)] = frozenset({str(result)})
+    return reference

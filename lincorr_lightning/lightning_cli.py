@@ -1,0 +1,122 @@
+"""LightningCLI as this project uses it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+# Imported, so that their classes can be named without a module path.
+import lincorr_lightning.callbacks
+import lincorr_lightning.data
+import lincorr_lightning.modules  # noqa: F401
+from lincorr_lightning.callbacks import PredictionWriter
+from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.reporting import (
+    atomic_write,
+    check_writable,
+    describe_run,
+    run_folder,
+    study_name,
+)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` into the run's folder, also when there is no logger."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Agree on the folder, on every process, before the first one writes."""
+        run_folder(trainer)
+        super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write the config that gives this run again."""
+        with atomic_write(run_folder(trainer) / self.config_filename) as path:
+            self.parser.save(self.config, path, skip_none=False, overwrite=True)
+
+
+class LincorrCLI(LightningCLI):
+    """One parser for every study: ``--model NAME --data NAME --trainer...``."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Runs go to ``runs/<study>/version_N``."""
+        parser.set_defaults({"trainer.default_root_dir": "runs"})
+
+    def instantiate_classes(self) -> None:
+        """Make the study; what it refuses is told in its own words.
+
+        Raises:
+            LincorrError: Whatever the study or its data raises; jsonargparse buries it.
+        """
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, LincorrError):
+                    raise cause from None
+                cause = cause.__cause__
+            raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Give a run that names no logger a new folder and a TensorBoard log of its own."""
+        config = self._get(self.config_init, "trainer")
+        # Nobody else's `predict` output is touched: it writes what studies of ours return.
+        if self.subcommand == "predict":
+            config["callbacks"] = [*(config["callbacks"] or []), PredictionWriter()]
+        root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
+        check_writable(root)
+        if config["logger"] is None or config["logger"] is True:
+            kwargs["logger"] = TensorBoardLogger(
+                root, name=study_name(self.model), default_hp_metric=False
+            )
+        return super().instantiate_trainer(**kwargs)
+
+    def _tell(self) -> None:
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            sys.stdout.write(describe_run(run_folder(self.trainer)))
+
+    after_fit = after_validate = after_test = after_predict = _tell
+
+
+def run_lightning_cli(args: list[str], epilog: str) -> LincorrCLI:
+    """Parse and run.
+
+    Args:
+        args: Command line without the program's name.
+        epilog: Last lines of ``--help``.
+    """
+    _hush()
+    # Launchers start the other processes of a run with this process's own command line.
+    own, sys.argv = sys.argv, [sys.argv[0], *args]
+    try:
+        return LincorrCLI(
+            L.LightningModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            parser_kwargs={"prog": "lincorr", "epilog": epilog},
+        )
+    finally:
+        sys.argv = own
+
+
+def _hush() -> None:
+    """Keep out of the user's sight what is meant to be so, and advertisements."""
+    # The LM is frozen and asked in eval mode on purpose.
+    warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")
+    # X's are short strings: a worker process costs more than it saves.
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

@@ -1,0 +1,93 @@
+"""Cutting prompts of unequal length into forwards that fit the memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lincorr_lightning.errors import LanguageModelError
+
+_log = logging.getLogger(__name__)
+
+# Larger forwards are no faster on a CPU; on an accelerator they are, up to about its own start.
+_START_TOKENS = {"cpu": 4096}
+_START_TOKENS_ACCELERATOR = 32768
+
+
+class MicroBatches:
+    """Runs something on rows of unequal length, in batches of like length.
+
+    Args:
+        tokens_per_forward: Most tokens in one batch, padding included (a single longer row goes
+            alone). None begins with a size that suits the device, and halves it for good whenever
+            memory runs out.
+    """
+
+    def __init__(self, tokens_per_forward: int | None = None) -> None:
+        self.fixed = tokens_per_forward
+        self.adapted: int | None = None
+
+    def run(
+        self, lengths: Sequence[int], device_type: str, ask: Callable[[list[int]], None]
+    ) -> None:
+        """Call `ask` with the indices of each batch.
+
+        The longest rows come first, so that memory runs out at once if it does.
+
+        Args:
+            lengths: Tokens of each row.
+            device_type: Where the forwards run, such as ``cuda``.
+            ask: Deals with one batch; it is called again with a part of it if memory ran out.
+
+        Raises:
+            LanguageModelError: Not even one row fits, or `tokens_per_forward` is too large.
+        """
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        start = 0
+        while start < len(order):
+            longest = lengths[order[start]]
+            tokens = self.fixed or self.adapted or _start_tokens(device_type)
+            batch = order[start : start + max(1, tokens // longest)]
+            error = _memory_error(ask, batch)
+            if error is None:
+                start += len(batch)
+                continue
+            # Out of the except block, whose traceback kept the failed forward's tensors alive.
+            if device_type == "cuda":
+                torch.cuda.empty_cache()
+            self._shrink(len(batch), longest, error)
+
+    def _shrink(self, n_rows: int, length: int, error: str) -> None:
+        where = f"a forward of batch size {n_rows} and sequence length {length}"
+        if n_rows == 1:
+            raise LanguageModelError(
+                f"{where} does not fit the memory: {error}. Take a smaller LM, set lm.dtype to "
+                "bfloat16, or use a device with more memory."
+            )
+        if self.fixed is not None:
+            raise LanguageModelError(
+                f"{where} does not fit the memory: {error}. Lower lm.tokens_per_forward (it is "
+                f"{self.fixed}), or set it to null to let it adapt."
+            )
+        self.adapted = max(1, n_rows * length // 2)
+        _log.warning("%s ran out of memory; at most %d tokens from now on.", where, self.adapted)
+
+
+def _start_tokens(device_type: str) -> int:
+    return _START_TOKENS.get(device_type, _START_TOKENS_ACCELERATOR)
+
+
+def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | None:
+    """What went wrong if memory ran out, None if nothing did."""
+    try:
+        ask(batch)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return str(error).split(". ")[0] or type(error).__name__
+    except RuntimeError as error:
+        # The CPU's allocator has no exception of its own.
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        return "the allocator is out of memory"
+    return None

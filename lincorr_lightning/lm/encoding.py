@@ -1,0 +1,155 @@
+"""Prompts to token ids, with one rule for what stands before them and nothing after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lincorr_lightning.errors import InputsError, LanguageModelError
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+_PLAIN_TEXT = "The city of"
+_PROBE_TEXT = "The city of Paris lies in"
+_MIN_PROBE = 3
+
+
+class PromptEncoder:
+    """Turns prompts into token ids.
+
+    A prompt begins with the special tokens that the tokenizer itself puts in front of a text (BOS
+    for most LMs, none for others), once, also if the prompt's text already has them. Nothing
+    follows it: an EOS or SEP that a tokenizer appends would move the position that predicts the
+    answer.
+
+    Args:
+        tokenizer: Any Hugging Face tokenizer, fast or slow, with or without padding token.
+        vocab_size: Number of the LM's token embeddings.
+        max_length: Most tokens that the LM has positions for; None: no limit is known.
+        add_bos: Whether prompts begin with BOS; None does as the tokenizer does.
+
+    Raises:
+        LanguageModelError: `add_bos` asks for a BOS that the tokenizer lacks.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        add_bos: bool | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.prefix = _prefix(tokenizer, add_bos)
+        pad = tokenizer.pad_token_id
+        in_vocabulary = (
+            isinstance(pad, int) and pad >= 0 and (vocab_size is None or pad < vocab_size)
+        )
+        # Padding stands on the right, where nothing that counts attends to it: any id will do.
+        self.pad_id: int = pad if in_vocabulary else 0
+
+    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each prompt, unpadded.
+
+        Raises:
+            InputsError: A prompt without tokens, or longer than the LM can read.
+            LanguageModelError: A token that the LM has no embedding for.
+        """
+        if isinstance(prompts, str):
+            raise InputsError(f"prompts is the single string {prompts!r}; pass a list of prompts.")
+        if len(prompts) == 0:
+            return []
+        encoded = self.tokenizer(
+            list(prompts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        rows = []
+        for index, (prompt, ids) in enumerate(zip(prompts, encoded["input_ids"], strict=True)):
+            row = ids if ids[: len(self.prefix)] == self.prefix else self.prefix + ids
+            self._check(index, prompt, row)
+            rows.append(row)
+        return rows
+
+    def _check(self, index: int, prompt: str, row: list[int]) -> None:
+        if len(row) <= len(self.prefix) or not prompt.strip():
+            raise InputsError(
+                f"prompt {index} ({prompt!r}) has no tokens of its own, so there is no position "
+                "to read. Leave empty prompts out."
+            )
+        if self.max_length is not None and len(row) > self.max_length:
+            raise InputsError(
+                f"prompt {index} ({prompt[:60]!r}...) has {len(row)} tokens; the LM has positions "
+                f"for {self.max_length}. Shorten it."
+            )
+        if self.vocab_size is not None and max(row) >= self.vocab_size:
+            raise LanguageModelError(
+                f"prompt {index} ({prompt!r}) has the token id {max(row)}, but the LM has "
+                f"embeddings for {self.vocab_size} tokens only: tokenizer and weights do not "
+                "belong together. Take both from one checkpoint."
+            )
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Pad rows on the right.
+
+        Returns:
+            Token ids and attention mask, both ``(n_rows, longest)``.
+        """
+        longest = max((len(row) for row in rows), default=0)
+        input_ids = torch.full((len(rows), longest), self.pad_id, dtype=torch.long)
+        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        for index, row in enumerate(rows):
+            input_ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        return input_ids, mask
+
+    def encode(self, prompts: Sequence[str]) -> BatchEncoding:
+        """Encode and pad.
+
+        Returns:
+            ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
+        """
+        from transformers import BatchEncoding
+
+        input_ids, mask = self.pad(self.rows(prompts))
+        return BatchEncoding({"input_ids": input_ids, "attention_mask": mask})
+
+    def probe(self) -> list[int]:
+        """Some token ids, at least three, to try an LM with."""
+        ids = self.prefix + self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
+        # A tokenizer of few words may know none of these.
+        return ids if len(ids) >= _MIN_PROBE else [*ids, 0, 1, 0][: self.max_length]
+
+
+def _prefix(tokenizer: PreTrainedTokenizerBase, add_bos: bool | None) -> list[int]:
+    if add_bos is False:
+        return []
+    own = _own_prefix(tokenizer)
+    if add_bos is None:
+        return own
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        raise LanguageModelError(
+            f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
+            "Leave lm.add_bos null."
+        )
+    return own if bos in own else [bos]
+
+
+def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that the tokenizer puts before a text, found by looking, not by its settings."""
+    plain = tokenizer(_PLAIN_TEXT, add_special_tokens=False)["input_ids"]
+    full = tokenizer(_PLAIN_TEXT)["input_ids"]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return list(full[:start])
+    special = set(tokenizer.all_special_ids)
+    count = next((i for i, token_id in enumerate(full) if token_id not in special), len(full))
+    return list(full[:count])

@@ -1,0 +1,102 @@
+"""Telling LMs apart: hashes that are the same on every machine and differ with any change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+# Under transformers' common names, which every architecture's configuration answers to.
+_CONFIG_KEYS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+)
+_TEXTS = (
+    "The city of Paris lies in South-West  Europe, isn't it?",
+    " x = 12345.678\n\tprint(x)",
+    "L'été à Zürich: «¿Qué?» 東京は日本の首都。 Москва القاهرة 🙂",
+)
+# Prime, so that no matrix has rows of a whole number of lanes: swapped rows change the sums.
+_LANES = 4093
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
+
+
+def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int]) -> str:
+    """Hash of the vocabulary, of how texts are split, and of what stands before a prompt.
+
+    What a tokenizer does is hashed, not its file: that holds whatever else was last asked of it
+    (padding, truncation), and is written in another order by another release.
+
+    Args:
+        tokenizer: Any Hugging Face tokenizer.
+        prefix: Special tokens that every prompt begins with.
+    """
+    encoded = tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]
+    return _digest(
+        _json(tokenizer.get_vocab()), _json([list(ids) for ids in encoded]), _json(list(prefix))
+    )
+
+
+def fingerprint_config(config: PreTrainedConfig) -> str:
+    """Hash of an LM's architecture, sizes, and treatment of logits."""
+    text = config.get_text_config()
+    return _digest(_json({key: getattr(text, key, None) for key in _CONFIG_KEYS}))
+
+
+def fingerprint_weights(module: nn.Module) -> str:
+    """Hash of all parameters and persistent buffers: names, shapes, dtypes, and every bit.
+
+    Each tensor's raw bits are added up as 64-bit integers in lanes. Integer sums are exact, so the
+    hash does not depend on device, threads or order of summation; a float changed by one unit in
+    the last place changes it.
+    """
+    parts: list[bytes] = []
+    seen: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in sorted(module.state_dict().items()):
+        parts.append(_json([name, list(tensor.shape), str(tensor.dtype)]))
+        # Tied weights are listed under each of their names; once through the memory is enough.
+        first = seen.setdefault((tensor.data_ptr(), tensor.shape), name)
+        parts.append(_lane_sums(tensor) if first == name else first.encode())
+    return _digest(*parts)
+
+
+def _lane_sums(tensor: Tensor) -> bytes:
+    if hasattr(tensor, "full_tensor"):  # a shard of a DTensor tells only of itself
+        tensor = tensor.full_tensor()
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    n_words = len(raw) // 8
+    words = raw[: n_words * 8].view(torch.int64)
+    n_whole = n_words // _LANES * _LANES
+    sums = words[:n_whole].view(-1, _LANES).sum(0)
+    sums[: n_words - n_whole] += words[n_whole:]
+    tail = raw[n_words * 8 :]
+    return sums.cpu().numpy().tobytes() + tail.cpu().numpy().tobytes()

@@ -1,0 +1,278 @@
+"""Any causal LM, asked for the logits of a few tokens after each of many prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
+from lincorr_lightning.lm.encoding import PromptEncoder
+from lincorr_lightning.lm.fingerprint import (
+    fingerprint_config,
+    fingerprint_tokenizer,
+    fingerprint_weights,
+)
+from lincorr_lightning.lm.head import (
+    Reading,
+    choose_reading,
+    head_of,
+    pad_right,
+    read_hidden,
+    read_logits,
+)
+from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
+from lincorr_lightning.lm.modes import evaluating
+
+if TYPE_CHECKING:
+    from transformers import (
+        BatchEncoding,
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
+
+
+class _NotLoadedError(LanguageModelError, AttributeError):
+    """The weights are asked for before `LanguageModel.load`; an AttributeError for `hasattr`."""
+
+
+class LanguageModel(nn.Module):
+    """A causal LM that is asked for domain logits.
+
+    Making one reads the tokenizer and the configuration only; `load` reads the weights, which stay
+    where they are put: device and strategy are Lightning's business.
+
+    Args:
+        config: Which LM, and how it is read.
+
+    Attributes:
+        config: As given.
+        tokenizer: The LM's tokenizer.
+        model: The Hugging Face module, after `load`.
+
+    Raises:
+        LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
+
+    Example:
+        >>> lm = LanguageModel.from_pretrained("tiny-world")
+        >>> lm.domain_logits(["one prompt", "a second one"], token_ids=[5, 6, 7]).shape
+        torch.Size([2, 3])
+    """
+
+    config: LMConfig
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel
+
+    def __init__(self, config: LMConfig | Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = config if isinstance(config, LMConfig) else LMConfig(**config)
+        self._checkpoint = find_checkpoint(self.config)
+        # The configuration first: of an encoder the tokenizer's errors would only mislead.
+        model_config = read_config(self._checkpoint)
+        self._prepare(read_tokenizer(self._checkpoint), model_config)
+
+    def _prepare(self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig) -> None:
+        self.tokenizer = tokenizer
+        self._model_config = model_config
+        text = model_config.get_text_config()
+        self._vocab_size = int(text.vocab_size)
+        longest = getattr(text, "max_position_embeddings", None)
+        self._encoder = PromptEncoder(
+            tokenizer,
+            self._vocab_size,
+            longest if isinstance(longest, int) and longest > 0 else None,
+            self.config.add_bos,
+        )
+        self._readings: dict[type, Reading] = {}
+        self._batches = MicroBatches(self.config.tokens_per_forward)
+        self._weights_print: tuple[object, str] | None = None
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
+        """Make and load an LM.
+
+        Args:
+            name_or_path: A folder, a hub id, or ``tiny-world``.
+            **options: Other fields of `LMConfig`.
+
+        Raises:
+            LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
+        """
+        return cls(LMConfig(name_or_path=name_or_path, **options)).load()
+
+    @classmethod
+    def from_module(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
+    ) -> LanguageModel:
+        """Ask an LM that is in memory, such as one in training, without changing it.
+
+        Args:
+            model: The Hugging Face module; it is neither copied, frozen nor moved.
+            tokenizer: Its tokenizer.
+            **options: Fields of `LMConfig` that concern asking: `add_bos`, `tokens_per_forward`.
+        """
+        lm = cls.__new__(cls)
+        nn.Module.__init__(lm)
+        name = model.name_or_path or type(model).__name__
+        lm.config = LMConfig(**{"name_or_path": name, "dtype": "auto"} | options)
+        lm._prepare(tokenizer, model.config)
+        lm.model = model
+        return lm
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" and "model" not in self._modules:
+            raise _NotLoadedError(
+                f"the weights of the LM {self.config.name_or_path} are not loaded yet. Call load()."
+            )
+        return super().__getattr__(name)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the weights are in memory."""
+        return "model" in self._modules
+
+    def load(self) -> LanguageModel:
+        """Read the weights, frozen and in eval mode; does nothing when they are there.
+
+        Raises:
+            LanguageModelError: The weights are missing, incomplete or damaged.
+        """
+        if not self.is_loaded:
+            model = read_model(self._checkpoint, self._model_config)
+            model.requires_grad_(False)
+            model.eval()  # type: ignore[no-untyped-call]
+            self.model = model
+        return self
+
+    # -- asking ------------------------------------------------------------------------------
+
+    def encode(self, prompts: Sequence[str]) -> BatchEncoding:
+        """Encode prompts as `domain_logits` does.
+
+        Returns:
+            ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
+
+        Raises:
+            InputsError: A prompt without tokens, or longer than the LM can read.
+            LanguageModelError: A token that the LM has no embedding for.
+        """
+        return self._encoder.encode(prompts)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits of some tokens after each row, in one forward; differentiable.
+
+        Args:
+            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
+            attention_mask: 1 at true tokens, same shape.
+            token_ids: The tokens to read, ``(n_labels,)``.
+
+        Returns:
+            ``(n_rows, n_labels)``, float64. Head rows are multiplied in float64.
+        """
+        input_ids, mask, last = pad_right(input_ids, attention_mask)
+        return read_logits(self.model, input_ids, mask, last, token_ids, self._reading())
+
+    def last_hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the LM's head is given after each row, in one forward; differentiable.
+
+        Args:
+            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
+            attention_mask: 1 at true tokens, same shape.
+
+        Returns:
+            ``(n_rows, hidden_size)``, in the LM's dtype.
+        """
+        return read_hidden(self.model, *pad_right(input_ids, attention_mask))
+
+    @torch.no_grad()
+    def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Logits of some tokens after each prompt.
+
+        The LM is asked in eval mode and its own precision, whatever mode and autocast it is in;
+        both are as before afterwards.
+
+        Args:
+            prompts: The prompts, of any lengths.
+            token_ids: The tokens to read; those of several domains may stand one after another.
+
+        Returns:
+            ``(n_prompts, n_labels)``, float64, on the LM's device, in the order of `prompts`.
+
+        Raises:
+            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
+            InputsError: A prompt without tokens, or longer than the LM can read.
+            LanguageModelError: A token that the LM does not have, or too little memory.
+        """
+        device = self.model.device
+        tokens = self._checked(token_ids).to(device)
+        rows = self._encoder.rows(prompts)
+        logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
+
+        def ask(batch: list[int]) -> None:
+            ids, mask = (t.to(device) for t in self._encoder.pad([rows[i] for i in batch]))
+            last = mask.sum(1) - 1
+            part = read_logits(self.model, ids, mask, last, tokens, self._reading())
+            logits[torch.tensor(batch, device=device)] = part.to(device)
+
+        with evaluating(self.model), torch.autocast(device.type, enabled=False):
+            self._batches.run([len(row) for row in rows], device.type, ask)
+        finite = logits.isfinite().all(dim=1)
+        if not finite.all():
+            index = int((~finite).nonzero()[0])
+            raise NonFiniteError(
+                f"the LM {self.config.name_or_path} answers prompt {index} ({prompts[index]!r}) "
+                f"with NaN or infinite logits in {self.model.dtype}. If they come from float16, "
+                "set lm.dtype to bfloat16 or float32; else its weights are broken."
+            )
+        return logits
+
+    def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        tokens = torch.as_tensor(token_ids, dtype=torch.long)
+        unknown = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        if tokens.dim() != 1 or len(unknown):
+            what = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"
+            raise LanguageModelError(
+                f"the LM {self.config.name_or_path} was asked for {what}; it has the tokens 0 to "
+                f"{self._vocab_size - 1}. Build the domain with this LM's tokenizer."
+            )
+        return tokens
+
+    def _reading(self) -> Reading:
+        """How this LM's logits can be got; tried once for each kind of head it is given."""
+        kind: type = type(head_of(self.model))
+        if kind not in self._readings:
+            probe = self._encoder.probe()
+            device = self.model.device.type
+            with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
+                self._readings[kind] = choose_reading(self.model, probe, self._vocab_size)
+        return self._readings[kind]
+
+    # -- identity ----------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes that tell whether another LM is this one.
+
+        Of the tokenizer (vocabulary, and how it splits some texts), of the configuration (shape
+        and architecture), of the precision, and of the weights: exact sums over all their bits, so
+        that one changed bit shows. Reads the weights once, at memory speed; a frozen LM's are kept.
+
+        Returns:
+            ``tokenizer``, ``config``, ``dtype`` and ``weights``.
+        """
+        parameters = list(self.model.parameters())
+        state = tuple((p.data_ptr(), p._version) for p in parameters)
+        is_frozen = not any(p.requires_grad for p in parameters)
+        if not is_frozen or self._weights_print is None or self._weights_print[0] != state:
+            self._weights_print = (state, fingerprint_weights(self.model))
+        return {
+            "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
+            "config": fingerprint_config(self.model.config),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "weights": self._weights_print[1],
+        }

@@ -1,0 +1,262 @@
+"""From a name to a tokenizer, a configuration and weights, with errors a user can act on."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+_TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
+_HUB_TIMEOUT_S = 10
+_MANY = 5
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a checkpoint lies, as transformers wants to be told.
+
+    Attributes:
+        config: What was asked for.
+        location: A folder or a hub id.
+        is_folder: Which of the two.
+        is_online: Whether the hub may be asked.
+    """
+
+    config: LMConfig
+    location: str
+    is_folder: bool
+    is_online: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of every ``from_pretrained``."""
+        options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
+        if self.is_folder:
+            # A folder is complete or wrong; it is never completed from the network.
+            return options | {"local_files_only": True}
+        return options | {
+            "revision": self.config.revision,
+            "cache_dir": self.config.cache_dir,
+            "local_files_only": not self.is_online,
+        }
+
+    def __str__(self) -> str:
+        return f"the folder {self.location}" if self.is_folder else f"the hub id {self.location}"
+
+
+def find_checkpoint(config: LMConfig) -> Checkpoint:
+    """Tell folders from hub ids.
+
+    A name that is a folder is that folder. Of the others, whatever cannot be a hub id, or looks
+    like a path, is a folder that is missing.
+
+    Raises:
+        LanguageModelError: The folder is missing or holds no checkpoint.
+    """
+    name = config.name_or_path
+    path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
+    path = path.expanduser()
+    if path.is_dir():
+        _check_folder(path)
+        return Checkpoint(config, str(path), is_folder=True, is_online=False)
+    way_out = (
+        "Pass the folder with the checkpoint's config.json, a hub id such as "
+        f"openai-community/gpt2, or {TINY_WORLD}."
+    )
+    if path.exists():
+        raise LanguageModelError(f"the LM {name} is a file, not a folder. {way_out}")
+    if name == TINY_WORLD:
+        raise LanguageModelError(
+            f"the packaged LM is missing: there is no folder {path}. Install the package again."
+        )
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        raise LanguageModelError(f"the LM's folder {name} does not exist. {way_out}")
+    return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
+
+
+def _check_folder(path: Path) -> None:
+    inside = sorted(child.name for child in path.iterdir())
+    if not inside:
+        raise LanguageModelError(
+            f"the LM's folder {path} is empty. Pass the folder that holds config.json, the "
+            "tokenizer's files and the weights."
+        )
+    if "config.json" not in inside:
+        shown = ", ".join(inside[:_MANY]) + (", ..." if len(inside) > _MANY else "")
+        deeper = [child.parent.name for child in sorted(path.glob("*/config.json"))][:_MANY]
+        hint = f" Did you mean one of its folders {', '.join(deeper)}?" if deeper else ""
+        adapter = " It is a peft adapter: merge it into its LM and save that."
+        raise LanguageModelError(
+            f"the LM's folder {path} has no config.json (it holds {shown}), so it is no Hugging "
+            f"Face checkpoint.{adapter if 'adapter_config.json' in inside else hint}"
+        )
+
+
+def _can_ask_hub(config: LMConfig) -> bool:
+    """Ask once, quickly: every single download would retry for twenty seconds before it fails."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    if config.local_files_only or constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.HfApi().model_info(
+            config.name_or_path, revision=config.revision, timeout=_HUB_TIMEOUT_S
+        )
+    except errors.HfHubHTTPError:
+        return True  # it answered; what is wrong with the name is told by the download
+    except Exception as error:  # whatever the HTTP library of the day raises
+        _log.warning(
+            "The Hugging Face hub cannot be reached (%s); looking for %s among earlier downloads.",
+            error,
+            config.name_or_path,
+        )
+        return False
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+@contextmanager
+def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> Iterator[None]:
+    try:
+        yield
+    except LanguageModelError:
+        raise
+    except Exception as error:  # the readers behind transformers raise anything
+        if not checkpoint.is_folder and not checkpoint.is_online:
+            name = checkpoint.location
+            raise LanguageModelError(
+                f"{name} is no folder here, and as a hub id it is not among earlier downloads and "
+                "the Hugging Face hub cannot be asked (no network, or offline mode). Pass the "
+                f"folder of a checkpoint as lm.name_or_path, or run `hf download {name}` where "
+                "there is network."
+            ) from error
+        raise LanguageModelError(
+            f"{what} of {checkpoint} cannot be read: {_first_line(error)}. {hint()}"
+        ) from error
+
+
+def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """Read config.json and refuse what is no causal LM.
+
+    Raises:
+        LanguageModelError: It cannot be read, or belongs to an encoder or an encoder-decoder.
+    """
+    from transformers import AutoConfig
+
+    hint = "Is the checkpoint complete, and its architecture known to this transformers?"
+    if not checkpoint.config.trust_remote_code:
+        hint += " If it brings its own Python code that you trust, set lm.trust_remote_code."
+    with _explained(checkpoint, "config.json", lambda: hint):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.location, **checkpoint.options
+        )
+    _check_causal(checkpoint, config)
+    return config
+
+
+def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    kind = None
+    if getattr(config, "is_encoder_decoder", False):
+        kind = "an encoder-decoder"
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        kind = "an encoder"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
+        kind = "no language model"
+    if kind is not None:
+        name = (config.architectures or [type(config).__name__])[0]
+        raise LanguageModelError(
+            f"{checkpoint} holds {kind} ({name}), not a causal LM: it does not predict the next "
+            "token of a prompt. Pass a decoder such as Llama, GPT-2 or Qwen."
+        )
+
+
+def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """Read the tokenizer, fast or slow.
+
+    Raises:
+        LanguageModelError: There is none, or it cannot be read, or it knows no word.
+    """
+    from transformers import AutoTokenizer
+
+    way_out = (
+        "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) of the LM this "
+        "checkpoint was made from into it."
+    )
+    if checkpoint.is_folder:
+        folder = Path(checkpoint.location)
+        if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
+            raise LanguageModelError(f"{checkpoint} has no tokenizer. {way_out}")
+    with _explained(checkpoint, "the tokenizer", lambda: way_out):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            checkpoint.location, **checkpoint.options
+        )
+    # For many architectures transformers makes up an empty tokenizer where the files are missing.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise LanguageModelError(
+            f"the tokenizer of {checkpoint} knows no token but its {len(tokenizer)} special ones: "
+            f"its vocabulary is missing. {way_out}"
+        )
+    return tokenizer
+
+
+def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
+    """Read the weights; where they are put is the caller's business.
+
+    Raises:
+        LanguageModelError: A file is missing or damaged, or some weights are not in it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options = checkpoint.options | {"dtype": checkpoint.config.dtype}
+    if checkpoint.config.attn_implementation is not None:
+        options["attn_implementation"] = checkpoint.config.attn_implementation
+    with _explained(checkpoint, "the weights", lambda: _weights_hint(checkpoint)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.location, config=config, output_loading_info=True, **options
+        )
+    model, info = cast(tuple["PreTrainedModel", dict[str, Any]], loaded)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:_MANY])
+        more = f" and {len(missing) - _MANY} more" if len(missing) > _MANY else ""
+        raise LanguageModelError(
+            f"the weights of {checkpoint} lack {shown}{more}, which would be filled at random. "
+            f"Its config.json says {type(model).__name__}: save the checkpoint again with that "
+            "class, or mend the config (tie_word_embeddings, if the head is missing)."
+        )
+    return model
+
+
+def _weights_hint(checkpoint: Checkpoint) -> str:
+    """Name the damaged file, if that is what it is."""
+    from safetensors import SafetensorError, safe_open
+
+    if checkpoint.is_folder:
+        for path in sorted(Path(checkpoint.location).glob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt"):
+                    pass
+            except (SafetensorError, OSError):
+                return f"The file {path.name} is damaged or cut short; copy or download it again."
+    return "Is the checkpoint complete, and does this machine have what its config.json asks for?"

@@ -1,0 +1,124 @@
+"""Subjects X from a tokenizer's vocabulary (paper, section 3.2: arbitrary strings will do)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lincorr_lightning.errors import InputsError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BROKEN_CHARACTER = "\ufffd"
+_WORDPIECE_MARK = "##"
+# Control, invisible format, surrogate and private-use characters.
+_UNUSABLE = frozenset({"Cc", "Cf", "Cs", "Co"})
+
+
+def usable_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Strings of the vocabulary that can stand as a subject.
+
+    Each id is decoded on its own and stripped. Left out are special and added tokens, strings that
+    are empty, contain white space, a control character or a part of a character, and repetitions
+    (" Paris" and "Paris" are one X). WordPiece's ``##`` is taken off.
+
+    Args:
+        tokenizer: Any Hugging Face tokenizer.
+
+    Returns:
+        The strings, each once, in the order of their token ids.
+    """
+    left_out = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = sorted(set(tokenizer.get_vocab().values()) - left_out)
+    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    is_wordpiece = _is_wordpiece(tokenizer)
+    strings: dict[str, None] = {}
+    for text in texts:
+        string = text.strip()
+        if is_wordpiece:
+            string = string.removeprefix(_WORDPIECE_MARK)
+        if _is_usable(string):
+            strings[string] = None
+    return list(strings)
+
+
+def _is_wordpiece(tokenizer: PreTrainedTokenizerBase) -> bool:
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    return type(model).__name__ == "WordPiece" or hasattr(tokenizer, "wordpiece_tokenizer")
+
+
+def _is_usable(string: str) -> bool:
+    return (
+        len(string.split()) == 1
+        and _BROKEN_CHARACTER not in string
+        and _UNUSABLE.isdisjoint(map(unicodedata.category, string))
+    )
+
+
+def sample_inputs(
+    tokenizer: PreTrainedTokenizerBase, n: int, words_per_input: int = 1, seed: int = 0
+) -> list[str]:
+    """Sample subjects X: seeded, without replacement, the same on every machine.
+
+    The sample of a smaller `n` is the beginning of that of a larger one.
+
+    Args:
+        tokenizer: Whose vocabulary is sampled.
+        n: How many X's.
+        words_per_input: Vocabulary strings joined, by a space, to one X.
+        seed: Of the sample.
+
+    Returns:
+        `n` different strings.
+
+    Raises:
+        InputsError: More are asked for than there are.
+    """
+    if words_per_input < 1:
+        raise InputsError(f"words_per_input is {words_per_input}; it must be at least 1.")
+    strings = usable_strings(tokenizer)
+    available = len(strings) ** words_per_input
+    if n > available:
+        raise InputsError(
+            f"{n} X's are asked for; with words_per_input {words_per_input} the vocabulary gives "
+            f"{available}; lower n_inputs or raise words_per_input."
+        )
+    return [_spell(index, strings, words_per_input) for index in _sample(available, n, seed)]
+
+
+def _spell(index: int, strings: list[str], n_words: int) -> str:
+    words = []
+    for _ in range(n_words):
+        index, word = divmod(index, len(strings))
+        words.append(strings[word])
+    return " ".join(words)
+
+
+def _sample(population: int, n: int, seed: int) -> Iterator[int]:
+    """Shuffle ``range(population)`` as far as `n`, remembering only what was moved (Fisher-Yates).
+
+    Made of PCG64's raw words, whose stream NumPy keeps for ever; that of its samplers it does not.
+    """
+    bits = np.random.PCG64(seed)
+    n_words = -(-population.bit_length() // 64) or 1
+    moved: dict[int, int] = {}
+    for first in range(n):
+        chosen = first + _below(population - first, bits, n_words)
+        yield moved.get(chosen, chosen)
+        moved[chosen] = moved.pop(first, first)
+
+
+def _below(bound: int, bits: np.random.PCG64, n_words: int) -> int:
+    """A uniform integer below a bound, by rejection."""
+    space = 1 << (64 * n_words)
+    limit = space - space % bound
+    while True:
+        value = 0
+        for word in bits.random_raw(n_words).tolist():
+            value = (value << 64) | word
+        if value < limit:
+            return value % bound

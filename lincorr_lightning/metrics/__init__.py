@@ -1,0 +1,6 @@
+"""torchmetrics over `lincorr_lightning.functional`: the same numbers on one device or many."""
+
+from lincorr_lightning.metrics.instancewise_pearson import InstancewisePearson
+from lincorr_lightning.metrics.joint_moments import JointMoments
+
+__all__ = ["InstancewisePearson", "JointMoments"]

@@ -1,0 +1,468 @@
+"""The linear probe: fit and score ``F_target(X) = W F_source(X) + b`` (paper section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Literal, cast
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
+from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.functional import merge_moments
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.modules.affine_map import AffineMap
+from lincorr_lightning.modules.closed_form import ClosedForm, Descent
+from lincorr_lightning.modules.frozen_lm import FrozenLMModule
+from lincorr_lightning.modules.probe_layout import build_layout
+from lincorr_lightning.modules.probe_scores import score_probe
+from lincorr_lightning.modules.probe_solver import (
+    Pair,
+    SourceSolver,
+    choose_ridges,
+    fit_control,
+    per_target_ridge,
+    ridge_paths,
+    split_targets,
+)
+from lincorr_lightning.reporting import ProbeReport, RidgePoint, run_folder, write_csv
+
+# Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
+_TUNE_EVERY = 5
+_HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
+
+
+class LinearProbe(FrozenLMModule):
+    """How linearly are pieces of knowledge tied in an LM, and how precise is the tie?
+
+    ``fit`` reads the domain logits of every knowledge prompt for each X of the fit half, keeps
+    their second moments, solves for (W, b) of every ordered pair at once, and scores the held-out half.
+    ``validate`` and ``test`` score a stored fit, ``predict`` gives the predicted target logits.
+    The LM is frozen and is not part of the checkpoint.
+
+    Args:
+        lm: The language model that is asked.
+        knowledges: Knowledges to tie, by name or family (``attribute``, ``math``, ``all``).
+        pairs: Ordered pairs to fit, as ``city->country``; null fits every ordered pair.
+        knowledge_files: YAML files with knowledge of your own.
+        ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
+            strongest one of the path that costs at most `ridge_tolerance` of r, judged on a fifth
+            of the fit half.
+        ridge_grid: Ridge strengths of the path, increasing; null takes 0 and half decades from 0.1
+            to 1e6.
+        ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
+        precision: Pairs for which Hit@N must be told; the others get it when they have a reference.
+        control: Neutral prompt that stands in for the source as a null; null leaves it out.
+        permuted: Whether to fit each map a second time on permuted targets, as a null.
+        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`.
+        learning_rate: Of ``sgd``, in units of the inverse of the source's largest curvature.
+        momentum: Of ``sgd``.
+
+    Raises:
+        KnowledgeError: An unknown knowledge or pair, or a pair of `precision` without reference.
+        DomainError: A knowledge without labels in this LM's vocabulary.
+        LanguageModelError: The LM cannot be read.
+        ConfigError: Settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
+        knowledges: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
+        pairs: list[str] | str | None = None,
+        knowledge_files: list[str] = [],  # noqa: B006
+        ridge: float | Literal["auto"] = 0.0,
+        ridge_grid: list[float] | None = None,
+        ridge_tolerance: float = 0.02,
+        precision: list[str] = [],  # noqa: B006
+        control: str | None = "One day, {} saw a",
+        permuted: bool = True,
+        solver: Literal["closed_form", "sgd"] = "closed_form",
+        learning_rate: float = 0.5,
+        momentum: float = 0.9,
+    ) -> None:
+        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
+        _check_settings(ridge, ridge_grid, control, solver)
+        super().__init__(lm)
+        self.save_hyperparameters(
+            {
+                "lm": asdict(lm), "knowledges": knowledges, "pairs": pairs,
+                "knowledge_files": knowledge_files, "ridge": ridge, "ridge_grid": ridge_grid,
+                "ridge_tolerance": ridge_tolerance, "precision": precision, "control": control,
+                "permuted": permuted, "solver": solver, "learning_rate": learning_rate,
+                "momentum": momentum,
+            },
+            logger=False,
+        )  # fmt: skip
+        self.automatic_optimization = False
+        self.ridge_grid = tuple(ridge_grid or _HALF_DECADES)
+        self.layout = build_layout(
+            self.lm.tokenizer,
+            Catalogue.load(*knowledge_files),
+            _as_list(knowledges),
+            None if pairs is None else _as_list(pairs),
+            precision,
+            control=control is not None,
+        )
+        self.maps = self._new_maps(trainable=True)
+        self.permuted_maps = self._new_maps() if permuted else nn.ModuleDict()
+        self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
+        n_shuffled = self.layout.n_labels if permuted else 0
+        self.fit_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        self.tune_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        self.test_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        self.instancewise = nn.ModuleDict(
+            {
+                source: InstancewisePearson(
+                    [self.layout.sizes[target] for target in self.layout.targets(source)]
+                )
+                for source in self.layout.sources
+            }
+        )
+        self.ridges: dict[Pair, float] = dict.fromkeys(
+            self.layout.pairs, 0.0 if ridge == "auto" else float(ridge)
+        )
+        self.fitted_on = 0
+        self.report: ProbeReport | None = None
+        self._solvers: dict[str, SourceSolver] = {}
+
+    def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
+        return nn.ModuleDict(
+            {
+                source: AffineMap(
+                    self.layout.sizes[source], len(self.layout.target_columns(source)), trainable
+                )
+                for source in self.layout.sources
+            }
+        )
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One step solves, or plain gradient descent with one learning rate a source."""
+        if self.hparams["solver"] == "closed_form":
+            return ClosedForm(self.maps.parameters(), self._solve)
+        return Descent(self.maps, self.hparams["learning_rate"], self.hparams["momentum"])
+
+    def setup(self, stage: str) -> None:
+        """Check the run, and say what it will hold in memory."""
+        super().setup(stage)
+        rank_zero_info(
+            f"{len(self.layout.domains)} knowledges, {len(self.layout.pairs)} pairs, "
+            f"{self.layout.n_labels} labels; statistics of {self._gigabytes():.2f} GiB"
+        )
+
+    def _gigabytes(self) -> float:
+        halves = 3 if self.hparams["ridge"] == "auto" else 2
+        kept = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
+        return float(halves * kept * 8 / 2**30)
+
+    # -- the data's way ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def joint_rows(self, inputs: list[str]) -> Tensor:
+        """Domain logits of every knowledge prompt, and the control's, for some X's.
+
+        Args:
+            inputs: The X's.
+
+        Returns:
+            ``(n_inputs, n_columns)``, float64, columns as `layout` says.
+
+        Raises:
+            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
+        """
+        blocks = [
+            self.lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids)
+            for domain in self.layout.domains.values()
+        ]
+        if self.layout.control_token_ids:
+            prompts = [self.hparams["control"].format(x) for x in inputs]
+            blocks.append(self.lm.domain_logits(prompts, list(self.layout.control_token_ids)))
+        return torch.cat(blocks, dim=1)
+
+    def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
+        """Predicted target logits of every pair from joint rows."""
+        return {
+            (source, target): prediction
+            for source, x, _, module in self._sources(rows)
+            for target, prediction in split_targets(self.layout, source, module(x))
+        }
+
+    def on_fit_start(self) -> None:
+        """Note down which X is in which half."""
+        self._write_inputs()
+
+    def on_train_epoch_start(self) -> None:
+        """Every epoch is a whole fit."""
+        self.fit_moments.reset()
+        self.tune_moments.reset()
+
+    def training_step(self, batch: InputBatch, batch_idx: int) -> None:
+        """Add a batch to the statistics; solve when it is the last."""
+        rows = self.joint_rows(batch.inputs)
+        if not batch.is_padding:
+            self._accumulate(rows, batch.first)
+        if self.hparams["solver"] == "sgd":
+            self._descend(rows, batch, first=self.current_epoch == 0 and batch_idx == 0)
+        if self.trainer.is_last_batch:
+            if self.hparams["solver"] == "closed_form":
+                cast(Any, self.optimizers()).step()
+            else:
+                self._solve()
+
+    def _accumulate(self, rows: Tensor, first: int) -> None:
+        if self.hparams["ridge"] != "auto":
+            self.fit_moments.update(rows)
+            return
+        # By position in the half, not in the batch: the same X's judge whatever the batch size.
+        tune = [i for i in range(len(rows)) if (first + i) % _TUNE_EVERY == _TUNE_EVERY - 1]
+        fit = [i for i in range(len(rows)) if (first + i) % _TUNE_EVERY != _TUNE_EVERY - 1]
+        self.tune_moments.update(rows[tune])
+        self.fit_moments.update(rows[fit])
+
+    def _solve(self) -> None:
+        fit, tune = self.fit_moments.gather(), self.tune_moments.gather()
+        if self.hparams["ridge"] == "auto":
+            self.ridges = choose_ridges(
+                fit, tune, self.layout, self.ridge_grid, self.hparams["ridge_tolerance"]
+            )
+            fit = merge_moments(fit, tune)
+        self.fitted_on = int(fit.n)
+        self._solvers = {}
+        for source in self._each_source("solving"):
+            ridge = per_target_ridge(self.layout, source, self.ridges).to(fit.mean.device)
+            solver = self._solvers[source] = SourceSolver(fit, self.layout, source)
+            closed = self.hparams["solver"] == "closed_form"
+            permuted = self.permuted_maps[source] if self.permuted_maps else None
+            solver.assign(
+                cast(AffineMap, self.maps[source]) if closed else None,
+                cast(AffineMap | None, permuted),
+                ridge,
+            )
+            if self.control_maps:
+                control = cast(AffineMap, self.control_maps[source])
+                fit_control(fit, self.layout, source, control, ridge)
+
+    def _descend(self, rows: Tensor, batch: InputBatch, first: bool) -> None:
+        optimizer = cast(LightningOptimizer, self.optimizers())
+        descent = cast(Descent, optimizer.optimizer)
+        losses = []
+        for source, x, y, module in self._sources(rows):
+            if first:
+                descent.condition(source, module, x, self.trainer.strategy.broadcast)
+            loss = 0.5 * (module(x) - y).square().sum(1).mean()
+            n_fit = self.trainer.num_training_batches * len(rows)
+            loss = loss + 0.5 * self.hparams["ridge"] / n_fit * module.weight.square().sum()
+            losses.append(loss * (not batch.is_padding))
+        total = torch.stack(losses).sum()
+        optimizer.zero_grad()
+        self.manual_backward(total)
+        descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
+        optimizer.step()
+        self.log("squared_error", total.detach(), prog_bar=True, batch_size=len(rows))
+
+    def _sources(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
+        """Source logits, logits of all its targets, and map, of each source."""
+        for source, module in self.maps.items():
+            x = rows[:, self.layout.columns(source).to(rows.device)]
+            y = rows[:, self.layout.target_columns(source).to(rows.device)]
+            yield source, x, y, cast(AffineMap, module)
+
+    # -- scoring -----------------------------------------------------------------------------
+
+    def _need_maps(self) -> None:
+        """Refuse to score or predict with maps of zeros."""
+        doing = self.trainer.state.fn
+        if not self.fitted_on and doing is not None and doing != "fit":
+            raise ConfigError(
+                f"there is no map to {doing.value} yet. Run `lincorr fit` first and pass "
+                "its checkpoint with --ckpt_path."
+            )
+
+    def _begin_scoring(self) -> None:
+        self._need_maps()
+        self.test_moments.reset()
+        for metric in self.instancewise.values():
+            cast(InstancewisePearson, metric).reset()
+
+    def _score_batch(self, batch: InputBatch) -> None:
+        if self.trainer.sanity_checking:
+            return  # before the fit there is nothing to score
+        rows = self.joint_rows(batch.inputs)
+        if batch.is_padding:
+            return
+        self.test_moments.update(rows)
+        for source, x, y, module in self._sources(rows):
+            cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
+
+    def _finish_scoring(self) -> None:
+        if self.trainer.sanity_checking:
+            return
+        test = self.test_moments.gather()
+        paths: dict[Pair, list[RidgePoint]] = {}
+        for source in self._each_source("ridge path") if self._solvers else ():
+            solver = self._solvers.pop(source)
+            paths |= ridge_paths(solver, test, self.layout, source, self.ridge_grid)
+        instance = {
+            # torchmetrics squeezes the result of a source with a single target
+            source: cast(InstancewisePearson, metric).compute().reshape(-1)
+            for source, metric in self.instancewise.items()
+        }
+        self.report = score_probe(self, test, instance, paths)
+        mean = sum(score.label_mean or 0.0 for score in self.report.pairs) / len(self.report.pairs)
+        self.log("label_mean", mean, prog_bar=True)
+
+    def _each_source(self, doing: str) -> Any:
+        sources = self.layout.sources
+        quiet = len(sources) < 8 or not self.trainer.is_global_zero
+        return tqdm(list(sources), desc=doing, unit="source", disable=quiet, leave=False)
+
+    on_validation_epoch_start = _begin_scoring
+    on_test_epoch_start = _begin_scoring
+    on_validation_epoch_end = _finish_scoring
+    on_test_epoch_end = _finish_scoring
+    on_predict_start = _need_maps
+
+    def validation_step(self, batch: InputBatch, batch_idx: int) -> None:
+        """Add held-out X's to the scores."""
+        self._score_batch(batch)
+
+    def test_step(self, batch: InputBatch, batch_idx: int) -> None:
+        """Add held-out X's to the scores."""
+        self._score_batch(batch)
+
+    def predict_step(self, batch: InputBatch, batch_idx: int) -> dict[str, Any]:
+        """Predicted target logits.
+
+        Returns:
+            ``inputs``: the X's; ``first``: position of the first one; ``logits``: of each pair,
+            ``(n_inputs, n_target)``; ``labels``: the target labels of each pair.
+        """
+        inputs = [] if batch.is_padding else batch.inputs
+        logits = self(self.joint_rows(batch.inputs))
+        return {
+            "inputs": inputs,
+            "first": batch.first,
+            "logits": {f"{s}->{t}": y[: len(inputs)].cpu() for (s, t), y in logits.items()},
+            "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
+        }
+
+    # -- outputs -----------------------------------------------------------------------------
+
+    def linear_map(self) -> LinearMap:
+        """The fitted maps as an artifact of their own."""
+        weights, biases = {}, {}
+        for source in self.layout.sources:
+            module = cast(AffineMap, self.maps[source]).cpu_copy()
+            for target, weight in split_targets(self.layout, source, module.weight, dim=0):
+                weights[f"{source}->{target}"] = weight
+            for target, bias in split_targets(self.layout, source, module.bias):
+                biases[f"{source}->{target}"] = bias
+        domains = self.layout.domains
+        return LinearMap(
+            weights=weights,
+            biases=biases,
+            token_ids={name: list(domain.token_ids) for name, domain in domains.items()},
+            labels={name: list(domain.texts) for name, domain in domains.items()},
+            templates={name: domain.knowledge.template for name, domain in domains.items()},
+            ridge={f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
+            lm=self.lm.config.name_or_path,
+            fingerprint=self.lm.fingerprint,
+        )
+
+    @rank_zero_only
+    def _write_inputs(self) -> None:
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if isinstance(datamodule, PromptInputs) and not self.trainer.fast_dev_run:
+            path = run_folder(self.trainer) / "tables" / "inputs.csv"
+            write_csv(path, ("x", "half"), datamodule.table())
+
+    @rank_zero_only
+    def _write_report(self) -> None:
+        if self.report is None or self.trainer.fast_dev_run:
+            return
+        folder = run_folder(self.trainer)
+        self.report.write(folder)
+        self.linear_map().save(folder / "linear_map")
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                self.report.log_to_tensorboard(logger.experiment, self.global_step)
+
+    def on_fit_end(self) -> None:
+        """Write everything the fit found."""
+        self._write_report()
+
+    def on_validation_end(self) -> None:
+        """Write the scores, unless a fit is still going on."""
+        if self.trainer.state.fn != "fit":
+            self._write_inputs()
+            self._write_report()
+
+    def on_test_end(self) -> None:
+        """Write the scores."""
+        self._write_inputs()
+        self._write_report()
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what the maps were fitted on, beside them."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["linear_probe"] = {
+            "token_ids": {n: list(d.token_ids) for n, d in self.layout.domains.items()},
+            "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
+            "fitted_on": self.fitted_on,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another LM, of other labels or of other pairs.
+
+        Raises:
+            LinearMapError: It says what differs.
+        """
+        super().on_load_checkpoint(checkpoint)
+        stored = checkpoint["linear_probe"]
+        ours = {f"{s}->{t}" for s, t in self.layout.pairs}
+        if set(stored["ridges"]) != ours:
+            raise LinearMapError(
+                f"the checkpoint fits {sorted(stored['ridges'])}, this run {sorted(ours)}. "
+                "Ask for the same knowledges and pairs, or fit again."
+            )
+        for name, domain in self.layout.domains.items():
+            if stored["token_ids"][name] != list(domain.token_ids):
+                raise LinearMapError(
+                    f"the labels of {name} are not those the checkpoint was fitted on. "
+                    "Use the same model.knowledge_files, or fit again."
+                )
+        self.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
+        self.fitted_on = stored["fitted_on"]
+
+
+def _as_list(names: list[str] | str) -> list[str]:
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return list(names)
+
+
+def _check_settings(
+    ridge: float | str, grid: list[float] | None, control: str | None, solver: str
+) -> None:
+    if ridge == "auto":
+        if solver == "sgd":
+            raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
+    elif not 0 <= float(ridge) < float("inf"):
+        raise ConfigError(f"model.ridge is {ridge}; it must be auto or a number of at least 0.")
+    if grid is not None and (not grid or sorted(set(grid)) != list(grid) or grid[0] < 0):
+        raise ConfigError("model.ridge_grid must be increasing numbers of at least 0.")
+    if control is not None and control.count("{}") != 1:
+        raise ConfigError(f"model.control {control!r} must hold {{}} once, where X goes.")

@@ -1,0 +1,174 @@
+"""Where each knowledge's logits lie in the joint rows of a probe, and which pairs are fitted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
+from lincorr_lightning.knowledge import (
+    Catalogue,
+    Domain,
+    Knowledge,
+    build_domain,
+    reference_matrix,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProbeLayout:
+    """Columns of the joint rows: the domains of all knowledges, then the control's.
+
+    A row of a probe holds the domain logits of every knowledge prompt for one X, side by side. The
+    control prompt says nothing of any knowledge; its columns are the tokens of all source domains,
+    each once, so that the same tokens can be read off it for any source.
+
+    Attributes:
+        domains: Domain of each knowledge, in the order of the columns.
+        pairs: Ordered pairs of knowledge names.
+        control_token_ids: Tokens read off the control prompt; empty without one.
+        references: Which label pairs are right, ``(n_target, n_source)`` bool; None if unknown.
+    """
+
+    domains: dict[str, Domain]
+    pairs: tuple[tuple[str, str], ...]
+    control_token_ids: tuple[int, ...]
+    references: dict[tuple[str, str], np.ndarray | None]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of labels of each knowledge."""
+        return {name: len(domain.labels) for name, domain in self.domains.items()}
+
+    @property
+    def n_labels(self) -> int:
+        """Columns that belong to knowledges."""
+        return sum(self.sizes.values())
+
+    @property
+    def n_columns(self) -> int:
+        """Columns in all, the control's included."""
+        return self.n_labels + len(self.control_token_ids)
+
+    @property
+    def sources(self) -> list[str]:
+        """Knowledges that are the source of some pair, in the order of the columns."""
+        asked = {source for source, _ in self.pairs}
+        return [name for name in self.domains if name in asked]
+
+    def targets(self, source: str) -> list[str]:
+        """Targets of a source, in the order of the columns."""
+        asked = {target for name, target in self.pairs if name == source}
+        return [name for name in self.domains if name in asked]
+
+    def columns(self, name: str) -> Tensor:
+        """Columns of one knowledge, ``(n_labels,)``."""
+        names = list(self.domains)
+        start = sum(self.sizes[other] for other in names[: names.index(name)])
+        return torch.arange(start, start + self.sizes[name])
+
+    def target_columns(self, source: str) -> Tensor:
+        """Columns of all targets of a source, side by side."""
+        return torch.cat([self.columns(target) for target in self.targets(source)])
+
+    def control_columns(self, source: str) -> Tensor:
+        """Columns of the control prompt that hold the tokens of a source's domain."""
+        position = {token: i for i, token in enumerate(self.control_token_ids)}
+        tokens = self.domains[source].token_ids
+        return torch.tensor([self.n_labels + position[token] for token in tokens])
+
+
+def build_layout(
+    tokenizer: PreTrainedTokenizerBase,
+    catalogue: Catalogue,
+    knowledges: Sequence[str],
+    pairs: Sequence[str] | None,
+    precision: Sequence[str],
+    control: bool,
+) -> ProbeLayout:
+    """Turn names from a config into domains, ordered pairs and references.
+
+    Args:
+        tokenizer: The LM's.
+        catalogue: What may be asked.
+        knowledges: Names of knowledges or families.
+        pairs: ``source->target`` names; None for every ordered pair.
+        precision: Pairs that must have a reference.
+        control: Whether the rows carry the control prompt's columns.
+
+    Raises:
+        KnowledgeError: An unknown name, or a pair of `precision` without reference.
+        DomainError: A knowledge asked for by name has no label in this vocabulary.
+        ConfigError: Fewer than two knowledges, or a pair of `precision` that is not fitted.
+    """
+    relations = None if pairs is None else [catalogue.relation(pair) for pair in pairs]
+    asked = catalogue.select(knowledges)
+    if relations is not None:
+        named = [k for relation in relations for k in (relation.source, relation.target)]
+        asked = list({k.name: k for k in [*asked, *named]}.values())
+    by_name = set(knowledges) | {k.name for k in asked if relations is not None}
+    domains = _domains(asked, tokenizer, by_name)
+    if len(domains) < 2:
+        raise ConfigError(
+            f"a probe needs two knowledges or more; model.knowledges gives {list(domains)}. "
+            "Name more, or a family such as 'attribute'."
+        )
+    if relations is None:
+        chosen = [(s, t) for s in domains for t in domains if s != t]
+    else:
+        chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
+        # A knowledge that no pair uses would cost forwards and give nothing.
+        used = {name for pair in chosen for name in pair}
+        domains = {name: domain for name, domain in domains.items() if name in used}
+    references: dict[tuple[str, str], np.ndarray | None] = {}
+    for source, target in chosen:
+        relation = catalogue.relation(f"{source}->{target}")
+        if relation.reference is None:
+            references[source, target] = None
+        else:
+            right = reference_matrix(relation, domains[source], domains[target])
+            references[source, target] = right if right.any() else None
+    _check_precision(precision, references)
+    sources = dict.fromkeys(source for source, _ in chosen)
+    tokens = dict.fromkeys(token for source in sources for token in domains[source].token_ids)
+    return ProbeLayout(domains, tuple(chosen), tuple(tokens) if control else (), references)
+
+
+def _domains(
+    asked: Sequence[Knowledge], tokenizer: PreTrainedTokenizerBase, by_name: set[str]
+) -> dict[str, Domain]:
+    domains = {}
+    for knowledge in asked:
+        try:
+            domains[knowledge.name] = build_domain(knowledge, tokenizer)
+        except DomainError as error:
+            if knowledge.name in by_name:
+                raise
+            _log.warning("%s is left out: %s", knowledge.name, error)
+    return domains
+
+
+def _check_precision(
+    precision: Sequence[str], references: dict[tuple[str, str], np.ndarray | None]
+) -> None:
+    for name in precision:
+        source, _, target = name.partition("->")
+        if (source, target) not in references:
+            raise ConfigError(
+                f"model.precision names {name}, which this run does not fit. "
+                "Add it to model.pairs, or its knowledges to model.knowledges."
+            )
+        if references[source, target] is None:
+            raise KnowledgeError(
+                f"model.precision names {name}, which has no reference: nobody has said which "
+                f"{target} belongs to which {source}. Add the facts to a YAML file and name it in "
+                "model.knowledge_files, or take the pair out of model.precision."
+            )

@@ -1,0 +1,95 @@
+"""The scores of a fitted probe on held-out rows, put into a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.modules.affine_map import AffineMap
+from lincorr_lightning.modules.probe_solver import Pair, as_rates, label_r, split_targets
+from lincorr_lightning.reporting import PairScore, ProbeReport, RidgePoint
+
+if TYPE_CHECKING:
+    from lincorr_lightning.modules.linear_probe import LinearProbe
+
+
+def score_probe(
+    probe: LinearProbe,
+    test: Moments,
+    instance: Mapping[str, Tensor],
+    paths: Mapping[Pair, list[RidgePoint]],
+) -> ProbeReport:
+    """Score every pair, beside its nulls.
+
+    Args:
+        probe: A fitted probe.
+        test: Moments of the joint rows of the test half.
+        instance: Mean instance-wise r of every target of each source, ``(n_targets,)``.
+        paths: Ridge paths, if this run fitted.
+    """
+    layout = probe.layout
+    scores: dict[Pair, PairScore] = {}
+    weights: dict[str, Any] = {}
+    for source in layout.sources:
+        columns = layout.columns(source), layout.target_columns(source)
+        weight = cast(AffineMap, probe.maps[source]).weight.detach()
+        r = dict(split_targets(layout, source, label_r(test, weight, *columns).cpu()))
+        permuted = _null_means(probe, test, source, "permuted_maps", shuffled=True)
+        control = _null_means(probe, test, source, "control_maps", shuffled=False)
+        for i, (target, block) in enumerate(split_targets(layout, source, weight, dim=0)):
+            pair = source, target
+            summary = summarize(r[target])
+            scores[pair] = PairScore(
+                source=source,
+                target=target,
+                label_mean=summary.mean,
+                label_std=summary.std,
+                instance_mean=float(instance[source][i]),
+                n_labels=layout.sizes[target],
+                n_constant_labels=summary.n_constant,
+                permuted_label_mean=permuted.get(target),
+                control_label_mean=control.get(target),
+                ridge=probe.ridges[pair],
+                label_r=r[target].numpy(),
+                precision=_precision(block.cpu(), layout.references[pair]),
+            )
+            weights[f"{source}->{target}"] = block.cpu().numpy()
+    return ProbeReport(
+        lm=probe.lm.config.name_or_path,
+        n_fit=probe.fitted_on,
+        n_test=int(test.n),
+        pairs=[scores[pair] for pair in layout.pairs],
+        ridge_path={f"{s}->{t}": path for (s, t), path in paths.items()},
+        weights=weights,
+        labels={name: list(domain.texts) for name, domain in layout.domains.items()},
+        reference={f"{s}->{t}": right for (s, t), right in layout.references.items()},
+        settings=dict(probe.hparams),
+    )
+
+
+def _null_means(
+    probe: LinearProbe, test: Moments, source: str, maps: str, *, shuffled: bool
+) -> dict[str, float]:
+    """Mean label-wise r of the maps of one null, by target; empty when it was left out."""
+    modules = getattr(probe, maps)
+    if not modules:
+        return {}
+    layout = probe.layout
+    x = layout.columns(source) if shuffled else layout.control_columns(source)
+    weight = modules[source].weight
+    r = label_r(test, weight, x, layout.target_columns(source), shuffled=shuffled).cpu()
+    return {target: summarize(part).mean for target, part in split_targets(layout, source, r)}
+
+
+def _precision(weight: Tensor, reference: Any) -> dict[str, dict[str, float]] | None:
+    if reference is None:
+        return None
+    influenced, influencing = hit_rates(weight, torch.from_numpy(reference))
+    if math.isnan(influenced.rates[0]):
+        return None
+    return {"influenced": as_rates(influenced), "influencing": as_rates(influencing)}

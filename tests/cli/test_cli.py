@@ -1,0 +1,205 @@
+"""The program, as a user meets it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lincorr_lightning import LinearMap
+from lincorr_lightning.cli import console, main
+from lincorr_lightning.errors import ConfigError, KnowledgeError, OutputError
+
+QUICK = [
+    "--model.knowledges=[city,country,color]", "--data.n_inputs=300",
+    "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
+]  # fmt: skip
+
+
+def fit(folder: Path, *extra: str) -> Path:
+    """`lincorr fit` in this process; returns the run's folder."""
+    cli = main(
+        [
+            "fit",
+            "--config",
+            "linear_probe.yaml",
+            f"--trainer.default_root_dir={folder}",
+            *QUICK,
+            *extra,
+        ]
+    )
+    return Path(cli.trainer.log_dir)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("runs"))
+
+
+def test_outputs_are_those_of_the_contract(run: Path) -> None:
+    results = json.loads(
+        (run / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert results["study"] == "linear_probe"
+    assert (results["n_fit"], results["n_test"]) == (150, 150)
+    assert len(results["pairs"]) == 6
+    for pair in results["pairs"]:
+        assert {
+            "source", "target", "label_mean", "label_std", "instance_mean", "n_labels",
+            "n_constant_labels", "permuted_label_mean", "precision",
+        } <= set(pair)  # fmt: skip
+    (precise,) = (
+        p["precision"]
+        for p in results["pairs"]
+        if (p["source"], p["target"]) == ("city", "country")
+    )
+    for way in "influenced", "influencing":
+        assert set(precise[way]) == {"1", "3", "5", "n"}
+    assert (run / "config.yaml").is_file()
+    assert (run / "tables" / "inputs.csv").read_text().startswith("x,half")
+    assert list((run / "figures").glob("*.png"))
+    assert "city->country" in LinearMap.from_pretrained(run / "linear_map").pairs
+
+
+def test_tensorboard_has_scalars_pictures_and_text(run: Path) -> None:
+    events = EventAccumulator(str(run))
+    events.Reload()
+    tags = events.Tags()
+    assert any("city" in tag and "country" in tag for tag in tags["scalars"])
+    assert tags["images"]
+    assert any("text_summary" in tag for tag in tags["tensors"])
+
+
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert fit(tmp_path) != fit(tmp_path)
+
+
+def test_saved_config_gives_the_same_run_again(run: Path, tmp_path: Path) -> None:
+    cli = main(
+        ["fit", "--config", str(run / "config.yaml"), f"--trainer.default_root_dir={tmp_path}"]
+    )
+    again = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    before = json.loads((run / "results.json").read_text())
+    assert again["pairs"] == before["pairs"]
+
+
+def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    (checkpoint,) = run.rglob("*.ckpt")
+    common = ["--config", "linear_probe.yaml", *QUICK, f"--trainer.default_root_dir={tmp_path}",
+              "--ckpt_path", str(checkpoint)]  # fmt: skip
+    for command in "validate", "test":
+        cli = main([command, *common])
+        scored = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+        before = json.loads((run / "results.json").read_text())
+        for ours, theirs in zip(scored["pairs"], before["pairs"], strict=True):
+            assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=1e-6)
+    cli = main(["predict", *common, '--data.predict_inputs=["Paris","Ada"]'])
+    folder = Path(cli.trainer.log_dir)
+    lines = (folder / "tables" / "predictions.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 6
+    assert (folder / "predictions.safetensors").is_file()
+
+
+def test_end_of_a_run_names_folder_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fit(tmp_path)
+    said = capsys.readouterr().out
+    assert str(folder) in said
+    assert str(folder / "figures") in said
+
+
+def test_user_mistakes_reach_the_user(tmp_path: Path) -> None:
+    with pytest.raises(KnowledgeError, match="country"):
+        fit(tmp_path, "--model.knowledges=[city,contry]")
+    with pytest.raises(ConfigError, match="no map to test"):
+        main(["test", "--config", "linear_probe.yaml", f"--trainer.default_root_dir={tmp_path}"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file"):
+        fit(tmp_path / "file")
+
+
+def test_console_tells_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [
+        "lincorr",
+        "fit",
+        "--config",
+        "linear_probe.yaml",
+        "--model.knowledges=[city,contry]",
+    ]
+    monkeypatch.setattr(sys, "argv", [*arguments, f"--trainer.default_root_dir={tmp_path}"])
+    with pytest.raises(SystemExit) as stop:
+        console()
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lincorr: error: ")
+    assert "Traceback" not in said
+
+
+def test_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", "linear_probe.yaml", "--model.rigde=1"])
+    assert stop.value.code == 2
+    assert "rigde" in capsys.readouterr().err
+
+
+def test_short_class_names(tmp_path: Path) -> None:
+    cli = main(
+        ["fit", "--model", "LinearProbe", "--data", "PromptInputs", "--data.n_inputs", "100",
+         "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.logger", "false",
+         "--trainer.num_sanity_val_steps", "0", "--trainer.enable_progress_bar", "false",
+         "--trainer.default_root_dir", str(tmp_path)]
+    )  # fmt: skip
+    assert cli.model.fitted_on == 50
+    assert list(tmp_path.rglob("results.json"))
+
+
+@pytest.mark.slow
+def test_help_is_quick_and_names_everything() -> None:
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert time.perf_counter() - start < 10
+    for word in ("fit", "validate", "test", "predict", "audit"):
+        assert word in done.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_give_one_process_s_numbers(run: Path, tmp_path: Path) -> None:
+    """X's that do not divide: 301 in batches of 64 over two processes."""
+    common = [
+        "--config",
+        "linear_probe.yaml",
+        *QUICK,
+        "--data.n_inputs=301",
+        "--data.batch_size=64",
+    ]
+    alone = main(["fit", *common, f"--trainer.default_root_dir={tmp_path / 'one'}"])
+    subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", "fit", *common,
+         "--config", "trainer/ddp_cpu.yaml", f"--trainer.default_root_dir={tmp_path / 'two'}"],
+        check=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    (together,) = (tmp_path / "two").rglob("results.json")
+    one = json.loads((Path(alone.trainer.log_dir) / "results.json").read_text())
+    two = json.loads(together.read_text())
+    assert (two["n_fit"], two["n_test"]) == (one["n_fit"], one["n_test"])
+    for ours, theirs in zip(two["pairs"], one["pairs"], strict=True):
+        assert ours["precision"] == theirs["precision"]
+        for key in (
+            "label_mean",
+            "label_std",
+            "instance_mean",
+            "permuted_label_mean",
+            "control_label_mean",
+        ):
+            assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
+    assert len(list((tmp_path / "two").rglob("events.out.tfevents.*"))) == 1

@@ -1,0 +1,78 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lincorr_lightning.functional import (
+    instancewise_pearson,
+    labelwise_pearson,
+    labelwise_pearson_from_moments,
+    moments_of,
+    segmented_pearson,
+    summarize,
+)
+
+
+def _pair(n: int, d: int, scale: float, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(1)
+    target = rng.normal(size=(n, d)) * scale + offset
+    prediction = 0.5 * target + rng.normal(size=(n, d)) * scale
+    return torch.from_numpy(prediction), torch.from_numpy(target)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (2.0, 20.0), (1e-6, 0.0), (1.0, 1e4)])
+def test_labelwise_and_instancewise_equal_scipy(scale: float, offset: float) -> None:
+    prediction, target = _pair(200, 12, scale, offset)
+    by_label = [stats.pearsonr(prediction[:, j], target[:, j])[0] for j in range(12)]
+    by_instance = [stats.pearsonr(prediction[i], target[i])[0] for i in range(200)]
+    np.testing.assert_allclose(labelwise_pearson(prediction, target), by_label, atol=1e-10)
+    np.testing.assert_allclose(instancewise_pearson(prediction, target), by_instance, atol=1e-10)
+
+
+def test_constant_labels_are_nan_and_left_out_of_the_mean() -> None:
+    prediction, target = _pair(30, 4, 1.0, 0.0)
+    target[:, 1] = 0.1
+    prediction[:, 3] = -2.0
+    r = labelwise_pearson(prediction, target)
+    assert r.isnan().tolist() == [False, True, False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept = [stats.pearsonr(prediction[:, j], target[:, j])[0] for j in (0, 2)]
+    summary = summarize(r)
+    assert (summary.n, summary.n_constant) == (2, 2)
+    assert summary.mean == pytest.approx(np.mean(kept), abs=1e-12)
+    assert summary.std == pytest.approx(np.std(kept), abs=1e-12)
+
+
+def test_from_moments_equals_scipy_on_the_rows() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(500, 8)) * 3 + 15
+    y = np.tanh(x @ rng.normal(size=(8, 5)) / 20) + 0.1 * rng.normal(size=(500, 5)) - 8
+    y[:, 4] = 0.1
+    weight = rng.normal(size=(3, 5, 8))
+    weight[0, 1] = 0.0
+    m = moments_of(torch.from_numpy(np.hstack([x, y])))
+    r = labelwise_pearson_from_moments(
+        torch.from_numpy(weight), m.scatter[:8, :8], m.scatter[:8, 8:],
+        m.scatter.diagonal()[8:], m.constant[8:],
+    )  # fmt: skip
+    for g in range(3):
+        for j in range(5):
+            if j == 4 or (g, j) == (0, 1):
+                assert r[g, j].isnan()
+            else:
+                oracle = stats.pearsonr(x @ weight[g, j], y[:, j])[0]
+                assert float(r[g, j]) == pytest.approx(oracle, abs=1e-10)
+
+
+def test_segments_equal_one_target_at_a_time() -> None:
+    prediction, target = _pair(40, 10, 2.0, 30.0)
+    target[3, 6:] = 1.25
+    segments = torch.eye(3).repeat_interleave(torch.tensor([4, 2, 4]), 0)
+    r = segmented_pearson(prediction, target, segments)
+    for column, part in enumerate((slice(0, 4), slice(4, 6), slice(6, 10))):
+        oracle = instancewise_pearson(prediction[:, part], target[:, part])
+        torch.testing.assert_close(r[:, column], oracle, atol=1e-10, rtol=0, equal_nan=True)
+    assert r[3, 2].isnan()

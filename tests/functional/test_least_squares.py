@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, Ridge
+
+from lincorr_lightning.functional import LeastSquares, moments_of, strongest_within
+
+
+def _solve(x: np.ndarray, y: np.ndarray, ridge: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    m = moments_of(torch.from_numpy(np.hstack([x, y])))
+    k = x.shape[1]
+    weight = LeastSquares(m.scatter[:k, :k], m.scatter[:k, k:]).weight(ridge)
+    bias = m.mean[k:] - weight @ m.mean[:k]
+    return weight.numpy(), bias.numpy()
+
+
+def _data(n: int, k: int, rank: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(n, rank))
+    x = hidden @ rng.normal(size=(rank, k)) * 2 + rng.normal(size=k) * 10
+    y = np.tanh(hidden @ rng.normal(size=(rank, 7))) + rng.normal(size=7) * 5
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rank"), [(500, 20, 20), (2000, 242, 242), (500, 40, 12), (300, 242, 64)]
+)
+def test_equals_scikit_learn(n: int, k: int, rank: int) -> None:
+    x, y = _data(n, k, rank)
+    weight, bias = _solve(x, y)
+    oracle = LinearRegression().fit(x, y)
+    held_out, _ = _data(400, k, rank)
+    ours, theirs = held_out @ weight.T + bias, oracle.predict(held_out)
+    assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+
+
+def test_minimum_norm_where_labels_outnumber_dimensions() -> None:
+    x, y = _data(400, 60, 16)
+    weight, _ = _solve(x, y)
+    oracle = np.linalg.pinv(x - x.mean(0), rcond=1e-9) @ (y - y.mean(0))
+    np.testing.assert_allclose(weight.T, oracle, atol=1e-8)
+    centred = torch.from_numpy(x - x.mean(0))
+    assert LeastSquares(centred.T @ centred, centred.T[:, :1]).rank == 16
+
+
+@pytest.mark.parametrize("ridge", [0.1, 10.0, 1e4])
+def test_ridge_equals_scikit_learn(ridge: float) -> None:
+    x, y = _data(300, 25, 25)
+    weight, bias = _solve(x, y, ridge)
+    oracle = Ridge(alpha=ridge).fit(x, y)
+    np.testing.assert_allclose(weight, oracle.coef_, atol=1e-9)
+    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-8)
+
+
+def test_one_ridge_per_target_and_path() -> None:
+    x, y = _data(300, 25, 25)
+    m = moments_of(torch.from_numpy(np.hstack([x, y])))
+    squares = LeastSquares(m.scatter[:25, :25], m.scatter[:25, 25:])
+    grid = [0.0, 1.0, 100.0]
+    path = squares.path(grid)
+    mixed = squares.weight(torch.tensor([grid[i % 3] for i in range(7)]))
+    for i in range(7):
+        torch.testing.assert_close(mixed[i], path[i % 3, i])
+
+
+def test_constant_source_gives_zero_weight() -> None:
+    x = np.full((50, 3), 7.0)
+    weight, bias = _solve(x, np.random.default_rng(0).normal(size=(50, 2)))
+    assert not weight.any()
+    assert np.isfinite(bias).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "index"),
+    [([0.9, 0.95, 0.94, 0.8], 2), ([0.5], 0), ([float("nan"), 0.3], 1), ([float("nan")] * 2, 0)],
+)
+def test_strongest_within(scores: list[float], index: int) -> None:
+    assert strongest_within(scores, 0.02) == index

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning.functional import hit_rates
+
+
+def _naive(weight: np.ndarray, right: np.ndarray, n: int) -> tuple[float, int]:
+    hits = []
+    for row, allowed in zip(weight, right, strict=True):
+        if allowed.any():
+            best = np.argsort(-row, kind="stable")[:n]
+            hits.append(bool(allowed[best].any()))
+    return float(np.mean(hits)), len(hits)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_naive_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(9, 14))
+    right = rng.random((9, 14)) < 0.15
+    influenced, influencing = hit_rates(torch.from_numpy(weight), torch.from_numpy(right))
+    for i, n in enumerate((1, 3, 5)):
+        for ours, (rate, count) in (
+            (influenced, _naive(weight.T, right.T, n)),
+            (influencing, _naive(weight, right, n)),
+        ):
+            assert float(ours.rates[i]) == pytest.approx(rate)
+            assert ours.n == count
+
+
+def test_a_row_of_zeros_is_no_hit() -> None:
+    influenced, influencing = hit_rates(torch.zeros(6, 6), torch.eye(6, dtype=torch.bool))
+    assert influenced.rates.tolist() == [0, 0, 0]
+    assert influencing.rates.tolist() == [0, 0, 0]
+
+
+def test_any_of_several_right_answers_hits() -> None:
+    weight = torch.tensor([[0.1], [0.9], [0.5]])
+    right = torch.tensor([[True], [False], [True]])
+    influenced, _ = hit_rates(weight, right)
+    assert influenced.rates.tolist() == [0, 1, 1]
+
+
+def test_a_stack_of_maps_is_scored_at_once() -> None:
+    weight = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0))
+    right = torch.eye(6, 5, dtype=torch.bool)
+    stacked = hit_rates(weight, right)
+    for g in range(4):
+        for ours, single in zip(stacked, hit_rates(weight[g], right), strict=True):
+            torch.testing.assert_close(ours.rates[g], single.rates)

@@ -1,0 +1,110 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.errors import ConfigError, InputsError
+
+
+def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> PromptInputs:
+    data = PromptInputs(**options)
+    lm = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(small_lm))
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        lightning_module=SimpleNamespace(lm=lm), global_rank=rank, world_size=world
+    )
+    data.setup("fit")
+    return data
+
+
+def test_halves_are_disjoint_seeded_and_complete(small_lm: str) -> None:
+    data = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=5)
+    assert (len(data.halves["fit"]), len(data.halves["test"])) == (30, 71)
+    assert len({x for x, _ in data.table()}) == 101
+    again = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=5)
+    other = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=6)
+    assert data.halves == again.halves != other.halves
+
+
+def test_no_special_tokens_among_the_inputs(small_lm: str) -> None:
+    data = _set_up(small_lm)
+    everything = {x for x, _ in data.table()}
+    assert everything.isdisjoint({"<pad>", "<unk>", ""})
+    assert {"Paris", "name0", "lives"} <= everything
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None:
+    alone = [b.inputs for b in _set_up(small_lm, n_inputs=211, batch_size=16).train_dataloader()]
+    steps, seen = set(), []
+    for rank in range(world):
+        batches = list(
+            _set_up(small_lm, rank, world, n_inputs=211, batch_size=16).train_dataloader()
+        )
+        steps.add(len(batches))
+        assert all(batch.inputs for batch in batches)  # a sharded LM needs every process
+        seen += [(b.first, b.inputs) for b in batches if not b.is_padding]
+    assert len(steps) == 1  # in step
+    assert [inputs for _, inputs in sorted(seen)] == alone
+
+
+def test_no_batch_is_left_with_one_row(small_lm: str) -> None:
+    data = _set_up(small_lm, n_inputs=258, fit_fraction=0.5, batch_size=64)
+    sizes = [len(batch.inputs) for batch in data.train_dataloader()]
+    assert sum(sizes) == 129
+    assert min(sizes) >= 42
+
+
+def test_joined_words_outnumber_the_vocabulary(small_lm: str) -> None:
+    data = _set_up(small_lm, n_inputs=2000, words_per_input=2)
+    inputs = [x for x, _ in data.table()]
+    assert len(set(inputs)) == 2000
+    assert all(len(x.split(" ")) == 2 for x in inputs)
+
+
+def test_inputs_of_a_file(small_lm: str, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.txt"
+    path.write_text(
+        "Ada Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
+    )
+    data = _set_up(small_lm, inputs_file=str(path))
+    assert {x for x, _ in data.table()} == {
+        "Ada Lovelace", "Alan Turing", "Grace Hopper", "Emmy Noether"
+    }  # fmt: skip
+    path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
+    with pytest.raises(InputsError, match="'Ada' twice"):
+        _set_up(small_lm, inputs_file=str(path))
+    with pytest.raises(InputsError, match=r"missing\.txt cannot be read"):
+        _set_up(small_lm, inputs_file=str(tmp_path / "missing.txt"))
+
+
+def test_predict_takes_the_inputs_asked_for(small_lm: str) -> None:
+    data = _set_up(small_lm, n_inputs=100, predict_inputs=["Ada", "Alan"])
+    assert [b.inputs for b in data.predict_dataloader()] == [["Ada", "Alan"]]
+    data = _set_up(small_lm, n_inputs=100)
+    assert [x for b in data.predict_dataloader() for x in b.inputs] == data.halves["test"]
+
+
+def test_more_inputs_than_the_vocabulary_has(small_lm: str) -> None:
+    with pytest.raises(InputsError, match="words_per_input"):
+        _set_up(small_lm, n_inputs=5000)
+
+
+@pytest.mark.parametrize(("n", "fraction", "half"), [(3, 0.5, "test"), (20, 0.05, "fit")])
+def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) -> None:
+    with pytest.raises(InputsError, match=f"in the {half} half; each half needs at least 2"):
+        _set_up(small_lm, n_inputs=n, fit_fraction=fraction)
+
+
+@pytest.mark.parametrize("options", [{"fit_fraction": 1.0}, {"batch_size": 1}])
+def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"data.{next(iter(options))}"):
+        PromptInputs(**options)
+
+
+def test_a_module_without_lm_is_told() -> None:
+    data = PromptInputs(n_inputs=10)
+    with pytest.raises(ConfigError, match="inputs_file"):
+        data.setup("fit")

@@ -1,0 +1,52 @@
+"""The math family, against Python's own arithmetic."""
+
+import pytest
+
+from lincorr_lightning.knowledge import Catalogue, arithmetic_reference, math_knowledges
+
+NAMES = [f"X{operator}{n}" for operator in "+-*/" for n in range(1, 5)]
+
+
+def test_sixteen_prompts():
+    knowledges = math_knowledges()
+    assert [knowledge.name for knowledge in knowledges] == NAMES
+    for knowledge in knowledges:
+        assert knowledge.template == "{}" + knowledge.name[1:] + "="
+        assert [answer.text for answer in knowledge.answers] == [str(n) for n in range(11)]
+        assert not knowledge.leading_space
+        assert (knowledge.family, knowledge.language) == ("math", "en")
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_references_by_trying_every_subject(source):
+    """Ask both questions of every X in steps of 1/12, which covers every N, and compare."""
+    for target in NAMES:
+        expected = {}
+        for twelfths in range(-10 * 12, 60 * 12):
+            # X in twelfths, everything times 12, so that all stays whole numbers.
+            given, follows = (calculate(name, twelfths) for name in (source, target))
+            if given in range(0, 121, 12) and follows in range(0, 121, 12):
+                expected[str(given // 12)] = {str(follows // 12)}
+        assert arithmetic_reference(source, target) == expected
+
+
+def calculate(name, twelfths):
+    operator, n = name[1], int(name[2])
+    if operator == "/":
+        return twelfths // n if twelfths % n == 0 else None
+    return {"+": twelfths + 12 * n, "-": twelfths - 12 * n, "*": twelfths * n}[operator]
+
+
+def test_the_papers_examples():
+    catalogue = Catalogue.load()
+    assert catalogue.relation("X+1->X+2").reference["3"] == {"4"}
+    assert "10" not in catalogue.relation("X+1->X+2").reference
+    assert catalogue.relation("X+1->X*2").reference == {
+        "1": {"0"},
+        "2": {"2"},
+        "3": {"4"},
+        "4": {"6"},
+        "5": {"8"},
+        "6": {"10"},
+    }
+    assert catalogue.relation("X*2->X*2").reference is None

@@ -1,0 +1,224 @@
+"""The catalogue: several files together, relations and selections."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.knowledge import Answer, Catalogue
+
+WORLD = """\
+version: 1
+entities:
+  realm:
+    Avalon:
+      {en: [Avalon, Isle of Apples], region: [North, West], coin: Mark, zh: 阿瓦隆, de: Apfelinsel}
+    Camelot: {region: West, zh: 卡美洛}
+    Lyonesse: {}
+  region: {North: {de: Norden}, West: {zh: 西方}, South: {de: Süden, zh: 南方}}
+  coin: [Mark, Crown]
+knowledge:
+  realm: {family: attribute, language: en, template: "{} rules over", answers: realm}
+  home: {family: attribute, language: en, template: "{} was born in", answers: realm}
+  region: {family: attribute, language: en, template: "{} lives in the", answers: region}
+  coin: {family: attribute, language: en, template: "{} pays with a", answers: coin}
+  realm_zh: {family: cross_language, language: zh, template: "{}统治", answers: realm}
+  region_zh: {family: cross_language, language: zh, template: "{}住在", answers: region}
+  realm_de: {family: cross_language, language: de, template: "{} regiert", answers: realm}
+  sort: {family: simile, language: en, template: "{} is", answers: [North, big]}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="mine.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def catalogue(write):
+    return Catalogue.load(write(WORLD, "world.yaml"))
+
+
+def test_a_domain_is_every_name_in_its_language(catalogue):
+    assert catalogue["realm"].answers == (
+        Answer("Avalon", "Avalon"),
+        Answer("Avalon", "Isle of Apples"),
+        Answer("Camelot", "Camelot"),
+        Answer("Lyonesse", "Lyonesse"),
+    )
+    assert catalogue["realm_zh"].answers == (
+        Answer("Avalon", "阿瓦隆"),
+        Answer("Camelot", "卡美洛"),
+    )
+    assert catalogue["realm_zh"].leading_space is False
+    assert catalogue["realm"].prompt("{} of {}") == "{} of {} rules over"
+    assert catalogue["realm"].kind == catalogue["home"].kind == "realm"
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    {
+        "realm->region": {"Avalon": {"North", "West"}, "Camelot": {"West"}},
+        "home->region": {"Avalon": {"North", "West"}, "Camelot": {"West"}},
+        "realm->coin": {"Avalon": {"Mark"}},
+        # Facts are said in the target's language, as far as it has the words.
+        "realm->region_zh": {"Avalon": {"West"}, "Camelot": {"West"}},
+        "realm_de->region_zh": {"Avalon": {"West"}},
+        "realm->realm_zh": {"Avalon": {"Avalon"}, "Camelot": {"Camelot"}},
+        "realm_zh->realm": {"Avalon": {"Avalon"}, "Camelot": {"Camelot"}},
+        "realm_zh->realm_de": {"Avalon": {"Avalon"}},
+        "region->realm": None,
+        "region->coin": None,
+        "coin->region_zh": None,
+        "realm->home": None,
+        "realm->realm": None,
+        "home->realm_zh": None,
+        "sort->region": None,
+        "X+1->region": None,
+        "X+1->X+1": None,
+        "X+1->X+2": {str(n): {str(n + 1)} for n in range(10)},
+    }.items(),
+)
+def test_references(catalogue, name, reference):
+    relation = catalogue.relation(name)
+    assert relation.name == name
+    assert relation.reference == reference
+
+
+def test_a_relation_may_be_written_with_spaces(catalogue):
+    assert catalogue.relation(" realm -> region ").name == "realm->region"
+
+
+def test_files_build_on_each_other(write):
+    first = write(WORLD, "world.yaml")
+    second = write(
+        "version: 1\n"
+        "entities:\n"
+        "  realm: {Avalon: {climate: mild, fr: Avallon}, Camelot: {en: [Camelot, Caer]},\n"
+        "    Logres: {region: South, climate: wet}}\n"
+        "  climate: [mild, wet]\n"
+        "knowledge:\n"
+        "  climate: {family: attribute, language: en, template: '{} likes it', answers: climate}\n"
+    )
+    for order in ((first, second), (second, first)):
+        both = Catalogue.load(*order)
+        assert {answer.identity for answer in both["realm"].answers} == {
+            "Avalon",
+            "Camelot",
+            "Lyonesse",
+            "Logres",
+        }
+        assert Answer("Camelot", "Caer") in both["realm"].answers
+        assert both.relation("realm->climate").reference == {"Avalon": {"mild"}, "Logres": {"wet"}}
+        assert both.relation("realm->region").reference["Logres"] == {"South"}
+        assert both.relation("realm->region").reference["Avalon"] == {"North", "West"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    {
+        "knowledge: {realm: {family: simile, language: en, template: '{} is', answers: realm}}": [
+            "knowledge.realm",
+            "already taken by",
+            "world.yaml",
+        ],
+        "knowledge: {X+1: {family: math, language: en, template: '{}+1', answers: [one]}}": [
+            "knowledge.X+1",
+            "math",
+        ],
+        "entities: {realm: {Avalon: {region: South}}}": ["realm.Avalon.region", "already given"],
+        "entities: {realm: {Avalon: {de: Avalon}}}": ["realm.Avalon.de", "already given"],
+        "entities: {realm: {Avalon: {en: [Avalon, Caer]}}}": ["realm.Avalon.en", "already"],
+        "entities: {coin: [Mark]}": ["entities.coin.Mark", "already an entity"],
+        "entities: {realm: {Isle of Apples: {coin: Mark}}}": [
+            "knowledge.realm",
+            "'Isle of Apples' of 'Avalon'",
+            "world.yaml",
+            "mine.yaml",
+        ],
+        "entities: {port: {Tintagel: {realm: Isle of Apples}}}": [
+            "port.Tintagel.realm",
+            "Write 'Avalon'",
+        ],
+        "entities: {realm: {Camelot: {coin: Krone}}}": ["realm.Camelot.coin", "'Krone'", "'Crown'"],
+    }.items(),
+)
+def test_files_must_not_contradict_each_other(write, text, fragments):
+    world, mine = write(WORLD, "world.yaml"), write(f"version: 1\n{text}\n")
+    with pytest.raises(KnowledgeError) as error:
+        Catalogue.load(world, mine)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_a_refused_file_leaves_nothing_behind(write):
+    before = list(Catalogue.load())
+    broken = WORLD.replace("coin: Mark,", "coin: Marc,")
+    with pytest.raises(KnowledgeError, match="'Marc'"):
+        Catalogue.load(write(broken))
+    assert list(Catalogue.load()) == before
+    assert len(Catalogue.load(write(WORLD))) == len(before) + 8
+    assert list(Catalogue.load()) == before
+
+
+def test_it_is_a_mapping(catalogue):
+    assert "realm" in catalogue and "raelm" not in catalogue
+    assert catalogue.get("raelm") is None
+    assert len(catalogue) == len(list(catalogue)) == len(dict(catalogue))
+    assert catalogue["realm"].name == "realm"
+    assert "realm" in repr(catalogue)
+
+
+def test_unknown_names_get_near_matches(catalogue):
+    with pytest.raises(KnowledgeError, match=r"^there is no knowledge 'raelm'\. Did you .*'realm'"):
+        catalogue["raelm"]
+    with pytest.raises(KnowledgeError, match=r"^there is no knowledge 'Region'\..*'region'"):
+        catalogue.select(["realm", "Region"])
+    with pytest.raises(KnowledgeError, match=r"'similes'.*'simile'"):
+        catalogue.select(["similes"])
+    with pytest.raises(KnowledgeError, match=r"'qqq'\. Families: all, attribute.*Names: .*realm"):
+        catalogue.select(["qqq"])
+    with pytest.raises(KnowledgeError, match=r"'raelm->regio'.*'raelm' or 'regio'.*realm.*region"):
+        catalogue.relation("raelm->regio")
+
+
+@pytest.mark.parametrize("name", ["realm", "realm->", "->region", "realm->region->coin", ""])
+def test_what_is_no_relation_is_told_how_to_be_one(catalogue, name):
+    with pytest.raises(KnowledgeError, match="write source->target, such as city->country"):
+        catalogue.relation(name)
+
+
+def test_select_keeps_order_and_takes_each_once(catalogue):
+    def names(*asked):
+        return [knowledge.name for knowledge in catalogue.select(asked)]
+
+    assert names("coin", "realm", "coin") == ["coin", "realm"]
+    assert names("cross_language", "realm") == ["realm_zh", "region_zh", "realm_de", "realm"]
+    assert names("X*2", "math")[:3] == ["X*2", "X+1", "X+2"]
+    assert len(names("math")) == 16
+    assert names("all") == list(catalogue)
+    assert names() == []
+    with pytest.raises(KnowledgeError, match=r"write \[realm\]"):
+        catalogue.select("realm")
+
+
+def test_families_come_in_the_papers_order(catalogue):
+    order = ["attribute", "cross_language", "simile", "math"]
+    places = [order.index(knowledge.family) for knowledge in catalogue.values()]
+    assert places == sorted(places)
+
+
+def test_the_knowledge_room_imports_no_framework():
+    code = (
+        "import sys, lincorr_lightning.knowledge as k; k.Catalogue.load();"
+        "heavy = {'torch', 'transformers', 'lightning'} & sys.modules.keys();"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,263 @@
+"""Labels of a domain, against what the raw vocabulary says."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from lincorr_lightning.errors import DomainError, KnowledgeError
+from lincorr_lightning.knowledge import Completeness, Relation, build_domain, reference_matrix
+
+ALL = tuple(Completeness)
+PLACES = ("Brunei", "Paris", "South Korea", "Rome", "South Africa", "Zagreb", "North Korea")
+
+
+def reasons(domain):
+    return {dropped.answer.text: dropped.reason for dropped in domain.dropped}
+
+
+def check_places(domain, vocabulary, spell):
+    """The paper's rule, straight from the vocabulary: is the first word a token?"""
+    assert domain.token_ids == [
+        vocabulary[spell(word)] for word in ("Paris", "South", "Rome", "North")
+    ]
+    assert [str(label.completeness) for label in domain.labels] == [
+        "whole",
+        "phrase",
+        "whole",
+        "phrase",
+    ]
+    assert [[answer.text for answer in label.answers] for label in domain.labels] == [
+        ["Paris"],
+        ["South Korea", "South Africa"],
+        ["Rome"],
+        ["North Korea"],
+    ]
+    assert domain.n_merged == 1
+    assert [dropped.answer.text for dropped in domain.dropped] == ["Brunei", "Zagreb"]
+
+
+def test_byte_level_takes_the_token_with_the_space(byte_level, ask):
+    vocabulary = byte_level.get_vocab()
+    assert "ĠBrunei" not in vocabulary and "ĠParis" in vocabulary  # the text trained as meant
+    domain = build_domain(ask(*PLACES), byte_level)
+    check_places(domain, vocabulary, lambda word: "Ġ" + word)
+    assert domain.texts == ["Paris", "South", "Rome", "North"]
+    assert reasons(domain) == {"Brunei": "subword", "Zagreb": "subword"}
+    assert "".join(domain.dropped[0].tokens) == "Brunei"
+    assert len(domain.dropped[0].tokens) > 1
+
+
+def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, ask):
+    vocabulary = sentencepiece.get_vocab()
+    assert "▁Brunei" not in vocabulary
+    domain = build_domain(ask(*PLACES), sentencepiece)
+    check_places(domain, vocabulary, lambda word: "▁" + word)
+    assert domain.texts == ["Paris", "South", "Rome", "North"]
+
+
+def test_unigram_takes_the_token_with_the_low_line(unigram, ask):
+    vocabulary = unigram.get_vocab()
+    assert "▁Brunei" not in vocabulary and "▁Paris" in vocabulary
+    domain = build_domain(ask(*PLACES), unigram)
+    check_places(domain, vocabulary, lambda word: "▁" + word)
+
+
+def test_word_piece_matches_through_its_lower_case(word_piece, ask):
+    vocabulary = word_piece.get_vocab()
+    assert "brunei" not in vocabulary and "Paris" not in vocabulary
+    domain = build_domain(ask(*PLACES), word_piece)
+    check_places(domain, vocabulary, str.lower)
+    assert domain.texts == ["paris", "south", "rome", "north"]
+    accented = build_domain(ask("Páris", "Romé"), word_piece)
+    assert accented.token_ids == [vocabulary["paris"], vocabulary["rome"]]
+
+
+def test_word_level_drops_unknown_words(word_level, ask):
+    domain = build_domain(ask(*PLACES), word_level)
+    check_places(domain, word_level.get_vocab(), str)
+    assert reasons(domain) == {"Brunei": "unknown word", "Zagreb": "unknown word"}
+
+
+@pytest.mark.parametrize("make", ["byte_level", "word_level", "unigram"])
+def test_answers_without_a_space_take_the_token_without_one(make, request, ask):
+    check_bare_digits(request.getfixturevalue(make), ask)
+
+
+def test_sentencepiece_answers_without_a_space(sentencepiece, ask):
+    check_bare_digits(sentencepiece, ask)
+
+
+def check_bare_digits(tokenizer, ask):
+    vocabulary = tokenizer.get_vocab()
+    domain = build_domain(ask("3", "2", template="{}+1=", space=False), tokenizer, keep=ALL)
+    assert domain.token_ids == [vocabulary["3"], vocabulary["2"]]
+    assert all(label.completeness == "whole" for label in domain.labels)
+
+
+def test_the_first_of_several_digits_is_no_answer(ask):
+    """SentencePiece LMs split numbers: "1" of "10" must not stand for 10."""
+    tokenizer = ByT5Tokenizer()  # also a tokenizer without the Rust backend: no offsets
+    assert not tokenizer.is_fast
+    domain = build_domain(ask("1", "10", "7", template="{}+1=", space=False), tokenizer, keep=ALL)
+    assert domain.texts == ["1", "7"]
+    assert domain.token_ids == [ord("1") + 3, ord("7") + 3]  # ByT5: byte value + 3 specials
+    assert reasons(domain) == {"10": "subword"}
+
+
+def test_subwords_are_kept_only_when_asked_for(byte_level, ask):
+    country = ask("Paris", "Brunei", "South Korea")
+    domain = build_domain(country, byte_level, keep=ALL)
+    assert [str(label.completeness) for label in domain.labels] == ["whole", "subword", "phrase"]
+    subword = domain.labels[1]
+    assert "Brunei".startswith(subword.text) and subword.text != "Brunei"
+    assert byte_level.decode([subword.token_id]).strip() == subword.text
+    only = build_domain(country, byte_level, keep=[Completeness.SUBWORD])
+    assert only.token_ids == [subword.token_id]
+    assert reasons(only) == {"Paris": "whole", "South Korea": "phrase"}
+    assert build_domain(country, byte_level, keep=["phrase"]).texts == ["South"]
+
+
+def test_a_label_is_whole_when_one_of_its_answers_is(byte_level, ask):
+    domain = build_domain(ask("South Korea", "South"), byte_level)
+    (label,) = domain.labels
+    assert label.completeness is Completeness.WHOLE
+    assert [answer.text for answer in label.answers] == ["South Korea", "South"]
+
+
+@pytest.mark.parametrize("keep", [ALL, ("whole", "phrase")])
+def test_a_word_in_pieces_never_joins_a_whole_words_label(byte_level, ask, keep):
+    vocabulary = byte_level.get_vocab()
+    domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)
+    assert domain.token_ids == [vocabulary["ĠParis"]]
+    assert [answer.text for answer in domain.labels[0].answers] == ["Paris"]
+    assert reasons(domain) == {"Parisx": "subword"}
+
+
+def test_parts_of_a_character_are_never_labels(byte_level, sentencepiece, ask):
+    for tokenizer in (byte_level, sentencepiece):
+        chinese = ask("巴黎", "东京", template="{}所居住的城市是", space=False)
+        with pytest.raises(DomainError, match=r"2 answers; dropped: 2 part of a character"):
+            build_domain(chinese, tokenizer, keep=ALL)
+
+
+def test_a_bare_space_is_no_label(sentencepiece, ask):
+    """Every word that SentencePiece does not know begins with the one token "▁"."""
+    assert "▁巴" not in sentencepiece.get_vocab()
+    domain = build_domain(ask("Paris", "巴黎"), sentencepiece, keep=ALL)
+    assert domain.texts == ["Paris"]
+    assert reasons(domain) == {"巴黎": "bare space"}
+
+
+def test_special_tokens_are_never_labels(byte_level, ask):
+    domain = build_domain(
+        ask("Paris", "<|end|>", template="{}:", space=False), byte_level, keep=ALL
+    )
+    assert reasons(domain)["<|end|>"] == "special token"
+
+
+def test_chinese_words_that_are_tokens_are_labels(ask):
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        min_frequency=5,
+        show_progress=False,
+    )
+    # 是巴黎 is seen in the second template only, so that it merges there and not in the first.
+    backend.train_from_iterator(["X的国家,中国。法国。", "X在巴黎"] * 10 + ["中"], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    domain = build_domain(ask("中国", "法国", "巴黎", template="{}的国家,", space=False), tokenizer)
+    assert [tokenizer.decode([token_id]) for token_id in domain.token_ids] == ["中国", "法国"]
+    merged = ask("巴黎", template="{},X在", space=False)
+    with pytest.raises(DomainError, match="1 merges with the prompt"):
+        build_domain(merged, tokenizer)
+
+
+def test_a_prompt_that_is_split_otherwise_before_an_answer_still_shows_it(ask):
+    """Llama 3 looks words up before it merges: 城市是 is one token, but not in 城市是巴黎."""
+    characters = ["X", "城", "市", "是", "巴", "黎"]
+    vocabulary = {token: i for i, token in enumerate([*characters, "X城市是", "巴黎"])}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[("巴", "黎")], ignore_merges=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert len(tokenizer("X城市是").input_ids) == 1
+    assert len(tokenizer("X城市是巴黎").input_ids) == 5
+    domain = build_domain(ask("巴黎", template="{}城市是", space=False), tokenizer)
+    assert domain.token_ids == [vocabulary["巴黎"]]
+
+
+def test_texts_stay_unique_where_two_tokens_read_alike(ask):
+    """CLIP's make: "south" ends a word in one token and begins one in another."""
+    vocabulary = {"a": 0, "b": 1, "a</w>": 2, "b</w>": 3, ".": 4, ".</w>": 5}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    domain = build_domain(ask("a", "ab", "b", template="{} ."), tokenizer, keep=ALL)
+    assert domain.token_ids == [2, 0, 3]
+    assert len(set(domain.texts)) == 3
+    assert domain.texts[2] == "b"
+    assert all(text.startswith("a ") for text in domain.texts[:2])
+
+
+def test_begin_of_text_tokens_do_not_shift_the_answer(byte_level, ask):
+    """With a tokenizer that adds BOS and EOS by itself, the same labels come out."""
+    from tokenizers.processors import TemplateProcessing
+
+    before = build_domain(ask(*PLACES), byte_level)
+    backend = Tokenizer.from_str(byte_level.backend_tokenizer.to_str())
+    end = backend.token_to_id("<|end|>")
+    backend.post_processor = TemplateProcessing(
+        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", end)]
+    )
+    adding = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|end|>")
+    assert adding("Paris").input_ids[-1] == end
+    assert build_domain(ask(*PLACES), adding).labels == before.labels
+
+
+def test_no_label_left_says_how_many_and_why(word_level, ask):
+    strange = ask("Zagreb", "Brunei", "Oslo", name="nowhere")
+    with pytest.raises(DomainError) as error:
+        build_domain(strange, word_level)
+    message = str(error.value)
+    assert "'nowhere'" in message and "3 answers" in message and "3 unknown word" in message
+    assert "lincorr audit" in message
+
+
+def test_an_unknown_completeness_is_refused(word_level, ask):
+    with pytest.raises(ValueError, match="wholly"):
+        build_domain(ask("Paris"), word_level, keep=["wholly"])
+
+
+def test_reference_matrix_against_two_loops(word_level, ask):
+    source = ask("Paris", "Tokyo", "South Korea", "South Africa", "Rome", name="a", kind="a")
+    target = ask(
+        "Japan", "Italy", ("France", "France"), ("France", "france"), "China", name="b", kind="b"
+    )
+    reference = {
+        "Paris": frozenset({"France"}),
+        "Tokyo": frozenset({"Japan", "China"}),
+        "South Africa": frozenset({"Italy"}),
+        "Nowhere": frozenset({"Italy"}),
+        "Rome": frozenset({"Elsewhere"}),
+    }
+    sources, targets = build_domain(source, word_level), build_domain(target, word_level)
+    matrix = reference_matrix(Relation(source, target, reference), sources, targets)
+    assert targets.texts == ["Japan", "Italy", "France", "france", "China"]
+    assert sources.texts == ["Paris", "Tokyo", "South", "Rome"]
+    expected = np.zeros((5, 4), dtype=bool)
+    for column, rows in {0: [2, 3], 1: [0, 4], 2: [1]}.items():
+        expected[rows, column] = True
+    assert matrix.dtype == np.bool_
+    np.testing.assert_array_equal(matrix, expected)
+
+
+def test_reference_matrix_refuses_what_it_cannot_judge(word_level, ask):
+    a, b = ask("Paris", name="a"), ask("Rome", name="b")
+    domain = build_domain(a, word_level)
+    with pytest.raises(KnowledgeError, match=r"'a->b' has no reference.*facts of kind 'place'"):
+        reference_matrix(Relation(a, b, None), domain, build_domain(b, word_level))
+    with pytest.raises(KnowledgeError, match="needs the domain of 'b', not that of 'a'"):
+        reference_matrix(Relation(a, b, {}), domain, domain)

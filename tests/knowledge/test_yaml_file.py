@@ -1,0 +1,204 @@
+"""Knowledge files: what they say, and what is said of bad ones."""
+
+import pytest
+import yaml
+
+from lincorr_lightning.errors import KnowledgeError, LincorrError
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
+
+GOOD = """\
+version: 1
+source: common knowledge
+entities:
+  realm:
+    Avalon: {region: [North, West], de: Insel Avalon, zh: [阿瓦隆, 阿瓦]}
+    "No": {region: West}
+    Lyonesse:
+  region: [North, West]
+knowledge:
+  realm: {family: attribute, language: en, template: "{} rules over", answers: realm}
+  realm_zh: {family: cross_language, language: zh, template: "{}统治", answers: realm}
+  greeting:
+    family: simile
+    language: en
+    template: "{} says"
+    answers: [hello, good morning]
+    space: false
+    printed: "{} say"
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="mine.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def test_a_good_file_is_read_as_written(write):
+    file = read_knowledge_file(write(GOOD))
+    raw = yaml.safe_load(GOOD)  # the plain reader as a second opinion
+    assert file.source == raw["source"]
+    assert list(file.entities["realm"]) == list(raw["entities"]["realm"])
+    assert list(file.entities["region"]) == raw["entities"]["region"]
+    avalon = file.entities["realm"]["Avalon"]
+    assert avalon.facts == {"region": ("North", "West")}
+    assert avalon.texts("en") == ("Avalon",)
+    assert avalon.texts("de") == ("Insel Avalon",)
+    assert avalon.texts("zh") == ("阿瓦隆", "阿瓦")
+    assert avalon.texts("fr") == ()
+    assert file.entities["realm"]["Lyonesse"].facts == {}
+    assert file.questions["realm"].leading_space is True
+    assert file.questions["realm_zh"].leading_space is False
+    greeting = file.questions["greeting"]
+    assert greeting.answers == ("hello", "good morning")
+    assert greeting.leading_space is False
+    assert greeting.printed_template == "{} say"
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    path = tmp_path / "windows.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert list(read_knowledge_file(path).entities) == ["realm", "region"]
+
+
+def changed(old, new):
+    assert GOOD.count(old) >= 1
+    return GOOD.replace(old, new, 1)
+
+
+QUESTION = '  realm: {family: attribute, language: en, template: "{} rules over", answers: realm}'
+
+BAD = {
+    "no version": (changed("version: 1\n", ""), ["version", "missing", "version: 1"]),
+    "other version": (changed("version: 1", "version: 2"), ["version", "is 2", "version 1"]),
+    "version of words": (changed("version: 1", "version: [1]"), ["version", "reads version 1"]),
+    "top-level key": (changed("entities:", "entitys:"), ["entitys", "unknown", "'entities'"]),
+    "not a mapping": ("- a\n- b\n", ["must be a mapping"]),
+    "empty file": ("", ["must be a mapping"]),
+    "broken yaml": (changed("[North, West]", "[North, West"), ["line"]),
+    "a key twice": (
+        changed("    Lyonesse:\n", "    Lyonesse:\n    Avalon: {region: North}\n"),
+        ["line 8", "'Avalon'", "twice"],
+    ),
+    "a fact twice": (
+        changed("region: [North, West], de", "region: North, region: West, de"),
+        ["line 5", "'region'", "twice"],
+    ),
+    "entity listed twice": (
+        changed("region: [North, West]\nk", "region: [North, West, North]\nk"),
+        ["entities.region", "'North'", "twice"],
+    ),
+    "unquoted No": (changed('"No":', "No:"), ["entities.realm", "No (line 6)", 'quote it: "No"']),
+    "unquoted yes": (changed("de: Insel Avalon", "de: yes"), ["Avalon.de", "boolean", '"yes"']),
+    "number": (changed("[hello,", "[42,"), ["greeting.answers", "42", "a number", '"42"']),
+    "date": (changed("[hello,", "[2001-12-14,"), ["2001-12-14", "a date", '"2001-12-14"']),
+    "impossible date": (changed("[hello,", "[2001-13-45,"), ["2001-13-45", "a date"]),
+    "null": (changed("[hello,", "[~,"), ["greeting.answers", "~", "nothing"]),
+    "mapping as answer": (changed("[hello,", "[{a: b},"), ["greeting.answers", "text", "dict"]),
+    "empty text": (changed("[hello,", '["",'), ["greeting.answers", "empty text"]),
+    "space around": (changed("[hello,", '["hello ",'), ["greeting.answers", "'hello '", "space"]),
+    "empty list": (changed("[hello, good morning]", "[]"), ["greeting.answers", "empty"]),
+    "no answers": (changed("answers: realm}", "answers: }"), ["realm.answers", "empty"]),
+    "empty kind": (
+        changed("  region: [North, West]\n", "  region: []\n"),
+        ["region", "no entities"],
+    ),
+    "no members": (changed("  region: [North, West]\n", "  region:\n"), ["region", "no entities"]),
+    "kind of text": (changed("  region: [North, West]\n", "  region: North\n"), ["region", "list"]),
+    "language as kind": (changed("  region: [", "  de: ["), ["entities.de", "language"]),
+    "computed kind": (changed("  region: [", "  number: ["), ["entities.number", "computed"]),
+    "entity of text": (changed('"No": {region: West}', '"No": West'), ["realm.No", "mapping"]),
+    "no place": (changed("{} rules", "X rules"), ["realm.template", "0 places", "one"]),
+    "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "2 places", "one"]),
+    "space at the end": (
+        changed("rules over", "rules over "),
+        ["realm.template", "ends in a space"],
+    ),
+    "language": (changed("language: en", "language: it"), ["realm.language", "'it'", "en, es, fr"]),
+    "family": (changed("family: attribute", "family: atribute"), ["realm.family", "attribute, c"]),
+    "unknown key": (changed("space: false", "spaces: false"), ["greeting.spaces", "'space'"]),
+    "no flag": (changed("space: false", "space: none"), ["greeting.space", "true or false"]),
+    "no template": (changed('template: "{} rules over", ', ""), ["realm.template", "missing"]),
+    "no body": (changed(QUESTION, "  realm: realm"), ["knowledge.realm", "mapping"]),
+    "name with an arrow": (changed("  greeting:", "  a->b:"), ["a->b", "'->'"]),
+    "name with a space": (changed("  greeting:", "  my greeting:"), ["my greeting", "space"]),
+    "name with a dot": (changed("  greeting:", "  my.greeting:"), ["my.greeting", "'.'"]),
+    "name with a comma": (changed("  greeting:", "  'my,greeting':"), ["my,greeting", "','"]),
+    "kind with a dot": (changed("  region: [", "  re.gion: ["), ["entities.re.gion", "'.'"]),
+    "name of a family": (changed("  greeting:", "  simile:"), ["knowledge.simile", "family"]),
+    "name of everything": (changed("  greeting:", "  all:"), ["knowledge.all", "family"]),
+    # What only shows when the file is put together with the others:
+    "fact of unknown kind": (
+        changed("region: West}", "regoin: West}"),
+        ["realm.No.regoin", "neither a kind nor a language", "'region'"],
+    ),
+    "fact of unknown language": (
+        changed("de: Insel", "it: Insel"),
+        ["realm.Avalon.it", "neither a kind nor a language", "en, es, fr, de, zh, ja"],
+    ),
+    "fact to an unknown entity": (
+        changed("region: West}", "region: Wets}"),
+        ["realm.No.region", "no region called 'Wets'", "'West'"],
+    ),
+    "unknown kind of answers": (
+        changed("answers: realm}", "answers: relm}"),
+        ["realm.answers", "'relm'", "'realm'"],
+    ),
+    "domain empty in its language": (
+        changed("language: zh", "language: ja"),
+        ["realm_zh.answers", "empty", "'ja'"],
+    ),
+    "one text for two": (
+        changed("  region: [North, West]", "  region: [North, West, NORTH]"),
+        ["knowledge.compass.answers", "'North'", "'NORTH'", "alike"],
+    ),
+    "one text for two by alias": (
+        changed('"No": {region: West}', '"No": {region: West, en: ["No", avalon]}'),
+        ["knowledge.realm.answers", "'avalon' of 'No'", "'Avalon'", "alike"],
+    ),
+    "one text twice in a list": (
+        changed("[hello, good", "[hello, Hello, good"),
+        ["knowledge.greeting.answers", "'Hello'", "'hello'", "alike"],
+    ),
+}
+COMPASS = '  compass: {family: simile, language: en, template: "{} lies", answers: region}\n'
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_refused_with_file_key_and_reason(case, write):
+    text, fragments = BAD[case]
+    if "compass" in " ".join(fragments):
+        text += COMPASS
+    path = write(text, "bad.yaml")
+    with pytest.raises(KnowledgeError) as error:
+        Catalogue.load(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}: "), message
+    for fragment in fragments:
+        assert fragment in message, message
+    assert isinstance(error.value, LincorrError)
+
+
+def test_the_good_file_is_good(write):
+    """Else the bad ones above could fail for another reason."""
+    assert len(Catalogue.load(write(GOOD + COMPASS))) == len(Catalogue.load()) + 4
+
+
+def test_unreadable_files_are_named(tmp_path):
+    with pytest.raises(KnowledgeError, match=r"gone\.yaml: cannot be read.*No such file"):
+        Catalogue.load(tmp_path / "gone.yaml")
+    with pytest.raises(KnowledgeError, match="cannot be read"):
+        Catalogue.load(tmp_path)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("source: Übersee".encode("latin-1"))
+    with pytest.raises(KnowledgeError, match=r"latin\.yaml: is not UTF-8"):
+        Catalogue.load(latin)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"version: 1\nsource: \x00\x01")
+    with pytest.raises(KnowledgeError, match=r"binary\.yaml"):
+        Catalogue.load(binary)

@@ -1,0 +1,281 @@
+"""The probe against scikit-learn and scipy on logits taken the naive way."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from scipy import stats
+from sklearn.linear_model import LinearRegression, Ridge
+
+from lincorr_lightning import LanguageModel, LinearMap
+from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.errors import ConfigError, KnowledgeError, LinearMapError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import LinearProbe
+
+TEMPLATES = {
+    "city": "{} lives in the city of",
+    "country": "{} lives in the country of",
+    "color": "{}’s favorite color is",
+}
+
+
+def run_probe(
+    folder: Path, lm: str, *, data: dict[str, Any] | None = None, epochs: int = 1, **options: Any
+) -> tuple[LinearProbe, L.Trainer, Path]:
+    """Fit a probe and return it, its trainer and its run folder."""
+    options = {"knowledges": ["city", "country", "color"], **options}
+    probe = LinearProbe(lm=LMConfig(name_or_path=lm), **options)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=epochs, num_sanity_val_steps=0, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False,
+        logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
+    )  # fmt: skip
+    trainer.fit(
+        probe, datamodule=PromptInputs(**{"n_inputs": 300, "batch_size": 64, **(data or {})})
+    )
+    return probe, trainer, Path(trainer.log_dir or "")
+
+
+@pytest.fixture(scope="module")
+def fitted(
+    small_lm: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LinearProbe, L.Trainer, Path]:
+    return run_probe(tmp_path_factory.mktemp("runs"), small_lm)
+
+
+@pytest.fixture(scope="module")
+def naive(
+    small_lm: str, fitted: tuple[LinearProbe, L.Trainer, Path]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Logits of the same X's, one prompt at a time, for the labels that the run's files name."""
+    folder = fitted[2]
+    labels = json.loads((folder / "linear_map" / "config.json").read_text())
+    assert labels
+    linear_map = LinearMap.from_pretrained(folder / "linear_map")
+    lm = LanguageModel.from_pretrained(small_lm)
+    with (folder / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found: dict[str, dict[str, np.ndarray]] = {"fit": {}, "test": {}}
+    for half, logits in found.items():
+        for name, template in TEMPLATES.items():
+            columns = list(linear_map.token_ids(name))
+            stack = []
+            for row in rows:
+                if row["half"] == half:
+                    ids = lm.tokenizer(template.format(row["x"]), return_tensors="pt")["input_ids"]
+                    with torch.no_grad():
+                        stack.append(lm.model(input_ids=ids).logits[0, -1, columns].double())
+            logits[name] = torch.stack(stack).numpy()
+    return found
+
+
+def _pairs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    results = json.loads((folder / "results.json").read_text())
+    return {(pair["source"], pair["target"]): pair for pair in results["pairs"]}
+
+
+def test_scores_equal_scikit_learn_and_scipy(
+    fitted: tuple[LinearProbe, L.Trainer, Path], naive: dict[str, dict[str, np.ndarray]]
+) -> None:
+    pairs = _pairs(fitted[2])
+    assert set(pairs) == {(s, t) for s in TEMPLATES for t in TEMPLATES if s != t}
+    for (source, target), ours in pairs.items():
+        model = LinearRegression().fit(naive["fit"][source], naive["fit"][target])
+        predicted, true = model.predict(naive["test"][source]), naive["test"][target]
+        by_label = [stats.pearsonr(predicted[:, j], true[:, j])[0] for j in range(true.shape[1])]
+        by_instance = [stats.pearsonr(p, t)[0] for p, t in zip(predicted, true, strict=True)]
+        assert ours["label_mean"] == pytest.approx(np.mean(by_label), abs=1e-5)
+        assert ours["label_std"] == pytest.approx(np.std(by_label), abs=1e-5)
+        assert ours["instance_mean"] == pytest.approx(np.mean(by_instance), abs=1e-5)
+        assert ours["n_labels"] == true.shape[1]
+        assert ours["n_constant_labels"] == 0
+
+
+def test_stored_map_predicts_as_scikit_learn_on_the_same_logits(
+    fitted: tuple[LinearProbe, L.Trainer, Path],
+) -> None:
+    probe, trainer, folder = fitted
+    linear_map = LinearMap.from_pretrained(folder / "linear_map")
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+    for source, target in probe.layout.pairs:
+        x, y = probe.layout.columns(source), probe.layout.columns(target)
+        model = LinearRegression().fit(fit[:, x], fit[:, y])
+        ours = linear_map.predict(f"{source}->{target}", torch.from_numpy(test[:, x])).numpy()
+        theirs = model.predict(test[:, x])
+        assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+
+
+def test_nulls_are_refitted(
+    fitted: tuple[LinearProbe, L.Trainer, Path], naive: dict[str, dict[str, np.ndarray]]
+) -> None:
+    probe, trainer, folder = fitted
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+    pair = _pairs(folder)["city", "country"]
+    control, y = probe.layout.control_columns("city"), probe.layout.columns("country")
+    model = LinearRegression().fit(fit[:, control], fit[:, y])
+    predicted = model.predict(test[:, control])
+    oracle = np.mean([stats.pearsonr(predicted[:, j], test[:, i])[0] for j, i in enumerate(y)])
+    assert pair["control_label_mean"] == pytest.approx(oracle, abs=1e-8)
+    # The control is the neutral prompt, read at the city's tokens.
+    lm, domain = probe.lm, probe.layout.domains["city"]
+    direct = lm.domain_logits([f"One day, {x} saw a" for x in halves["fit"]], domain.token_ids)
+    np.testing.assert_allclose(direct.numpy(), fit[:, control], atol=1e-5)
+    assert abs(pair["permuted_label_mean"]) < 0.15
+    for null in pair["permuted_label_mean"], pair["control_label_mean"]:
+        assert null < pair["label_mean"]
+
+
+def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Path]) -> None:
+    probe, trainer, folder = fitted
+    results = json.loads((folder / "results.json").read_text())
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+    (path,) = (
+        p["path"]
+        for p in results["ridge_path"]
+        if (p["source"], p["target"]) == ("city", "country")
+    )
+    assert [point["ridge"] for point in path] == pytest.approx(list(probe.ridge_grid))
+    x, y = probe.layout.columns("city"), probe.layout.columns("country")
+    reference = probe.layout.references["city", "country"]
+    assert reference is not None
+    for point in path[1:]:
+        model = Ridge(alpha=point["ridge"]).fit(fit[:, x], fit[:, y])
+        predicted = model.predict(test[:, x])
+        r = [stats.pearsonr(predicted[:, j], test[:, i])[0] for j, i in enumerate(y)]
+        assert point["label_mean"] == pytest.approx(np.mean(r), abs=1e-6)
+        best = model.coef_.argmax(0)
+        asked = np.flatnonzero(reference.any(0))
+        hits = np.mean([reference[best[column], column] for column in asked])
+        assert point["influenced"]["1"] == pytest.approx(hits)
+    chosen = _pairs(folder)["city", "country"]
+    assert path[0]["label_mean"] == pytest.approx(chosen["label_mean"], abs=1e-12)
+    assert path[0]["influenced"] == chosen["precision"]["influenced"]
+
+
+def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Path) -> None:
+    probe, trainer, folder = run_probe(tmp_path, small_lm, ridge="auto", pairs="city->country")
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    rows = probe.joint_rows(halves["fit"]).numpy()
+    x, y = probe.layout.columns("city"), probe.layout.columns("country")
+    judge = np.arange(len(rows)) % 5 == 4
+    means = []
+    for ridge in probe.ridge_grid:
+        model = Ridge(alpha=max(ridge, 1e-9)).fit(rows[~judge][:, x], rows[~judge][:, y])
+        predicted = model.predict(rows[judge][:, x])
+        r = [stats.pearsonr(predicted[:, j], rows[judge][:, i])[0] for j, i in enumerate(y)]
+        means.append(np.mean(r))
+    expected = max(i for i, mean in enumerate(means) if mean >= max(means) - 0.02)
+    assert probe.ridges["city", "country"] == pytest.approx(probe.ridge_grid[expected])
+    # The final map is fitted on the whole half.
+    model = Ridge(alpha=probe.ridges["city", "country"]).fit(rows[:, x], rows[:, y])
+    np.testing.assert_allclose(probe.maps["city"].weight.detach(), model.coef_, atol=1e-7)
+    assert _pairs(folder)["city", "country"]["ridge"] == probe.ridges["city", "country"]
+
+
+def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path) -> None:
+    data = {"n_inputs": 300, "batch_size": 75}
+    options: dict[str, Any] = {"pairs": "color->country", "ridge": 1.0}
+    closed, *_ = run_probe(tmp_path / "a", small_lm, data=data, **options)
+    descent, *_ = run_probe(
+        tmp_path / "b", small_lm, data=data, epochs=150, solver="sgd", **options
+    )
+    ours = descent.report.pairs[0].label_mean  # type: ignore[union-attr]
+    assert ours == pytest.approx(closed.report.pairs[0].label_mean, abs=5e-3)  # type: ignore[union-attr]
+    rows = closed.joint_rows(["Paris", "name3", "blue"])
+    difference = descent(rows)["color", "country"] - closed(rows)["color", "country"]
+    assert difference.abs().max() < 0.05 * closed(rows)["color", "country"].std()
+
+
+def test_checkpoint_holds_the_maps_and_not_the_lm(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str
+) -> None:
+    probe, trainer, _ = fitted
+    path = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    assert not [k for k in torch.load(path)["state_dict"] if k.startswith("lm.")]
+    again = LinearProbe.load_from_checkpoint(path)
+    rows = probe.joint_rows(["Paris", "name7"])
+    for pair, logits in again(rows).items():
+        torch.testing.assert_close(logits, probe(rows)[pair])
+    assert again.fitted_on == 150
+
+
+def test_test_of_a_checkpoint_gives_the_fit_s_scores(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+) -> None:
+    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country", "color"])
+    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
+                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.test(probe, datamodule=PromptInputs(n_inputs=300), ckpt_path=path, verbose=False)
+    (results,) = tmp_path.rglob("results.json")
+    again = {(p["source"], p["target"]): p for p in json.loads(results.read_text())["pairs"]}
+    for pair, before in _pairs(fitted[2]).items():
+        for key in ("label_mean", "instance_mean", "control_label_mean"):
+            assert again[pair][key] == pytest.approx(before[key], abs=1e-6)
+        assert again[pair]["precision"] == before["precision"]
+
+
+def test_checkpoint_of_another_lm_is_refused(
+    fitted: tuple[LinearProbe, L.Trainer, Path], make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = make_lm(tmp_path / "other", seed=1)
+    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    with pytest.raises(LinearMapError, match=r"whose weights differs from that of .*other"):
+        LinearProbe.load_from_checkpoint(path, lm=LMConfig(name_or_path=str(other)))
+
+
+def test_checkpoint_of_other_pairs_is_refused(
+    fitted: tuple[LinearProbe, L.Trainer, Path],
+) -> None:
+    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    with pytest.raises(LinearMapError, match="Ask for the same knowledges"):
+        LinearProbe.load_from_checkpoint(path, knowledges=["city", "country"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"ridge": -1.0}, ConfigError, "model.ridge is -1.0"),
+        ({"ridge": "auto", "solver": "sgd"}, ConfigError, "closed_form"),
+        ({"ridge_grid": [1.0, 0.5]}, ConfigError, "model.ridge_grid must be increasing"),
+        ({"control": "no place"}, ConfigError, "model.control 'no place'"),
+        ({"knowledges": ["city"]}, ConfigError, "two knowledges or more"),
+        ({"precision": ["country->city"], "pairs": "city->country"}, ConfigError, "does not fit"),
+        ({"precision": ["city->color"]}, KnowledgeError, "city->color, which has no reference"),
+        ({"knowledges": ["city", "contry"]}, KnowledgeError, "country"),
+        ({"pairs": ["city->contry"]}, KnowledgeError, "country"),
+    ],
+)
+def test_settings_that_cannot_be(
+    small_lm: str, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options = {"knowledges": ["city", "country", "color"], **options}
+    with pytest.raises(error, match=message):
+        LinearProbe(lm=LMConfig(name_or_path=small_lm), **options)
+
+
+def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None:
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
+    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    with pytest.raises(ConfigError, match="no map to test yet"):
+        trainer.test(probe, datamodule=PromptInputs(n_inputs=100))
+
+
+def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
+    trainer = L.Trainer(
+        accelerator="cpu", precision="bf16-true", logger=False, default_root_dir=tmp_path
+    )
+    with pytest.raises(ConfigError, match="trainer.precision is bf16-true"):
+        trainer.fit(probe, datamodule=PromptInputs(n_inputs=100))
