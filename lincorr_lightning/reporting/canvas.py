@@ -6,7 +6,6 @@ so that a figure can be made inside anybody's program.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from matplotlib import font_manager
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -33,32 +31,56 @@ _OTHER_FONTS = (
 )  # fmt: skip
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure with its title.
+def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
+    """An empty figure under its title.
 
     Args:
         width: In inches.
-        height: In inches, the title's lines not counted.
-        title: In bold over everything, broken into as many lines as it needs.
+        height: In inches, title and subtitle not counted.
+        title: In bold, broken into as many lines as it needs.
+        subtitle: In grey below it, likewise.
     """
-    # Twelve points bold are about a tenth of an inch a letter.
-    lines = textwrap.wrap(_flat(title), max(int(width / 0.115), 20), break_on_hyphens=False)
-    figure = Figure(figsize=(width, height + 0.25 * len(lines)), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
     FigureCanvasAgg(figure)
-    figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize=12, fontweight="bold", color=INK)
+    head, below = _wrap(figure, title, 12, "bold"), _wrap(figure, subtitle, 9, "normal")
+    # A line takes a third more than its letters; then some air.
+    room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
+    figure.set_size_inches(width, height + room)
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / (height + room)))  # type: ignore[union-attr]
+    top = 1 - 0.08 / (height + room)
+    under = top - 12 * 1.35 * len(head) / 72 / (height + room)
+    left = 0.08 / width
+    for y, lines, size, weight, colour in (
+        (top, head, 12, "bold", INK),
+        (under, below, 9, "normal", GREY),
+    ):
+        figure.text(left, y, "\n".join(lines), fontsize=size, fontweight=weight, color=colour,
+                    va="top", linespacing=1.2, in_layout=False)  # fmt: skip
     return figure
 
 
-def set_subtitle(axes: Axes, text: str, width: float) -> None:
-    """Put grey lines between the title and the axes.
+def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
+    """Break a text so that no line is wider than the figure."""
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    renderer = canvas.get_renderer()
+    font = font_manager.FontProperties(family="DejaVu Sans", size=size, weight=weight)
 
-    Args:
-        axes: What they are about.
-        text: Any length.
-        width: Of the figure, in inches.
-    """
-    lines = textwrap.wrap(_flat(text), max(int((width - 1) / 0.078), 24))
-    axes.set_title("\n".join(lines), loc="left", fontsize=9, color=GREY, pad=8)
+    def fits(line: str) -> bool:
+        width, _, _ = renderer.get_text_width_height_descent(line, font, ismath=False)
+        return bool(width <= figure.bbox.width - 0.16 * DPI)
+
+    lines: list[str] = []
+    for word in text.split():
+        if lines and fits(f"{lines[-1]} {word}"):
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for sign in _flat(word):  # a path may be longer than a line
+            if not fits(lines[-1] + sign):
+                lines.append("")
+            lines[-1] += sign
+    return lines
 
 
 def finish(figure: Figure) -> Figure:
@@ -88,8 +110,8 @@ def to_image(figure: Figure) -> npt.NDArray[np.uint8]:
 def legible(labels: Sequence[str]) -> tuple[list[str], str]:
     """Labels as a figure can show them.
 
-    Long ones are cut. One that no font here can draw is shown as its number, which is better than a
-    row of boxes.
+    Long ones are cut. One that no font here can draw is spelt in Unicode numbers, which is better
+    than a row of boxes.
 
     Args:
         labels: Labels of rows or columns.
@@ -97,15 +119,13 @@ def legible(labels: Sequence[str]) -> tuple[list[str], str]:
     Returns:
         The labels, and a note on the numbers: empty if there are none.
     """
-    shown, numbered = [], 0
-    for number, label in enumerate(map(_flat, labels), start=1):
+    shown, note = [], ""
+    for label in map(_flat, labels):
         if not _drawable(label):
-            label, numbered = f"no. {number}", numbered + 1
-        elif len(label) > _LONGEST_LABEL:
-            label = f"{label[: _LONGEST_LABEL - 1]}…"
-        shown.append(label)
-    note = f"{numbered} labels are shown by number: no font found here has their signs."
-    return shown, note if numbered else ""
+            label = " ".join(f"U+{ord(sign):04X}" for sign in label)
+            note = "U+: no font found here has these signs"
+        shown.append(label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…")
+    return shown, note
 
 
 def _flat(text: str) -> str:

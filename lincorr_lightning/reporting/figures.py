@@ -23,7 +23,6 @@ from lincorr_lightning.reporting.canvas import (
     finish,
     legible,
     new_figure,
-    set_subtitle,
 )
 
 if TYPE_CHECKING:
@@ -89,8 +88,8 @@ def weight_heatmap(
         weight, target_labels, source_labels, title, subtitle, limit
     )
     for row, column in np.argwhere(right) if right is not None else ():
-        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK)
-        frame.set_linewidth(min(2.0, 6 * cell))
+        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
+        frame.set_linewidth(min(2.0, 5 * cell))
         axes.add_patch(frame)
     axes.set_ylabel("target label", color=INK)
     axes.set_xlabel("source label", color=INK)
@@ -138,12 +137,12 @@ def _heatmap(
     row_labels, row_note = legible(rows)
     column_labels, column_note = legible(columns)
     subtitle = "; ".join(text for text in (subtitle, row_note or column_note) if text)
-    cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.7)
+    cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     room = 0.0085 * label_size  # inches a letter of a label takes
     width = max(n_columns * cell + max(map(len, row_labels)) * room + _SIDES + 0.5, 5.5)
-    height = n_rows * cell + max(map(len, column_labels)) * room + 1.0
-    figure = new_figure(width, height, title)
+    height = n_rows * cell + max(map(len, column_labels)) * room + 0.6
+    figure = new_figure(width, height, title, subtitle)
     axes = figure.add_subplot()
     # What lies under a missing value shows through it.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
@@ -158,8 +157,6 @@ def _heatmap(
     axes.grid(which="minor", color="white", linewidth=min(1.0, 3 * cell))
     axes.tick_params(which="minor", length=0)
     axes.spines[:].set_visible(False)
-    if subtitle:
-        set_subtitle(axes, subtitle, width)
     if cell >= _SMALLEST_CELL_WITH_VALUE:
         size = min(cell * 22, 10.0)
         for (row, column), value in np.ndenumerate(matrix):
@@ -182,7 +179,11 @@ def short(value: float) -> str:
 
 
 def _colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=25)
+    shown = image.get_clim()[1]
+    bar = figure.colorbar(
+        image, ax=axes, pad=0.02, fraction=0.05, aspect=25,
+        ticks=[-1, -0.5, 0, 0.5, 1] if shown == 1 else None,
+    )  # fmt: skip
     bar.set_label(label, color=INK)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
@@ -206,8 +207,10 @@ def ridge_path_figure(
     shown = list(paths)[:_MOST_PANELS]
     n_columns = min(len(shown), 3)
     n_rows = math.ceil(len(shown) / n_columns)
-    width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 1.0
-    figure = new_figure(width, height, title)
+    width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 0.7
+    left_out = len(paths) - len(shown)
+    note = f"{len(shown)} of {len(paths)} pairs; all: tables/ridge_path.csv" if left_out else ""
+    figure = new_figure(width, height, title, note)
     panels = figure.subplots(n_rows, n_columns, squeeze=False)
     for panel, pair in zip(panels.flat, shown, strict=False):
         _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
@@ -222,12 +225,9 @@ def ridge_path_figure(
     handles = {line.get_label(): line for p in panels.flat for line in p.get_lines()}
     named = {str(label): line for label, line in handles.items() if not str(label).startswith("_")}
     figure.legend(
-        named.values(), named.keys(), loc="outside lower left", ncols=min(len(named), 5),
+        named.values(), named.keys(), loc="outside lower left", ncols=5 if n_columns == 3 else 3,
         frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2,
     )  # fmt: skip
-    if len(shown) < len(paths):
-        note = f"{len(shown)} of {len(paths)} pairs; all are in tables/ridge_path.csv"
-        figure.supxlabel(note, fontsize=8, color=GREY)
     return finish(figure)
 
 
@@ -299,8 +299,9 @@ def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Fi
     known = [score for score in scores if not math.isnan(_or_nan(score.label_mean))]
     shown = sorted(known, key=lambda score: -score.label_mean)[:limit]
     names, _ = legible([f"{score.source}->{score.target}" for score in shown])
-    width = 7.5
-    figure = new_figure(width, 0.23 * max(len(shown), 3) + 1.3, title)
+    note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
+    height = 0.23 * max(len(shown), 3) + 0.9
+    figure = new_figure(7.5, height, title, note if len(shown) < len(scores) else "")
     axes = figure.add_subplot()
     rows = np.arange(len(shown))
     r = np.array([score.label_mean for score in shown], dtype=float)
@@ -321,10 +322,7 @@ def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Fi
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("label-wise Pearson r", color=INK)
-    if len(shown) < len(scores):
-        note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
-        set_subtitle(axes, note, width)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return finish(figure)
 
 
