@@ -98,7 +98,7 @@ class LinearMap:
         return self._weights[self._known(pair, self._weights, "pair")]
 
     def bias(self, pair: str) -> Tensor:
-        """b of a pair, ``(n_target_labels,)``, float64.
+        """Bias of a pair, ``(n_target_labels,)``, float64.
 
         Raises:
             LinearMapError: There is no such pair.

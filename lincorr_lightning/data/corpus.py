@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from lincorr_lightning.data.word_tokenizer import build_tokenizer
 from lincorr_lightning.data.world import Statement, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.knowledge import Catalogue, Knowledge
+from lincorr_lightning.knowledge import Catalogue
 
 IGNORED = -100
 """Target of a token that no loss is taken at."""
@@ -56,7 +56,7 @@ class RecallBatch:
     answers: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Encoded:
     """A statement in tokens: the prompt, the answer, and a full stop."""
 
@@ -97,3 +97,160 @@ class _Epochs(Dataset[PackedBatch]):
 @lru_cache(maxsize=2)
 def _shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def _pack(chosen: Sequence[_Encoded], in_full: Sequence[bool], row_length: int) -> PackedBatch:
+    """Lay statements side by side.
+
+    A statement read in full asks for each token from its third on; the subject and the verb after
+    it are anybody's guess. The others ask for the first token of the answer, which is what there
+    is to learn, and end there, which saves most of the work.
+    """
+    rows: list[list[tuple[int, int, int, int]]] = [[]]
+    for statement, full in zip(chosen, in_full, strict=True):
+        tokens, n_prompt = statement.tokens, statement.n_prompt
+        n = len(tokens) - 1 if full else n_prompt
+        if len(rows[-1]) + n > row_length:
+            rows.append([])
+        for i in range(n):
+            is_answer = i == n_prompt - 1
+            asked = is_answer or (full and i > 0)
+            target = tokens[i + 1] if asked else IGNORED
+            rows[-1].append((tokens[i], i, target, statement.knowledge if is_answer else -1))
+    length = max(map(len, rows))
+    # Filled up with statements of one padding token each, which nothing is asked of.
+    table = torch.tensor([row + [(0, 0, IGNORED, -1)] * (length - len(row)) for row in rows])
+    return PackedBatch(*(part.contiguous() for part in table.unbind(-1)))
+
+
+class _EveryBatchOnce(DistributedSampler[PackedBatch]):
+    """Deals the batches of one epoch out to the processes; Lightning tells it the epoch."""
+
+    def __init__(self, dataset: _Epochs, rank: int, n_processes: int) -> None:
+        super().__init__(dataset, num_replicas=n_processes, rank=rank, shuffle=False)
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.epoch * len(self.dataset)  # type: ignore[arg-type]
+        return (first + index for index in super().__iter__())
+
+
+class CorpusDataModule(L.LightningDataModule):
+    """Text about the tiny world, to pre-train a tiny LM on.
+
+    Training sees every true statement once an epoch, in an order of its own each epoch; validation
+    asks every prompt that has one true answer.
+
+    Args:
+        world: The world that is spoken about.
+        knowledges: What is said of it: knowledges or families.
+        batch_size: Statements per step.
+        row_length: Tokens of a row that statements are packed into.
+        read_in_full: Share of the statements of which every word counts; of the others only the
+            answer does.
+        math_repeats: How often an epoch states each calculation; there are few of them.
+        knowledge_files: YAML files with knowledge of your own.
+        seed: Seed of the order.
+    """
+
+    def __init__(
+        self,
+        world: WorldConfig | None = None,
+        knowledges: list[str] | None = None,
+        batch_size: int = 256,
+        row_length: int = 64,
+        read_in_full: float = 0.1,
+        math_repeats: int = 5,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= read_in_full <= 1:
+            raise ConfigError(f"data.read_in_full is {read_in_full}; it is a share, from 0 to 1.")
+        for name, value in (("batch_size", batch_size), ("math_repeats", math_repeats)):
+            if value < 1:
+                raise ConfigError(f"data.{name} is {value}; it must be at least 1.")
+        self.save_hyperparameters()
+        self.world_config = world or WorldConfig()
+        self.world: World | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Make the world, its tokenizer and its corpus; the same on every process."""
+        del stage
+        if self.world is not None:
+            return
+        catalogue = Catalogue.load(*(self.hparams["knowledge_files"] or ()))
+        knowledges = catalogue.select(self.hparams["knowledges"] or ["attribute", "math"])
+        world = World.generate(self.world_config, catalogue)
+        statements = list(world.statements(knowledges))
+        # A word for every subject and answer, also those that few statements or none use.
+        self.tokenizer = build_tokenizer(f"{statement.text}." for statement in statements)
+        self.knowledges = tuple(knowledge.name for knowledge in knowledges)
+        self._encoded = _encode(statements, self.tokenizer, self.knowledges)
+        self._check_length()
+        self.answers = tuple(_answer_ids(self._encoded, index) for index in range(len(knowledges)))
+        self.world = world
+
+    def _check_length(self) -> None:
+        longest = max(len(statement.tokens) for statement in self._encoded)
+        if self.hparams["row_length"] < longest:
+            raise ConfigError(
+                f"data.row_length is {self.hparams['row_length']}, the longest statement has "
+                f"{longest} tokens; make it at least that."
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, and the world as ``world.json``, beside an LM's weights."""
+        assert self.world is not None, "set up first"
+        self.tokenizer.save_pretrained(folder)
+        self.world.save(folder / "world.json")
+
+    def train_dataloader(self) -> DataLoader[PackedBatch]:
+        """Every statement once; calculations as often as asked for."""
+        rank, n_processes = 0, 1
+        if self.trainer is not None:
+            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+        is_math = [self.knowledges[s.knowledge].startswith("X") for s in self._encoded]
+        repeated = [
+            statement
+            for statement, often in zip(self._encoded, is_math, strict=True)
+            for _ in range(self.hparams["math_repeats"] if often else 1)
+        ]
+        epochs = _Epochs(
+            repeated,
+            self.hparams["batch_size"],
+            self.hparams["row_length"],
+            self.hparams["read_in_full"],
+            self.hparams["seed"],
+        )
+        sampler = _EveryBatchOnce(epochs, rank, n_processes)
+        return DataLoader(epochs, batch_size=None, sampler=sampler)
+
+    def val_dataloader(self) -> DataLoader[RecallBatch]:
+        """The prompts of one knowledge after the other."""
+        batches = []
+        for index, name in enumerate(self.knowledges):
+            members = [s for s in self._encoded if s.knowledge == index]
+            prompts = torch.tensor([s.tokens[: s.n_prompt] for s in members])
+            answers = torch.tensor([s.tokens[s.n_prompt] for s in members])
+            batches.append(RecallBatch(name, prompts, answers))
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+def _encode(
+    statements: Sequence[Statement],
+    tokenizer: PreTrainedTokenizerFast,
+    names: Sequence[str],
+) -> list[_Encoded]:
+    index = {name: i for i, name in enumerate(names)}
+    texts = tokenizer([f"{s.text}." for s in statements], add_special_tokens=False)["input_ids"]
+    prompts = tokenizer([s.prompt for s in statements], add_special_tokens=False)["input_ids"]
+    return [
+        _Encoded(text, len(prompt), index[statement.knowledge.name])
+        for statement, text, prompt in zip(statements, texts, prompts, strict=True)
+    ]
+
+
+def _answer_ids(encoded: Sequence[_Encoded], knowledge: int) -> tuple[int, ...]:
+    """First tokens of all answers that the corpus gives to a knowledge."""
+    found = {s.tokens[s.n_prompt] for s in encoded if s.knowledge == knowledge}
+    return tuple(sorted(found))

@@ -1,7 +1,7 @@
 """The tiny world: invented people in real places, whose attributes follow a known graph.
 
     city -> country -> continent, language, landmark
-    city ~> birthplace            (usually the same)
+    city -> birthplace            (the same, for a share of the people)
     continent ~> mother, father   (parents' names by origin)
     ceo -> company
     everything else is independent
@@ -13,13 +13,14 @@ written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lincorr_lightning.data.invented_names import invent_names
+from lincorr_lightning.data.places import PLACES
 from lincorr_lightning.data.word_tokenizer import words_of
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
@@ -27,10 +28,13 @@ from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 PARENTS = ("mother", "father")
 """Attributes that a person's origin makes likely; an origin is a continent."""
 
-MAY_SHARE = {"city": {"vacation"}, "color": {"flower", "food", "drink"}}
-"""Kinds whose answers are taken even if the same word also answers another kind: otherwise no
-Paris and no orange would be left. All other words of the world answer one kind only, so that a
-correlation never comes from two domains that share a token."""
+HOME = ("country", "continent", "language", "landmark")
+"""Attributes that follow from the city that a person lives in."""
+
+MAY_SHARE = {"color": {"flower", "food", "drink"}}
+"""Kinds that may share a word with others: without it there would be no orange. Of the other kinds
+that are drawn, only answers that answer nothing else are taken, so that no correlation comes from
+two domains that share a token."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class WorldConfig:
 
     Attributes:
         n_people: Invented people; each is one word, and each has every attribute.
-        n_countries: Countries they live in, spread evenly over the continents.
-        n_cities: Cities they live in; should stay well below the LM's width.
+        cities_per_country: Cities of each country of `PLACES` at most. All cities together should
+            be well below the LM's width.
         n_companies: Companies, each with one CEO.
         n_parent_names: Mothers' names per continent, and as many fathers' names.
         n_answers: Answers of each other knowledge, as far as it has so many.
@@ -51,12 +55,11 @@ class WorldConfig:
     """
 
     n_people: int = 1500
-    n_countries: int = 20
-    n_cities: int = 48
+    cities_per_country: int = 3
     n_companies: int = 12
     n_parent_names: int = 3
     n_answers: int = 12
-    born_at_home: float = 0.85
+    born_at_home: float = 1.0
     largest_number: int = 40
     seed: int = 0
 
@@ -67,11 +70,6 @@ class WorldConfig:
                 raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
         if self.born_at_home > 1:
             raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
-        if self.n_cities < self.n_countries:
-            raise ConfigError(
-                f"data.world.n_cities is {self.n_cities}, data.world.n_countries is "
-                f"{self.n_countries}; each country needs a city."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +119,20 @@ class World:
             catalogue: Where prompts, answers and facts come from.
 
         Raises:
-            ConfigError: The catalogue has too few countries, cities or companies whose names are
-                one word; the message says how many there are.
+            ConfigError: The catalogue contradicts a place, or has too few companies or names that
+                are one word; the message says which or how many there are.
         """
         rng = np.random.default_rng(config.seed)
-        words = _PlainWords(catalogue, rng)
-        home = _homes(config, catalogue, words)
+        words = _PlainWords(catalogue)
+        home = _homes(config, catalogue)
         cities = list(home)
         company_of = _companies(config, catalogue, words)
-        parents = {name: words.pick(name, None) for name in PARENTS}
+        parents = {name: words.pick(name) for name in PARENTS}
         origins = sorted({home[city]["continent"] for city in cities})
-        own = {name for city in cities for name in home[city]}
-        own |= {"city", "birthplace", "ceo", "company", *PARENTS}
+        own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
+        used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
         free = {
-            knowledge.name: words.pick(knowledge.name, config.n_answers)
+            knowledge.name: words.pick(knowledge.name, config.n_answers, used)
             for knowledge in catalogue.select(["attribute"])
             if knowledge.name not in own
         }
@@ -215,105 +213,80 @@ class World:
 class _PlainWords:
     """Answers that a word-level LM can give as one token, which means one thing only."""
 
-    def __init__(self, catalogue: Catalogue, rng: np.random.Generator) -> None:
-        self._catalogue, self._rng = catalogue, rng
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._kinds: dict[str, set[str]] = {}
+        self.of_prompts: set[str] = set()
         self.all: set[str] = set()
-        kinds: dict[str, set[str]] = {}
         for knowledge in catalogue.select(["attribute"]):
-            self.all.update(words_of(knowledge.prompt("X")))
+            self.of_prompts.update(words_of(knowledge.prompt("X")))
             for answer in knowledge.answers:
                 words = words_of(answer.text)
                 self.all.update(words)
-                kinds.setdefault(words[0], set()).add(knowledge.kind)
-        self._kinds = kinds
-
-    def is_plain(self, knowledge: Knowledge, text: str, *, whole: bool = True) -> bool:
-        words = words_of(text)
-        others = self._kinds[words[0]] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())
-        first = [answer for answer in knowledge.answers if words_of(answer.text)[0] == words[0]]
-        # Two answers that begin alike would be one label.
-        return not others and len(first) == 1 and (len(words) == 1 or not whole)
+                self._kinds.setdefault(words[0], set()).add(knowledge.kind)
+        self.all |= self.of_prompts
 
     def pick(
-        self,
-        name: str,
-        n: int | None,
-        *,
-        whole: bool = True,
-        fits: Callable[[str], bool] = lambda identity: True,
+        self, name: str, n: int | None = None, used: Collection[str] = (), *, phrases: bool = False
     ) -> list[str]:
-        """Identities of n plain answers (None: all), drawn; fewer if there are fewer."""
+        """Identities of the first n plain answers (None: all); fewer if there are fewer.
+
+        Answers that are words of the world anyway come first and all of them, plain or not: they
+        will be labels of this knowledge, and should be somebody's answer.
+        """
         knowledge = self._catalogue[name]
-        seen, plain = set(), []
+        firsts: dict[str, str] = {}
         for answer in knowledge.answers:
-            # The first name of an entity is the one that the corpus uses.
-            if answer.identity not in seen and fits(answer.identity):
-                seen.add(answer.identity)
-                if self.is_plain(knowledge, answer.text, whole=whole):
-                    plain.append(answer.identity)
-        order = self._rng.permutation(len(plain))
-        return [plain[i] for i in order[:n]]
+            firsts.setdefault(answer.identity, answer.text)
+        known = [identity for identity, text in firsts.items() if text in used]
+        plain = [
+            identity
+            for identity, text in firsts.items()
+            if text not in used and self._is_plain(knowledge, text, phrases)
+        ]
+        missing = None if n is None else max(n - len(known), 0)
+        return known + plain[:missing]
+
+    def _is_plain(self, knowledge: Knowledge, text: str, phrases: bool) -> bool:
+        words = words_of(text)
+        others = self._kinds[words[0]] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())
+        # Two answers that begin alike would be one label.
+        alike = {a.identity for a in knowledge.answers if words_of(a.text)[0] == words[0]}
+        in_prompts = words[0] in self.of_prompts
+        return not others and not in_prompts and len(alike) == 1 and (phrases or len(words) == 1)
 
 
 def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _homes(
-    config: WorldConfig, catalogue: Catalogue, words: _PlainWords
-) -> dict[str, dict[str, str]]:
+def _homes(config: WorldConfig, catalogue: Catalogue) -> dict[str, dict[str, str]]:
     """For each city of the world, what follows from living there."""
-    facts = {
-        "country": _only(catalogue, "city->country"),
-        "continent": _only(catalogue, "country->continent"),
-        "language": _only(catalogue, "country->language"),
-        "landmark": _only(catalogue, "landmark->country"),
-    }
-    cities: dict[str, list[str]] = {}
-    for city in words.pick("city", None, fits=facts["country"].__contains__):
-        cities.setdefault(facts["country"][city], []).append(city)
-    sights: dict[str, str] = {}
-    for landmark in words.pick("landmark", None, fits=facts["landmark"].__contains__):
-        sights.setdefault(facts["landmark"][landmark], landmark)
-    spoken = set(words.pick("language", None))
-    candidates = [
-        country
-        for country in words.pick("country", None, fits=facts["continent"].__contains__)
-        if country in cities and country in sights and facts["language"].get(country) in spoken
-    ]
-    by_continent: dict[str, list[str]] = {}
-    for country in sorted(candidates, key=lambda country: -len(cities[country])):
-        by_continent.setdefault(facts["continent"][country], []).append(country)
-    countries = _in_turns(by_continent, config.n_countries)
-    chosen = _in_turns({country: cities[country] for country in countries}, config.n_cities)
-    for what, found in (("countries", countries), ("cities", chosen)):
-        if len(found) < getattr(config, f"n_{what}"):
-            raise ConfigError(
-                f"data.world.n_{what} is {getattr(config, f'n_{what}')}, but the catalogue has "
-                f"{len(found)} {what} for the tiny world: named by one word that means nothing "
-                "else, with one continent, language and landmark. Ask for fewer."
-            )
-    return {
-        city: {
-            "country": country,
-            "continent": facts["continent"][country],
-            "language": facts["language"][country],
-            "landmark": sights[country],
-        }
-        for city in chosen
-        for country in [facts["country"][city]]
-    }
+    homes: dict[str, dict[str, str]] = {}
+    for place in PLACES:
+        home = {attribute: getattr(place, attribute) for attribute in HOME}
+        cities = place.cities[: config.cities_per_country]
+        facts = [("city->country", city, place.country) for city in cities]
+        facts += [(f"country->{a}", place.country, home[a]) for a in ("continent", "language")]
+        facts += [("landmark->country", place.landmark, place.country)]
+        for relation, source, target in facts:
+            right = (catalogue.relation(relation).reference or {}).get(source, frozenset())
+            if target not in right:
+                raise ConfigError(
+                    f"the tiny world says {relation} of {source} is {target}, the catalogue says "
+                    f"{', '.join(sorted(right)) or 'nothing'}. Mend one of them."
+                )
+        homes |= dict.fromkeys(cities, home)
+    return homes
 
 
-def _companies(
-    config: WorldConfig, catalogue: Catalogue, words: _PlainWords
-) -> dict[str, str]:
+def _companies(config: WorldConfig, catalogue: Catalogue, words: _PlainWords) -> dict[str, str]:
     """CEO -> company, one CEO each."""
     company_of = _only(catalogue, "ceo->company")
-    plain = set(words.pick("company", None))
+    plain = set(words.pick("company"))
     chosen: dict[str, str] = {}
-    for ceo in words.pick("ceo", None, whole=False, fits=company_of.__contains__):
-        if company_of[ceo] in plain and company_of[ceo] not in chosen.values():
+    for ceo in words.pick("ceo", phrases=True):
+        if company_of.get(ceo) in plain - set(chosen.values()):
             chosen[ceo] = company_of[ceo]
     if len(chosen) < config.n_companies:
         raise ConfigError(
@@ -327,13 +300,6 @@ def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:
     """The reference of a relation where it has one right answer."""
     reference = catalogue.relation(relation).reference or {}
     return {source: next(iter(right)) for source, right in reference.items() if len(right) == 1}
-
-
-def _in_turns(groups: Mapping[str, Sequence[str]], n: int) -> list[str]:
-    """The first members of all groups, then the second ones, ...; n in all."""
-    longest = max(map(len, groups.values()), default=0)
-    taken = [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
-    return taken[:n]
 
 
 def _calculations(

@@ -6,15 +6,16 @@ so that a figure can be made inside anybody's program.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple, cast
 
-import numpy as np
-import numpy.typing as npt
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 # Okabe and Ito's colours, which people who see fewer colours tell apart too.
@@ -25,9 +26,10 @@ _LONGEST_LABEL = 24
 # Tried in this order for signs that matplotlib's own font lacks: Chinese, Japanese, and the rest.
 _OTHER_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
-    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Hiragino Sans GB",
-    "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei", "Arial Unicode MS", "Droid Sans Fallback",
-    "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Unifont",
+    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC",
+    "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei", "Arial Unicode MS",
+    "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
+    "Noto Sans Devanagari", "Unifont",
 )  # fmt: skip
 
 
@@ -46,7 +48,8 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
     # A line takes a third more than its letters; then some air.
     room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
     figure.set_size_inches(width, height + room)
-    figure.get_layout_engine().set(rect=(0, 0, 1, height / (height + room)))  # type: ignore[union-attr]
+    layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
+    layout.set(rect=(0, 0, 1, height / (height + room)))
     top = 1 - 0.08 / (height + room)
     under = top - 12 * 1.35 * len(head) / 72 / (height + room)
     left = 0.08 / width
@@ -63,7 +66,7 @@ def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
     """Break a text so that no line is wider than the figure."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    renderer = canvas.get_renderer()
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     font = font_manager.FontProperties(family="DejaVu Sans", size=size, weight=weight)
 
     def fits(line: str) -> bool:
@@ -84,7 +87,7 @@ def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
 
 
 def finish(figure: Figure) -> Figure:
-    """Give all texts fonts that have their signs, and take dollars for dollars, not for formulas."""
+    """Give all texts fonts that have their signs, and take dollars for dollars, not formulas."""
     texts = figure.findobj(Text)
     signs = "".join(text.get_text() for text in texts if isinstance(text, Text))
     families = _families(signs)
@@ -95,16 +98,26 @@ def finish(figure: Figure) -> Figure:
     return figure
 
 
-def to_image(figure: Figure) -> npt.NDArray[np.uint8]:
-    """Draw a figure.
+class Picture(NamedTuple):
+    """A drawn figure.
 
-    Returns:
-        ``(height, width, 3)`` in pixels.
+    Attributes:
+        png: The file's bytes.
+        width: In pixels.
+        height: In pixels.
     """
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+    png: bytes
+    width: int
+    height: int
+
+
+def to_picture(figure: Figure) -> Picture:
+    """Draw a figure."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=figure.dpi)
+    width, height = figure.canvas.get_width_height()
+    return Picture(file.getvalue(), width, height)
 
 
 def legible(labels: Sequence[str]) -> tuple[list[str], str]:

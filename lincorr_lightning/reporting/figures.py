@@ -55,7 +55,7 @@ def correlation_heatmap(
         value_label: What the colours mean.
     """
     if np.isnan(matrix).any():
-        subtitle = f"{subtitle}; hatched: not fitted".lstrip("; ")
+        subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
     figure, axes, image, _ = _heatmap(matrix, sources, targets, title, subtitle, limit=1.0)
     axes.set_ylabel("source", color=INK)
     axes.set_xlabel("target", color=INK)
@@ -90,6 +90,7 @@ def weight_heatmap(
     for row, column in np.argwhere(right) if right is not None else ():
         frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
         frame.set_linewidth(min(2.0, 5 * cell))
+        frame.set_clip_on(False)
         axes.add_patch(frame)
     axes.set_ylabel("target label", color=INK)
     axes.set_xlabel("source label", color=INK)
@@ -161,8 +162,8 @@ def _heatmap(
         size = min(cell * 22, 10.0)
         for (row, column), value in np.ndenumerate(matrix):
             if not math.isnan(value):
-                ink = "white" if abs(value) > 0.65 * limit else INK
-                axes.text(column, row, short(value), ha="center", va="center", fontsize=size,
+                ink = "white" if abs(value) > 0.6 * limit else INK
+                axes.text(column, row, short(float(value)), ha="center", va="center", fontsize=size,
                           color=ink)  # fmt: skip
     return figure, axes, image, cell
 
@@ -196,6 +197,7 @@ def ridge_path_figure(
     paths: Mapping[str, Sequence[RidgePoint]],
     chosen: Mapping[str, float],
     title: str,
+    n_pairs: int | None = None,
 ) -> Figure:
     """How r and Hit@1 change with the ridge, a panel a pair.
 
@@ -203,13 +205,15 @@ def ridge_path_figure(
         paths: Path of each pair; at most twelve are shown.
         chosen: Ridge the pair's map was fitted with.
         title: It should name the LM.
+        n_pairs: How many pairs there are, if more than `paths` has.
     """
     shown = list(paths)[:_MOST_PANELS]
     n_columns = min(len(shown), 3)
     n_rows = math.ceil(len(shown) / n_columns)
     width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 0.7
-    left_out = len(paths) - len(shown)
-    note = f"{len(shown)} of {len(paths)} pairs; all: tables/ridge_path.csv" if left_out else ""
+    n_pairs = n_pairs or len(paths)
+    left_out = n_pairs - len(shown)
+    note = f"{len(shown)} of {n_pairs} pairs; all: tables/ridge_path.csv" if left_out else ""
     figure = new_figure(width, height, title, note)
     panels = figure.subplots(n_rows, n_columns, squeeze=False)
     for panel, pair in zip(panels.flat, shown, strict=False):
@@ -219,7 +223,7 @@ def ridge_path_figure(
     for row in panels[:, 1:]:
         for panel in row:
             panel.tick_params(labelleft=False)
-    bottom, top = _common_limits(panels.flat[: len(shown)])
+    bottom, top = _common_limits(list(panels.flat)[: len(shown)])
     for panel in panels.flat[: len(shown)]:
         panel.set_ylim(bottom, top)
     handles = {line.get_label(): line for p in panels.flat for line in p.get_lines()}
@@ -236,9 +240,7 @@ def _common_limits(panels: Sequence[Axes]) -> tuple[float, float]:
     return min(-0.03, float(min(lows)) - 0.05), 1.04
 
 
-def _ridge_panel(
-    axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None
-) -> None:
+def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None) -> None:
     strengths = np.array([point.ridge for point in path], dtype=float)
     positive = strengths[strengths > 0]
     # A logarithmic axis has no place for 0: it stands a decade left of the smallest strength.

@@ -154,7 +154,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             part.touch(exist_ok=False)
+            mode = part.stat().st_mode
             yield part
+            part.chmod(mode)  # safetensors would keep its files from everybody else
             with part.open("rb+") as file:
                 os.fsync(file.fileno())
             part.replace(path)
@@ -182,7 +184,9 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
     old = folder.with_name(f"{new.name}-old")
     try:
         with _told(folder):
-            others = sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
+            others = (
+                sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
+            )
             if others:
                 raise OutputError(
                     f"cannot replace {folder}: it holds {others[0]}, which would be lost. "
@@ -258,7 +262,9 @@ def _plain(value: Any, place: str) -> Any:
         return [_plain(member, f"{place}[{i}]") for i, member in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{place or 'the value'} is a {type(value).__name__}, which JSON has no form for")
+    raise TypeError(
+        f"{place or 'the value'} is a {type(value).__name__}, which JSON has no form for"
+    )
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -106,7 +106,7 @@ def _influence(row: Influence) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; numbers get three decimals, None an empty cell.
+    r"""A Markdown table; numbers get three decimals, None an empty cell.
 
     Args:
         columns: Names of the columns.
@@ -116,8 +116,8 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
         >>> print(markdown_table(["pair", "r"], [["city->country", 0.98765], ["a|b", None]]))
         | pair | r |
         | --- | --- |
-        | city-\\>country | 0.988 |
-        | a\\|b |  |
+        | city-\>country | 0.988 |
+        | a\|b |  |
     """
     return _table([escape(c) for c in columns], ([_cell(cell) for cell in row] for row in rows))
 

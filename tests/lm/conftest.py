@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ ARCHITECTURES: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     "gpt2-untied": lambda: hf.GPT2Config(**_GPT, tie_word_embeddings=False),
     "gpt-neox": lambda: hf.GPTNeoXConfig(**_SMALL, intermediate_size=24),
     "opt": lambda: hf.OPTConfig(**_SMALL, ffn_dim=24, word_embed_proj_dim=12),
-    "gemma2": lambda: hf.Gemma2Config(**_GATED, head_dim=8, final_logit_softcapping=5.0),
+    "gemma2": lambda: hf.Gemma2Config(**_GATED, head_dim=8, final_logit_softcapping=2.0),
     "phi": lambda: hf.PhiConfig(**_SMALL, intermediate_size=24),
     "cohere": lambda: hf.CohereConfig(**_GATED, logit_scale=0.25),
     "granite": lambda: hf.GraniteConfig(**_GATED, logits_scaling=8.0),
@@ -119,3 +120,18 @@ def lm_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[name, template]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def small() -> SimpleNamespace:
+    """The helpers of this file, which test files cannot import."""
+    return SimpleNamespace(
+        prompts=PROMPTS, token_ids=TOKEN_IDS, architectures=ARCHITECTURES, vocab=VOCAB,
+        tokenizer=word_tokenizer, model=random_model, save=save_lm, ids=word_ids,
+        naive=naive_logits,
+    )  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "architecture" in metafunc.fixturenames:
+        metafunc.parametrize("architecture", list(ARCHITECTURES))

@@ -1,7 +1,289 @@
+"""Domain logits against the naive way: one unpadded prompt at a time, all logits, sliced."""
+
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as hf
-from conftest_lm import ARCHITECTURES
+from torch import nn
+
+from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import LanguageModel
+
+Folder = Callable[..., Path]
+TOLERANCE = 1e-4
+
+
+def pad(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    fill = [[0] * (longest - len(row)) for row in rows]
+    left = side == "left"
+    ids = [f + r if left else r + f for f, r in zip(fill, rows, strict=True)]
+    mask = [f + [1] * len(r) if left else [1] * len(r) + f for f, r in zip(fill, rows, strict=True)]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_batch_of_unequal_prompts_equals_single_prompts(
+    architecture: str, bos: bool, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    folder = lm_folder(architecture, "<s> $A" if bos else None)
+    lm = LanguageModel.from_pretrained(str(folder))
+    ours = lm.domain_logits(small.prompts, small.token_ids)
+    assert ours.dtype == torch.float64
+    assert ours.shape == (len(small.prompts), len(small.token_ids))
+    naive = small.naive(
+        hf.AutoModelForCausalLM.from_pretrained(folder), small.prompts, small.token_ids, bos
+    )
+    assert naive.std() > 0.1
+    assert (ours - naive).abs().max() <= TOLERANCE
+    # The fast way was taken: nothing here falls back to all logits.
+    assert [reading.name for reading in lm._readings.values()] == ["ROWS"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_both_padding_sides(
+    architecture: str, side: str, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
+    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], side)
+    ours = lm(ids, mask, torch.tensor(small.token_ids))
+    naive = small.naive(lm.model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+
+
+def test_architectures_are_what_they_are_to_test(
+    lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    def model(name: str) -> Any:
+        return hf.AutoModelForCausalLM.from_pretrained(lm_folder(name))
+
+    for name, tied in {"llama": False, "llama-tied": True, "gpt2": True, "gpt2-untied": False}.items():
+        lm = model(name)
+        shared = lm.get_input_embeddings().weight.data_ptr() == lm.lm_head.weight.data_ptr()
+        assert shared is tied
+    for name in ("phi", "gptj", "bert-decoder"):
+        assert model(name).get_output_embeddings().bias.abs().mean() > 0.1
+    # Uncapped, Gemma's logits would go far beyond the cap of 2.
+    gemma = model("gemma2")
+    capped = small.naive(gemma, small.prompts, small.token_ids)
+    gemma.config.final_logit_softcapping = None
+    uncapped = small.naive(gemma, small.prompts, small.token_ids)
+    assert uncapped.abs().max() > 5
+    assert 1.8 < capped.abs().max() <= 2
+    for name, key, factor in (("cohere", "logit_scale", 0.25), ("granite", "logits_scaling", 8.0)):
+        assert getattr(model(name).config, key) == factor
+
+
+def test_order_batch_size_and_duplicates_do_not_matter(
+    lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
+    prompts, tokens = small.prompts, small.token_ids
+    whole = lm.domain_logits(prompts, tokens)
+    torch.testing.assert_close(
+        lm.domain_logits(prompts[::-1] + prompts[:1], tokens),
+        torch.cat([whole.flip(0), whole[:1]]), atol=1e-5, rtol=0,
+    )  # fmt: skip
+    narrow = LanguageModel.from_pretrained(str(lm_folder("gpt2")), tokens_per_forward=7)
+    torch.testing.assert_close(narrow.domain_logits(prompts, tokens), whole, atol=1e-5, rtol=0)
+    # Several domains in one call, and as a tensor.
+    two = lm.domain_logits(prompts, torch.tensor([*tokens[:3], *tokens[1:]]))
+    torch.testing.assert_close(two, torch.cat([whole[:, :3], whole[:, 1:]], 1), atol=1e-12, rtol=0)
+    assert lm.domain_logits([], tokens).shape == (0, len(tokens))
+
+
+def test_logits_have_the_rank_of_the_hidden_size_exactly(lm_folder: Folder) -> None:
+    # More labels than dimensions: only a float64 product keeps the surplus at zero.
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    words = [w for w in lm.tokenizer.get_vocab() if w.isalpha()]
+    logits = lm.domain_logits([f"{a} {b}" for a in words for b in words[:4]], range(2, 33))
+    values = torch.linalg.svdvals(logits)
+    assert values[15] > 1e-3 * values[0]
+    assert values[16] < 1e-13 * values[0]
+
+
+def test_last_hidden_is_what_the_head_multiplies(lm_folder: Folder, small: SimpleNamespace) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("phi")))
+    rows = [small.ids(prompt) for prompt in small.prompts]
+    left, right = (lm.last_hidden(*pad(rows, side)) for side in ("left", "right"))
+    assert left.shape == (len(rows), 16)
+    torch.testing.assert_close(left, right, atol=1e-5, rtol=0)
+    naive = small.naive(lm.model, small.prompts, small.token_ids)
+    head = lm.model.lm_head
+    logits = (left @ head.weight.T + head.bias)[:, small.token_ids]
+    assert (logits.double() - naive).abs().max() <= TOLERANCE
+    # Bare backbones tell the same.
+    backbone = lm.model.model(input_ids=torch.tensor(rows[:1])).last_hidden_state[0, -1]
+    torch.testing.assert_close(left[0], backbone, atol=1e-5, rtol=0)
+
+
+# -- heads that are none of the usual ones ----------------------------------------------------
+
+
+class ScaledAround(hf.LlamaForCausalLM):
+    """Scales before and after its head, under names of its own."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = torch.tanh(self.lm_head(3.0 * out.last_hidden_state) / 7.0 + 0.2)
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
+
+
+class Normalized(hf.LlamaForCausalLM):
+    """Each logit depends on all the others."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        logits = self.lm_head(out.last_hidden_state).log_softmax(-1)
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
+
+
+class Functional(hf.LlamaForCausalLM):
+    """Never calls its head."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = out.last_hidden_state @ self.lm_head.weight.T + 1.0
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
+
+
+class OwnHead(nn.Module):
+    """A head that is more than a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(33, 16))
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.second(hidden).relu() @ self.weight.T
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading"), [(ScaledAround, "ROWS"), (Normalized, "LAST"), (Functional, "ALL")]
+)
+def test_unknown_architecture(
+    kind: type, reading: str, small: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small.architectures["llama"]()
+    model = kind(config)
+    model.load_state_dict(small.model(config).state_dict())
+    lm = LanguageModel.from_module(model.eval(), small.tokenizer())
+    with caplog.at_level(logging.WARNING):
+        ours = lm.domain_logits(small.prompts, small.token_ids)
+    naive = small.naive(model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+    assert [used.name for used in lm._readings.values()] == [reading]
+    assert ("slower" in caplog.text) is (reading != "ROWS")
+
+
+def test_head_that_is_a_module_of_its_own(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    model.lm_head = OwnHead()
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    ours = lm.domain_logits(small.prompts, small.token_ids)
+    naive = small.naive(model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+
+
+def test_adapter_put_on_the_head_after_the_first_question(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    before = lm.domain_logits(small.prompts, small.token_ids)
+    config = peft.LoraConfig(r=2, target_modules=["lm_head", "q_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, config)
+    ours = lm.domain_logits(small.prompts, small.token_ids)
+    assert (ours - before).abs().max() > 0.1
+    naive = small.naive(model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+
+
+def test_bidirectional_lm_is_refused(small: SimpleNamespace) -> None:
+    config = small.architectures["bert-decoder"]()
+    config.is_decoder = False
+    lm = LanguageModel.from_module(small.model(config), small.tokenizer())
+    with pytest.raises(LanguageModelError, match="BertLMHeadModel is not causal"):
+        lm.domain_logits(small.prompts, small.token_ids)
+
+
+# -- what asking leaves behind ----------------------------------------------------------------
+
+
+def test_asking_a_model_in_training_changes_nothing(small: SimpleNamespace) -> None:
+    config = small.architectures["gpt2"]()
+    config.resid_pdrop = config.attn_pdrop = 0.5
+    model = small.model(config)
+    naive = small.naive(model, small.prompts, small.token_ids)
+    model.train()
+    model.transformer.h[0].eval()
+    modes = {name: part.training for name, part in model.named_modules()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = lm.domain_logits(small.prompts, small.token_ids)
+        assert torch.is_autocast_enabled("cpu")
+    assert (ours - naive).abs().max() <= TOLERANCE
+    assert not ours.requires_grad and not ours.is_inference()
+    assert {name: part.training for name, part in model.named_modules()} == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert "forward" not in model.lm_head.__dict__
+
+
+def test_forward_is_differentiable(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["gemma2"]())
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], "left")
+    weights = torch.randn(len(small.prompts), len(small.token_ids), dtype=torch.float64)
+    (lm(ids, mask, torch.tensor(small.token_ids)) * weights).sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for prompt, weight in zip(small.prompts, weights, strict=True):
+        logits = model(input_ids=torch.tensor([small.ids(prompt)])).logits[0, -1]
+        (logits[small.token_ids].double() * weight).sum().backward()
+    for parameter, gradient in zip(model.parameters(), ours, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    tokenizer = small.tokenizer()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer.get_vocab()["Lima"]] = float("nan")
+    lm = LanguageModel.from_module(model, tokenizer)
+    assert lm.domain_logits(["Paris", "Oslo"], small.token_ids).isfinite().all()
+    with pytest.raises(NonFiniteError, match=r"prompt 1 \('Lima lives in the city of'\).*NaN"):
+        lm.domain_logits(["Paris", *small.prompts[1:]], small.token_ids)
+
+
+def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    with pytest.raises(LanguageModelError, match=rf"token id 99; it has the tokens 0 to {small.vocab - 1}"):
+        lm.domain_logits(["Paris"], [4, 99])
+    with pytest.raises(LanguageModelError, match="token id -1"):
+        lm.domain_logits(["Paris"], [-1])
+    with pytest.raises(LanguageModelError, match="nested"):
+        lm.domain_logits(["Paris"], torch.tensor([[4, 5]]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_takes_the_fast_way(
+    dtype: str, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype=dtype)
+    assert str(half.model.dtype) == f"torch.{dtype}"
+    ours = half.domain_logits(small.prompts, small.token_ids)
+    expected = exact.domain_logits(small.prompts, small.token_ids)
+    assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert [reading.name for reading in half._readings.values()] == ["ROWS"]
+    # Not on the dtype's own grid: the head's product was not rounded to it.
+    assert not torch.equal(ours, ours.to(half.model.dtype).double())

@@ -1,0 +1,64 @@
+"""Peak memory of a probe against the number of X's: the statistics do not grow with them.
+
+    python benchmarks/memory.py
+
+runs `lincorr fit` once per number of X's, each in a process of its own, and prints a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from jsonargparse import auto_cli
+
+
+def peak_of(n_inputs: int, lm: str, knowledges: str) -> tuple[float, float, int]:
+    """Peak resident memory in MiB, seconds, and the number of X's that were really used."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
+            "--model.lm.name_or_path", lm, "--model.knowledges", knowledges,
+            "--model.precision", "[]", "--data.n_inputs", str(n_inputs),
+            "--data.words_per_input", "2", "--trainer.default_root_dir", folder,
+            "--trainer.enable_progress_bar", "false",
+        ]  # fmt: skip
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        # wait4 tells the peak of this very process, not of the largest so far
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        if status:
+            raise SystemExit(f"the run of {n_inputs} X's failed; its error stands above")
+        (results,) = Path(folder).rglob("results.json")
+        used = json.loads(results.read_text(encoding="utf-8"))
+    return usage.ru_maxrss / 1024, seconds, used["n_fit"] + used["n_test"]
+
+
+def main(
+    n_inputs: tuple[int, ...] = (10_000, 100_000),
+    lm: str = "tiny-world",
+    knowledges: str = "[city, country]",
+) -> None:
+    """Measure.
+
+    Args:
+        n_inputs: Numbers of X's.
+        lm: The LM, a folder, hub id or tiny-world.
+        knowledges: What is probed.
+    """
+    print(f"{lm}, {knowledges}, X's of two vocabulary strings\n")
+    print("| X's | peak memory | seconds |")
+    print("|---:|---:|---:|")
+    for n in n_inputs:
+        peak, seconds, used = peak_of(n, lm, knowledges)
+        print(f"| {used:,} | {peak:.0f} MiB | {seconds:.0f} |")
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,292 @@
+"""Pre-training of a tiny Llama from nothing: how the embedded tiny world was made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torchmetrics import MeanMetric
+
+from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.reporting import atomic_folder, check_writable, run_folder, write_json
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+MODEL_FOLDER = "model"
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "world.json",
+)
+
+
+@dataclass(frozen=True)
+class LlamaSize:
+    """Size of a Llama.
+
+    Attributes:
+        hidden_size: Width. The people's facts lie in their embeddings: it should be above the
+            number of answers of all independent attributes together, or they will not fit side
+            by side, and knowledges that have nothing to do with each other will correlate.
+        intermediate_size: Width of the feed-forward networks.
+        n_layers: Layers. One is enough for one fact about one subject, and learns fastest.
+        n_heads: Attention heads of each layer.
+        init_std: Standard deviation of the initial weights. With transformers' 0.02 the first
+            steps push all subjects' embeddings the same way (none of them is ever an answer)
+            until they are hardly told apart, and learning stands still.
+        context: Longest text, in tokens.
+    """
+
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    n_layers: int = 1
+    n_heads: int = 4
+    init_std: float = 0.06
+    context: int = 64
+
+
+class Pretraining(L.LightningModule):
+    """Trains a Llama from random weights on the text of a `CorpusDataModule`.
+
+    It learns by AdamW under a one-cycle schedule; the loss is taken where the corpus asks for it.
+    Validation measures recall: the share of prompts whose true answer's first token is the most
+    likely one of the whole vocabulary. At the end, ``model/`` in the run's folder holds the LM as
+    Hugging Face loads it, with its tokenizer and its world: pass it as
+    ``--model.lm.name_or_path``.
+
+    Args:
+        size: Of the LM.
+        learning_rate: Highest learning rate.
+        weight_decay: Of all matrices, the embedding included.
+        warmup: Share of the steps before the highest learning rate.
+        betas: AdamW's decay of its two averages.
+        save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
+    """
+
+    def __init__(
+        self,
+        size: LlamaSize | None = None,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.1,
+        warmup: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.95),
+        save_dtype: str = "float16",
+    ) -> None:
+        super().__init__()
+        self.size = size or LlamaSize()
+        if self.size.hidden_size % self.size.n_heads:
+            raise ConfigError(
+                f"model.size.hidden_size is {self.size.hidden_size}, which model.size.n_heads "
+                f"({self.size.n_heads}) does not divide."
+            )
+        if save_dtype not in {"float32", "bfloat16", "float16"}:
+            raise ConfigError(
+                f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
+            )
+        self.save_hyperparameters(
+            {
+                "size": asdict(self.size),
+                "learning_rate": learning_rate,
+                "weight_decay": weight_decay,
+                "warmup": warmup,
+                "betas": tuple(betas),
+                "save_dtype": save_dtype,
+            }
+        )
+        self.lm: LlamaForCausalLM | None = None
+        self._loss = MeanMetric()
+        self._recall: dict[str, float] = {}
+        self._started = 0.0
+
+    # -- setting up ------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Fail now if the run's folder cannot be written, not when all the work is done."""
+        del stage
+        folder = run_folder(self.trainer)
+        if self.trainer.is_global_zero:
+            check_writable(folder)
+
+    def configure_model(self) -> None:
+        """Make the LM, once the corpus has a vocabulary."""
+        if self.lm is not None:
+            return
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        tokenizer, size = self._corpus.tokenizer, self.size
+        self.lm = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=size.hidden_size,
+                intermediate_size=size.intermediate_size,
+                num_hidden_layers=size.n_layers,
+                num_attention_heads=size.n_heads,
+                num_key_value_heads=size.n_heads,
+                max_position_embeddings=size.context,
+                initializer_range=size.init_std,
+                tie_word_embeddings=True,
+                pad_token_id=tokenizer.pad_token_id,
+                bos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
+            )
+        )
+
+    @property
+    def _corpus(self) -> CorpusDataModule:
+        corpus = getattr(self.trainer, "datamodule", None)
+        if not isinstance(corpus, CorpusDataModule):
+            raise ConfigError(
+                f"Pretraining takes its vocabulary from a CorpusDataModule; data is "
+                f"{type(corpus).__name__}. Pass --data CorpusDataModule."
+            )
+        return corpus
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW, one cycle over all steps."""
+        matrices = [p for p in self.parameters() if p.ndim > 1]
+        vectors = [p for p in self.parameters() if p.ndim == 1]
+        optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=self.hparams["learning_rate"],
+            betas=self.hparams["betas"],
+        )
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            self.hparams["learning_rate"],
+            total_steps=int(self.trainer.estimated_stepping_batches),
+            pct_start=self.hparams["warmup"],
+            cycle_momentum=False,
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    # -- training --------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Start the clock."""
+        self._started = monotonic()
+
+    def on_train_epoch_start(self) -> None:
+        """The loss that is reported is the last epoch's."""
+        self._loss.reset()
+
+    def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
+        """Cross-entropy at the tokens that are asked for."""
+        del batch_idx
+        assert self.lm is not None
+        hidden = self.lm.model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        ).last_hidden_state
+        asked = batch.targets != IGNORED
+        # The head is most of the work of so small an LM: only where a loss is taken.
+        targets = batch.targets[asked]
+        loss = cross_entropy(self.lm.lm_head(hidden[asked]).float(), targets)
+        self._loss.update(loss.detach(), weight=len(targets))
+        self.log("loss", loss.detach(), prog_bar=True, batch_size=len(targets))
+        return loss
+
+    # -- validation ------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Recall is counted afresh."""
+        self._recall_sums = {
+            name: MeanMetric().to(self.device) for name in self._corpus.knowledges
+        }
+
+    def validation_step(self, batch: RecallBatch, batch_idx: int) -> None:
+        """Is the true answer the most likely token of all?"""
+        del batch_idx
+        assert self.lm is not None
+        logits = self.lm(
+            input_ids=batch.input_ids, use_cache=False, logits_to_keep=1
+        ).logits[:, -1]
+        hits = logits.argmax(-1) == batch.answers
+        self._recall_sums[batch.knowledge].update(hits.float())
+
+    def on_validation_epoch_end(self) -> None:
+        """Log recall, per knowledge and over all."""
+        # Every process asks every metric: the order and number of collectives are the same.
+        self._recall = {name: float(sum_.compute()) for name, sum_ in self._recall_sums.items()}
+        self.log_dict({f"recall/{name}": value for name, value in self._recall.items()})
+        mean = sum(self._recall.values()) / len(self._recall)
+        self.log("recall", mean, prog_bar=True)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def on_fit_end(self) -> None:
+        """Write the LM and the numbers."""
+        seconds = monotonic() - self._started
+        loss = float(self._loss.compute())
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+            return
+        folder = run_folder(self.trainer)
+        self.save_model(folder / MODEL_FOLDER)
+        corpus = self._corpus
+        assert self.lm is not None
+        assert corpus.world is not None
+        write_json(
+            folder / "results.json",
+            {
+                "study": "pretraining",
+                "loss": loss,
+                "recall": self._recall,
+                "n_people": len(corpus.world.people),
+                "n_tokens": len(corpus.tokenizer),
+                "n_parameters": sum(p.numel() for p in self.lm.parameters()),
+                "n_steps": self.trainer.global_step,
+                "seconds": round(seconds, 1),
+                "model": str(folder / MODEL_FOLDER),
+            },
+        )
+
+    def save_model(self, folder: Path) -> None:
+        """Write the LM, its tokenizer and its world, whole or not at all.
+
+        Args:
+            folder: What Hugging Face's ``from_pretrained`` reads.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        assert self.lm is not None
+        dtype = getattr(torch, self.hparams["save_dtype"])
+        weights = {name: value.to(dtype) for name, value in self.lm.state_dict().items()}
+        if self.lm.config.tie_word_embeddings:
+            del weights["lm_head.weight"]
+        with atomic_folder(folder, MODEL_FILES) as new:
+            self.lm.config.dtype = dtype
+            self.lm.save_pretrained(new, state_dict=weights)
+            self._corpus.save(new)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another vocabulary.
+
+        Raises:
+            ConfigError: The corpus was made from another world.
+        """
+        assert self.lm is not None
+        stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
+        ours = self.lm.get_input_embeddings().weight.shape
+        if stored != ours:
+            raise ConfigError(
+                f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
+                f"{tuple(ours)}. Go on with the config.yaml of the run that wrote it."
+            )

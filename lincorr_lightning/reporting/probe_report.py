@@ -1,0 +1,384 @@
+"""What a linear probe found, and all the forms in which it is handed over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from lincorr_lightning.reporting.files import atomic_write, safe_names, write_csv, write_json
+from lincorr_lightning.reporting.tables import (
+    INFLUENCE_COLUMNS,
+    Influence,
+    label_wise_rows,
+    top_influences,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lincorr_lightning.reporting.canvas import Picture
+
+Rates = Mapping[str, float]
+"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, how many labels were asked."""
+
+# A run over all knowledges has thousands of pairs with a reference: these are looked at closely.
+_MOST_WEIGHT_FIGURES = 12
+_MOST_INFLUENCE_TABLES = 100
+_HITS = ("1", "3", "5")
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """Scores of one pair on held-out X's.
+
+    Attributes:
+        source: Name of the source knowledge.
+        target: Name of the target knowledge.
+        label_mean: Mean label-wise r; NaN when no label varies.
+        label_std: Its standard deviation over labels.
+        instance_mean: Mean instance-wise r.
+        n_labels: Labels of the target.
+        n_constant_labels: How many of them have no r because they never change.
+        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets; None without.
+        control_label_mean: Mean label-wise r from an unrelated prompt; None without.
+        ridge: Ridge strength of the map.
+        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
+        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
+    """
+
+    source: str
+    target: str
+    label_mean: float
+    label_std: float
+    instance_mean: float
+    n_labels: int
+    n_constant_labels: int
+    permuted_label_mean: float | None
+    control_label_mean: float | None
+    ridge: float
+    label_r: npt.NDArray[np.floating[Any]]
+    precision: Mapping[str, Rates] | None
+
+    @property
+    def name(self) -> str:
+        """As ``city->country``."""
+        return f"{self.source}->{self.target}"
+
+    @property
+    def excess(self) -> float | None:
+        """How far r lies above the control's; None where one of them is not known."""
+        r, control = number(self.label_mean), number(self.control_label_mean)
+        return None if r is None or control is None else r - control
+
+    def results(self) -> dict[str, Any]:
+        """The pair's entry in ``results.json``."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "label_mean": number(self.label_mean),
+            "label_std": number(self.label_std),
+            "instance_mean": number(self.instance_mean),
+            "n_labels": int(self.n_labels),
+            "n_constant_labels": int(self.n_constant_labels),
+            "permuted_label_mean": number(self.permuted_label_mean),
+            "control_label_mean": number(self.control_label_mean),
+            "excess": self.excess,
+            "ridge": number(self.ridge),
+            "precision": self.precision
+            and {way: _rates(rates) for way, rates in self.precision.items()},
+        }
+
+
+@dataclass(frozen=True)
+class RidgePoint:
+    """What one ridge strength gives, on held-out X's.
+
+    Attributes:
+        ridge: Ridge strength.
+        label_mean: Mean label-wise r.
+        influenced: Hit@N of influenced targets; None without a reference.
+        influencing: Hit@N of influencing sources; None without a reference.
+    """
+
+    ridge: float
+    label_mean: float
+    influenced: Rates | None
+    influencing: Rates | None
+
+    def results(self) -> dict[str, Any]:
+        """The point's entry in ``results.json``."""
+        return {
+            "ridge": number(self.ridge),
+            "label_mean": number(self.label_mean),
+            "influenced": self.influenced and _rates(self.influenced),
+            "influencing": self.influencing and _rates(self.influencing),
+        }
+
+
+@dataclass
+class ProbeReport:
+    """Everything a probe found.
+
+    Attributes:
+        lm: Name or path of the LM.
+        n_fit: X's the maps were fitted on.
+        n_test: X's they were scored on.
+        pairs: Scores of each pair.
+        ridge_path: Ridge path of each pair, by name; empty when a stored fit was scored.
+        weights: W of each pair, by name, ``(n_target_labels, n_source_labels)``.
+        labels: Labels of each knowledge; its order is that of the matrices.
+        reference: Which labels belong together, by pair name, shaped like W; None if unknown.
+        settings: The study's settings.
+    """
+
+    lm: str
+    n_fit: int
+    n_test: int
+    pairs: Sequence[PairScore]
+    ridge_path: Mapping[str, Sequence[RidgePoint]]
+    weights: Mapping[str, npt.NDArray[np.floating[Any]]]
+    labels: Mapping[str, Sequence[str]]
+    reference: Mapping[str, npt.NDArray[np.bool_] | None]
+    settings: Mapping[str, Any]
+
+    def results(self) -> dict[str, Any]:
+        """What ``results.json`` says: the project's public contract, and more beside it."""
+        results: dict[str, Any] = {
+            "study": "linear_probe",
+            "lm": self.lm,
+            "n_fit": int(self.n_fit),
+            "n_test": int(self.n_test),
+            "control": self.settings.get("control"),
+            "pairs": [score.results() for score in self.pairs],
+        }
+        if self.ridge_path:
+            results["ridge_path"] = [
+                {
+                    **dict(zip(("source", "target"), pair.split("->"), strict=True)),
+                    "path": [point.results() for point in path],
+                }
+                for pair, path in self.ridge_path.items()
+            ]
+        return {**results, "settings": dict(self.settings)}
+
+    def write(self, folder: str | Path) -> None:
+        """Write ``results.json``, ``tables/`` and ``figures/``.
+
+        Args:
+            folder: The run's folder.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        folder = Path(folder)
+        write_json(folder / "results.json", self.results())
+        for name, columns, rows in self._tables():
+            write_csv(folder / "tables" / f"{name}.csv", columns, rows)
+        for name, picture in self.pictures.items():
+            with atomic_write(folder / "figures" / f"{name}.png") as part:
+                part.write_bytes(picture.png)
+
+    def log_to_tensorboard(self, writer: SummaryWriter, step: int) -> None:
+        """Add scalars, figures, a text table of top influences and the settings to a log.
+
+        Args:
+            writer: Of the run's own TensorBoard log.
+            step: Global step.
+        """
+        from lincorr_lightning.reporting.probe_tensorboard import log_probe
+
+        log_probe(self, writer, step)
+
+    # -- which pairs are looked at closely ---------------------------------------------------
+
+    def notable(self, limit: int) -> list[PairScore]:
+        """Pairs with a reference, or without any such all pairs: those with the highest r.
+
+        Args:
+            limit: How many at most.
+        """
+        scored = [score for score in self.pairs if number(score.label_mean) is not None]
+        with_reference = [score for score in scored if self.reference.get(score.name) is not None]
+        best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
+        return best[: limit if with_reference else min(limit, _MOST_WEIGHT_FIGURES)]
+
+    def influences(self, score: PairScore, n: int = 5) -> list[Influence]:
+        """The highest weights of every label of a pair, both ways."""
+        return top_influences(
+            self.weights[score.name],
+            self.labels[score.source],
+            self.labels[score.target],
+            n,
+            self.reference.get(score.name),
+        )
+
+    # -- tables ------------------------------------------------------------------------------
+
+    def _tables(self) -> Iterator[tuple[str, Sequence[str], Iterator[Sequence[Any]]]]:
+        plain = [column for column in self.pairs[0].results() if column != "precision"]
+        hits = [f"{way}_{n}" for way in ("influenced", "influencing") for n in (*_HITS, "n")]
+        yield (
+            "pairs",
+            (*plain, *hits),
+            (
+                [*(score.results()[column] for column in plain), *_hits(score.precision)]
+                for score in self.pairs
+            ),
+        )
+        yield (
+            "label_wise",
+            ("pair", "label", "r"),
+            (
+                row
+                for score in self.pairs
+                for row in label_wise_rows(score.name, self.labels[score.target], score.label_r)
+            ),
+        )
+        for name, value in (
+            ("correlation_matrix", lambda score: score.label_mean),
+            ("permuted_matrix", lambda score: score.permuted_label_mean),
+            ("control_matrix", lambda score: score.control_label_mean),
+        ):
+            sources, targets, matrix = self.matrix(value)
+            if not np.isnan(matrix).all() or name == "correlation_matrix":
+                yield (
+                    name,
+                    ("source", *targets),
+                    (
+                        [source, *map(number, row)]
+                        for source, row in zip(sources, matrix.tolist(), strict=True)
+                    ),
+                )
+        if self.ridge_path:
+            yield (
+                "ridge_path",
+                ("pair", "ridge", "label_mean", *hits),
+                (
+                    (
+                        pair,
+                        number(point.ridge),
+                        number(point.label_mean),
+                        *_hits({"influenced": point.influenced, "influencing": point.influencing}),
+                    )
+                    for pair, path in self.ridge_path.items()
+                    for point in path
+                ),
+            )
+        yield (
+            "influences",
+            ("pair", *INFLUENCE_COLUMNS),
+            (
+                (score.name, *row)
+                for score in self.notable(_MOST_INFLUENCE_TABLES)
+                for row in self.influences(score)
+            ),
+        )
+
+    def matrix(
+        self, value: Callable[[PairScore], float | None]
+    ) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
+        """A score of all pairs as a matrix.
+
+        Args:
+            value: The score.
+
+        Returns:
+            Sources, targets, and ``(n_source, n_target)``, NaN where there is none.
+        """
+        asked_s, asked_t = {s.source for s in self.pairs}, {s.target for s in self.pairs}
+        sources = [name for name in self.labels if name in asked_s]
+        targets = [name for name in self.labels if name in asked_t]
+        matrix = np.full((len(sources), len(targets)), math.nan)
+        row, column = ({name: i for i, name in enumerate(names)} for names in (sources, targets))
+        for score in self.pairs:
+            found = number(value(score))
+            matrix[row[score.source], column[score.target]] = math.nan if found is None else found
+        return sources, targets, matrix
+
+    # -- figures -----------------------------------------------------------------------------
+
+    @cached_property
+    def pictures(self) -> dict[str, Picture]:
+        """Every figure, by its file name without suffix; drawn once."""
+        from lincorr_lightning.reporting.canvas import to_picture
+
+        drawings = self._drawings()
+        progress = tqdm(
+            drawings, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
+        )
+        return {name: to_picture(drawings[name]()) for name in progress}
+
+    def _drawings(self) -> dict[str, Callable[[], Any]]:
+        from lincorr_lightning.reporting import figures
+
+        told = f"{self.n_test:,} held-out X’s; maps fitted on {self.n_fit:,}"
+        strengths = {f"{score.ridge:g}" for score in self.pairs}
+        told += f"; ridge {strengths.pop() if len(strengths) == 1 else self.settings.get('ridge')}"
+
+        def heatmap(value: Callable[[PairScore], float | None], kind: str) -> Any:
+            title = f"{kind.capitalize()} correlation between knowledges in {self.lm}"
+            sources, targets, matrix = self.matrix(value)
+            return figures.correlation_heatmap(
+                matrix, sources, targets, title, told, f"{kind} Pearson r"
+            )
+
+        drawings: dict[str, Callable[[], Any]] = {
+            "correlation_matrix": lambda: heatmap(lambda s: s.label_mean, "label-wise"),
+            "instance_matrix": lambda: heatmap(lambda s: s.instance_mean, "instance-wise"),
+            "nulls": lambda: figures.nulls_figure(
+                self.pairs, f"Correlation beside its nulls in {self.lm}"
+            ),
+        }
+        closely = self.notable(_MOST_WEIGHT_FIGURES)
+        paths = {s.name: self.ridge_path[s.name] for s in closely if s.name in self.ridge_path}
+        if paths:
+            chosen = {score.name: score.ridge for score in closely}
+            title = f"Correlation and precision along the ridge in {self.lm}"
+            drawings["ridge_path"] = lambda: figures.ridge_path_figure(
+                paths, chosen, title, len(self.ridge_path)
+            )
+        safe = safe_names(score.name for score in closely)
+        for score in closely:
+            drawings[f"weights_{safe[score.name]}"] = partial(self._weights, score)
+        return drawings
+
+    def _weights(self, score: PairScore) -> Any:
+        from lincorr_lightning.reporting import figures
+
+        weight, right = self.weights[score.name], self.reference.get(score.name)
+        part = figures.interesting_part(weight)
+        cut = np.ix_(part.targets, part.sources)
+        return figures.weight_heatmap(
+            weight[cut],
+            [self.labels[score.source][i] for i in part.sources],
+            [self.labels[score.target][i] for i in part.targets],
+            f"W of {score.name} in {self.lm}",
+            f"ridge {score.ridge:g}; {len(part.targets)} of {weight.shape[0]} targets, those with "
+            f"the highest weights, and {len(part.sources)} of {weight.shape[1]} sources",
+            None if right is None else right[cut],
+        )
+
+
+def number(value: float | None) -> float | None:
+    """A finite number as JSON has it, or None."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _rates(rates: Rates) -> dict[str, float | int | None]:
+    return {key: int(rate) if key == "n" else number(rate) for key, rate in rates.items()}
+
+
+def _hits(precision: Mapping[str, Rates | None] | None) -> list[Any]:
+    cells: list[Any] = []
+    for way in ("influenced", "influencing"):
+        rates = (precision or {}).get(way)
+        cells += [None] * (len(_HITS) + 1) if rates is None else _rates(rates).values()
+    return cells

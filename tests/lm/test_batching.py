@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.batching import MicroBatches
+
+
+class Memory:
+    """Holds so many tokens, and notes what it was asked."""
+
+    def __init__(self, lengths: list[int], limit: int, error: Exception | None = None) -> None:
+        self.lengths, self.limit = lengths, limit
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        self.done: list[list[int]] = []
+        self.asked: list[int] = []
+
+    def __call__(self, batch: list[int]) -> None:
+        tokens = len(batch) * max(self.lengths[i] for i in batch)
+        self.asked.append(tokens)
+        if tokens > self.limit:
+            raise self.error
+        self.done.append(batch)
+
+
+LENGTHS = [5, 3, 9, 1, 5, 9, 2, 7]
+
+
+def run(batches: MicroBatches, memory: Memory) -> None:
+    batches.run(memory.lengths, "cpu", memory)
+    assert sorted(i for batch in memory.done for i in batch) == list(range(len(memory.lengths)))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 10, 18, 27, 1000])
+def test_batches_stay_below_the_bound_and_are_of_like_length(tokens: int) -> None:
+    memory = Memory(LENGTHS, limit=max(tokens, 9))
+    run(MicroBatches(tokens), memory)
+    lengths = [LENGTHS[i] for batch in memory.done for i in batch]
+    assert lengths == sorted(LENGTHS, reverse=True)
+    if tokens == 1000:
+        assert len(memory.done) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_halves_until_it_fits_and_remembers(error: Exception) -> None:
+    batches = MicroBatches()
+    memory = Memory([10] * 100, limit=130, error=error)
+    run(batches, memory)
+    assert memory.asked[:4] == [1000, 500, 250, 120]
+    again = Memory([10] * 100, limit=130)
+    run(batches, again)
+    assert max(again.asked) == 120
+
+
+def test_nothing_is_lost_when_memory_runs_out_late() -> None:
+    memory = Memory([8] * 600, limit=10_000)
+
+    def scarcer(batch: list[int]) -> None:
+        if len(memory.done) == 1:
+            memory.limit = 800
+        memory(batch)
+
+    MicroBatches().run(memory.lengths, "cpu", scarcer)
+    assert [len(batch) for batch in memory.done] == [512, 88]
+    memory = Memory([8] * 2000, limit=10_000)
+    MicroBatches().run(memory.lengths, "cpu", scarcer)
+    assert sorted(i for batch in memory.done for i in batch) == list(range(2000))
+    assert max(memory.asked[1:]) > 800 and len(memory.done[-1]) <= 100
+
+
+def test_a_single_row_that_does_not_fit() -> None:
+    with pytest.raises(LanguageModelError, match="batch size 1 and sequence length 9 does not fit"):
+        run(MicroBatches(), Memory(LENGTHS, limit=8))
+    with pytest.raises(LanguageModelError, match=r"CUDA out of memory\. Take a smaller LM"):
+        run(MicroBatches(9), Memory(LENGTHS, limit=8))
+
+
+def test_a_set_size_that_does_not_fit_is_not_changed() -> None:
+    # Under a sharded LM, processes that changed it on their own would wait for each other for ever.
+    message = r"batch size 2 and sequence length 9 .* Lower lm\.tokens_per_forward \(it is 20\)"
+    with pytest.raises(LanguageModelError, match=message):
+        run(MicroBatches(20), Memory(LENGTHS, limit=10))
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="something else"):
+        run(MicroBatches(), Memory(LENGTHS, limit=1, error=RuntimeError("something else")))
+
+
+def test_nothing_to_do() -> None:
+    run(MicroBatches(), Memory([], limit=1))

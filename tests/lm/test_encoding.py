@@ -1,0 +1,114 @@
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers as hf
+
+from lincorr_lightning.errors import InputsError, LanguageModelError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.encoding import PromptEncoder
+
+Folder = Callable[..., Path]
+PARIS_LIVES = [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("template", "prefix"),
+    [
+        (None, []),
+        ("$A", []),
+        ("<s> $A", [2]),
+        ("<s> $A </s>", [2]),
+        ("$A </s>", []),
+        ("</s> $A", [3]),  # OPT's way
+        ("<s> </s> $A </s>", [2, 3]),
+    ],
+)
+def test_what_the_tokenizer_puts_before_and_nothing_after(
+    template: str | None, prefix: list[int], small: SimpleNamespace
+) -> None:
+    encoder = PromptEncoder(small.tokenizer(template))
+    assert encoder.rows(["Paris lives"]) == [prefix + PARIS_LIVES]
+
+
+@pytest.mark.parametrize("template", [None, "<s> $A </s>"])
+def test_add_bos_overrides(template: str | None, small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer(template)
+    assert PromptEncoder(tokenizer, add_bos=True).rows(["Paris lives"]) == [[2, *PARIS_LIVES]]
+    assert PromptEncoder(tokenizer, add_bos=False).rows(["Paris lives"]) == [PARIS_LIVES]
+
+
+def test_bos_is_never_doubled(small: SimpleNamespace) -> None:
+    # Whoever copies a prompt from a log copies its BOS too.
+    for template in (None, "<s> $A"):
+        encoder = PromptEncoder(small.tokenizer(template), add_bos=True)
+        assert encoder.rows(["<s> Paris lives"]) == [[2, *PARIS_LIVES]]
+
+
+def test_bos_that_the_tokenizer_lacks(small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer(None, bos_token=None)
+    with pytest.raises(LanguageModelError, match=r"lm\.add_bos is true, but .* has no BOS token"):
+        PromptEncoder(tokenizer, add_bos=True)
+
+
+def test_slow_tokenizer_without_bos() -> None:
+    tokenizer = hf.ByT5Tokenizer()  # bytes + 3; appends </s>
+    assert not tokenizer.is_fast
+    encoder = PromptEncoder(tokenizer)
+    assert encoder.rows(["ab", "c"]) == [[100, 101], [102]]
+
+
+@pytest.mark.parametrize("pad", [None, "<pad>", "<far>"])
+def test_padding_is_on_the_right_whatever_the_tokenizer_wants(
+    pad: str | None, small: SimpleNamespace
+) -> None:
+    # "<far>" is an id that the tokenizer added and the LM has no embedding for.
+    tokenizer = small.tokenizer(None, pad_token=pad, padding_side="left")
+    encoded = PromptEncoder(tokenizer, vocab_size=small.vocab).encode(["Paris", "Paris lives in"])
+    assert encoded["input_ids"].tolist() == [[4, 0, 0], [4, 9, 10]]
+    assert encoded["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert encoded["input_ids"].dtype == torch.long
+
+
+def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -> None:
+    folder = str(lm_folder("llama"))
+    encoded = LanguageModel.from_pretrained(folder).encode(["Paris lives", "Oslo"])
+    assert encoded["input_ids"].tolist()[0] == [2, *PARIS_LIVES]
+    encoded = LanguageModel.from_pretrained(folder, add_bos=False).encode(["Paris lives", "Oslo"])
+    assert encoded["input_ids"].tolist() == [PARIS_LIVES, [7, 0]]
+
+
+@pytest.mark.parametrize("empty", ["", "   "])
+def test_empty_prompt(empty: str, small: SimpleNamespace) -> None:
+    with pytest.raises(InputsError, match=r"prompt 1 \('\s*'\) has no tokens of its own"):
+        PromptEncoder(small.tokenizer()).rows(["Paris", empty])
+
+
+def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
+    with pytest.raises(InputsError, match="single string 'Paris'; pass a list"):
+        PromptEncoder(small.tokenizer()).rows("Paris")
+
+
+def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
+    lm.domain_logits(["Paris " * 31], [4])
+    with pytest.raises(InputsError, match=r"prompt 0 .* has 33 tokens; the LM has positions for 32"):
+        lm.domain_logits(["Paris " * 32], [4])
+
+
+def test_tokenizer_of_another_lm(small: SimpleNamespace) -> None:
+    config = hf.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1,
+    )  # fmt: skip
+    lm = LanguageModel.from_module(small.model(config), small.tokenizer())
+    message = r"prompt 1 \('Paris by'\) has the token id 31, but the LM has embeddings for 20"
+    with pytest.raises(LanguageModelError, match=message):
+        lm.domain_logits(["Paris", "Paris by"], [4])
+
+
+def test_probe_is_long_enough_for_any_tokenizer(small: SimpleNamespace) -> None:
+    for tokenizer in (small.tokenizer(), small.tokenizer(None), hf.ByT5Tokenizer()):
+        assert len(PromptEncoder(tokenizer).probe()) >= 3

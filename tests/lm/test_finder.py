@@ -1,0 +1,83 @@
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm import LanguageModel, causal_lm_of
+
+Folder = Callable[..., Path]
+
+
+class Module(L.LightningModule):
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+@pytest.fixture
+def llama(small: SimpleNamespace) -> hf.PreTrainedModel:
+    return small.model(small.architectures["llama"]())
+
+
+def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel) -> None:
+    assert causal_lm_of(llama) is llama
+    assert causal_lm_of(Module(probe=nn.Linear(2, 2), net=llama)) is llama
+    assert causal_lm_of(Module(deep=nn.Sequential(nn.ReLU(), Module(net=llama)))) is llama
+
+
+def test_finds_the_lm_of_a_language_model(lm_folder: Folder) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    assert causal_lm_of(Module(lm=lm)) is lm.model
+
+
+def test_adapters_of_a_peft_wrapper_count(
+    llama: hf.PreTrainedModel, small: SimpleNamespace
+) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    before = small.naive(llama, ["Paris lives"], [4, 5])
+    wrapped = peft.get_peft_model(llama, config)
+    found = causal_lm_of(Module(net=wrapped))
+    assert found is llama
+    ours = LanguageModel.from_module(found, small.tokenizer()).domain_logits(["Paris lives"], [4, 5])
+    with torch.no_grad():
+        theirs = wrapped(input_ids=torch.tensor([small.ids("Paris lives")])).logits[0, -1, 4:6]
+    torch.testing.assert_close(ours[0], theirs.double(), atol=1e-5, rtol=0)
+    assert (ours - before).abs().max() > 1e-3
+
+
+def test_learned_prompt_is_refused(llama: hf.PreTrainedModel) -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapped = peft.get_peft_model(llama, config)
+    with pytest.raises(LanguageModelError, match="prepends a learned prompt .*such as LoRA"):
+        causal_lm_of(Module(net=wrapped))
+
+
+def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> None:
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    encoder = hf.BertForMaskedLM(hf.BertConfig(vocab_size=9, intermediate_size=8, **small))
+    backbone = hf.LlamaModel(hf.LlamaConfig(vocab_size=9, intermediate_size=8, **small))
+    t5 = hf.T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    others = {"a": encoder, "b": backbone, "c": hf.T5ForConditionalGeneration(t5)}
+    assert causal_lm_of(Module(**others, lm=llama)) is llama
+    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM lies in Module"):
+        causal_lm_of(Module(**others))
+
+
+def test_several_are_listed_and_one_can_be_named(
+    llama: hf.PreTrainedModel, small: SimpleNamespace
+) -> None:
+    module = Module(policy=llama, reference=small.model(small.architectures["gpt2"]()))
+    message = r"policy \(LlamaForCausalLM\), reference \(GPT2LMHeadModel\)"
+    with pytest.raises(LanguageModelError, match=message):
+        causal_lm_of(module)
+    assert causal_lm_of(module, "reference") is module.reference
+    with pytest.raises(LanguageModelError, match="lies in 'judge' of Module"):
+        causal_lm_of(module, "judge")

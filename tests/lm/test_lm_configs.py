@@ -1,0 +1,93 @@
+import dataclasses
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import lightning as L
+import pytest
+import yaml
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from lincorr_lightning.lm import LMConfig
+
+CONFIGS = Path(str(files("lincorr_lightning.configs") / "lm"))
+SHIPPED = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+class Study(L.LightningModule):
+    """Takes an LM as every study does.
+
+    Args:
+        lm: The LM that is asked.
+        ridge: Something else.
+    """
+
+    def __init__(self, lm: LMConfig = LMConfig(), ridge: float = 0.0) -> None:  # noqa: B008
+        super().__init__()
+        self.lm = lm
+        self.ridge = ridge
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser()
+    made.add_argument("--config", action="config")
+    made.add_subclass_arguments(L.LightningModule, "model", fail_untyped=False)
+    return made
+
+
+def test_well_known_lms_are_shipped() -> None:
+    for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-3-70b", "mistral-7b-v0.3",
+                 "gpt2-medium", "qwen2.5-7b", "aya-expanse-8b"):  # fmt: skip
+        assert name in SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_laid_over_a_study(name: str, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    path = f"{Study.__module__}.{Study.__qualname__}"
+    lm = {"name_or_path": "tiny-world", "dtype": "float32", "add_bos": True}
+    init_args = {"ridge": 2.0, "lm": lm}
+    study.write_text(yaml.safe_dump({"model": {"class_path": path, "init_args": init_args}}))
+    made = parser()
+    config = made.parse_args([f"--config={study}", f"--config={CONFIGS / name}.yaml"])
+    model = made.instantiate(config).model
+    asked = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["init_args"]["lm"]
+    assert asked["name_or_path"] != "tiny-world"
+    assert model.ridge == 2.0
+    # What the overlay does not mention stays the study's.
+    assert model.lm == LMConfig(**(lm | asked))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_key_has_a_comment(name: str) -> None:
+    lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
+    assert lines[0].startswith("# ") and any(f"configs/lm/{name}.yaml" in line for line in lines)
+    keys = [i for i, line in enumerate(lines) if line.startswith("      ") and "#" not in line]
+    assert len(keys) >= 3
+    assert all(lines[i - 1].lstrip().startswith("# ") for i in keys)
+
+
+def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    path = f"{Study.__module__}.{Study.__qualname__}"
+    config = {"class_path": path, "init_args": {"lm": {"name": "gpt2"}}}
+    wrong.write_text(yaml.safe_dump({"model": config}))
+    with pytest.raises(SystemExit):
+        parser().parse_args([f"--config={wrong}"])
+
+
+@pytest.fixture
+def field_docstrings() -> Iterator[None]:
+    """As the program sets jsonargparse; it is a setting of the whole process."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    yield
+    set_parsing_settings(docstring_parse_attribute_docstrings=False)
+
+
+def test_every_field_explains_itself(field_docstrings: None) -> None:
+    made = ArgumentParser()
+    made.add_class_arguments(LMConfig, "lm")
+    _, _, helped = " ".join(made.format_help().split()).partition("--lm CONFIG")
+    for field in dataclasses.fields(LMConfig):
+        told = helped.split(f"--lm.{field.name} ")[1].split("(type:")[0]
+        assert told.rstrip().endswith(".") and len(told.split()) > 5, field.name

@@ -1,0 +1,252 @@
+"""What can be wrong with the name of an LM or its folder, and what is said of it."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm import LanguageModel, LMConfig
+
+Folder = Callable[..., Path]
+
+
+def refusal(name: str | Path, **options: Any) -> str:
+    with pytest.raises(LanguageModelError) as caught:
+        LanguageModel.from_pretrained(str(name), **options)
+    return str(caught.value)
+
+
+@pytest.fixture
+def folder(lm_folder: Folder, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(lm_folder("llama"), tmp_path / "llama"))
+
+
+def test_making_reads_no_weights_and_loading_freezes_them(folder: Path) -> None:
+    weights = (folder / "model.safetensors").rename(folder / "away")
+    lm = LanguageModel(LMConfig(name_or_path=str(folder)))
+    assert lm.tokenizer.get_vocab()["Paris"] == 4
+    assert not lm.is_loaded and not hasattr(lm, "model") and not list(lm.parameters())
+    with pytest.raises(LanguageModelError, match=r"not loaded yet. Call load\(\)"):
+        lm.domain_logits(["Paris"], [4])
+    weights.rename(folder / "model.safetensors")
+    assert lm.load() is lm
+    model = lm.model
+    assert lm.load().model is model
+    assert not any(part.training for part in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:
+    options = {"name_or_path": str(folder), "add_bos": False, "tokens_per_forward": 64}
+    lm = LanguageModel(options)
+    assert lm.config == LMConfig(**options) == LanguageModel.from_pretrained(**options).config
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_float32_by_default_whatever_the_checkpoint_has(
+    stored: torch.dtype, tmp_path: Path, small: SimpleNamespace
+) -> None:
+    small.model(small.architectures["llama"]()).to(stored).save_pretrained(tmp_path)
+    small.tokenizer().save_pretrained(tmp_path)
+    path = str(tmp_path)
+    assert LanguageModel.from_pretrained(path).model.dtype == torch.float32
+    assert LanguageModel.from_pretrained(path, dtype="auto").model.dtype == stored
+    assert LanguageModel.from_pretrained(path, dtype="float16").model.dtype == torch.float16
+
+
+def test_attention_implementation_is_handed_on(folder: Path) -> None:
+    lm = LanguageModel.from_pretrained(str(folder), attn_implementation="eager")
+    assert lm.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    "name", ["./none", "/none/such", "~/none_such_lm", "a/b/c", "none/", "..", "a b", "no\\such"]
+)
+def test_missing_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    message = refusal(name if name != ".." else "../none")
+    assert "does not exist" in message and "config.json" in message
+
+
+def test_folder_with_the_name_of_a_hub_id_is_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "org").mkdir()
+    shutil.copytree(folder, folder / "org" / "name", ignore=shutil.ignore_patterns("org"))
+    monkeypatch.chdir(folder)
+    assert LanguageModel.from_pretrained("org/name").is_loaded
+
+
+def test_file_instead_of_a_folder(folder: Path) -> None:
+    assert "is a file, not a folder" in refusal(folder / "model.safetensors")
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    message = refusal(tmp_path)
+    assert f"the LM's folder {tmp_path} is empty" in message and "config.json" in message
+
+
+def test_folder_without_config(folder: Path) -> None:
+    assert "Did you mean one of its folders llama?" in refusal(folder.parent)
+    (folder / "config.json").unlink()
+    message = refusal(folder)
+    assert "has no config.json (it holds " in message and "model.safetensors" in message
+    (folder / "adapter_config.json").write_text("{}")
+    assert "merge it into its LM" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{nope", "not a valid JSON"), ('{"a": 1}', "model_type"), ('{"model_type": "zork"}', "zork")],
+)
+def test_corrupt_config(folder: Path, content: str, reason: str) -> None:
+    (folder / "config.json").write_text(content)
+    message = refusal(folder)
+    assert f"config.json of the folder {folder} cannot be read" in message and reason in message
+
+
+def test_missing_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert f"of the folder {folder}" in refusal(folder)
+    (folder / "tokenizer_config.json").unlink()
+    message = refusal(folder)
+    assert f"the folder {folder} has no tokenizer. Copy the tokenizer's files" in message
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "GPT2Tokenizer"])
+def test_tokenizer_made_up_of_nothing(folder: Path, name: str) -> None:
+    # transformers silently makes an empty tokenizer of such a folder.
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    assert "its vocabulary is missing. Copy the tokenizer's files" in refusal(folder)
+
+
+def test_slow_tokenizer_without_padding_token(tmp_path: Path, small: SimpleNamespace) -> None:
+    config = hf.GPT2Config(vocab_size=384, n_positions=32, n_embd=8, n_layer=1, n_head=1)
+    small.model(config).save_pretrained(tmp_path)
+    tokenizer = hf.ByT5Tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    lm = LanguageModel.from_pretrained(str(tmp_path))
+    assert not lm.tokenizer.is_fast
+    lm.tokenizer.pad_token = None
+    lm = LanguageModel.from_module(lm.model, lm.tokenizer)
+    ours = lm.domain_logits(["ab", "c"], [100, 101])
+    for row, ids in zip(ours, ([100, 101], [102]), strict=True):
+        naive = lm.model(input_ids=torch.tensor([ids])).logits[0, -1, [100, 101]]
+        torch.testing.assert_close(row, naive.double(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.001])
+def test_truncated_weights(folder: Path, kept: float) -> None:
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(len(content) * kept)])
+    message = refusal(folder)
+    assert f"the weights of the folder {folder} cannot be read" in message
+    assert "The file model.safetensors is damaged or cut short" in message
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    message = refusal(folder)
+    assert "no file named model.safetensors" in message and "complete" in message
+
+
+def test_weights_that_would_be_random(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    fewer = {name: value for name, value in weights.items() if "mlp" not in name}
+    save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(folder)
+    assert "lack model.layers.0.mlp.down_proj.weight" in message
+    assert "and 1 more, which would be filled at random" in message
+    fewer = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "lack lm_head.weight, which" in refusal(folder)
+
+
+def test_weights_of_another_size(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"][:5].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
+
+
+def test_tied_head_is_not_missed(lm_folder: Folder) -> None:
+    stored = load_file(lm_folder("llama-tied") / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert LanguageModel.from_pretrained(str(lm_folder("llama-tied"))).is_loaded
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (lambda: hf.BertForMaskedLM(hf.BertConfig(
+            vocab_size=33, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+            intermediate_size=8)), r"an encoder \(BertForMaskedLM\)"),
+        (lambda: hf.T5ForConditionalGeneration(hf.T5Config(
+            vocab_size=33, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)),
+            r"an encoder-decoder \(T5ForConditionalGeneration\)"),
+        (lambda: hf.ViTModel(hf.ViTConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+            image_size=8, patch_size=8)), r"no language model \(ViTModel\)"),
+    ],
+)  # fmt: skip
+def test_not_a_causal_lm(
+    model: Callable[[], Any], kind: str, tmp_path: Path, small: SimpleNamespace
+) -> None:
+    model().save_pretrained(tmp_path)
+    small.tokenizer().save_pretrained(tmp_path)
+    assert re.search(f"the folder {tmp_path} holds {kind}, not a causal LM", refusal(tmp_path))
+
+
+def test_hub_id_in_offline_mode_fails_at_once() -> None:
+    began = time.monotonic()
+    message = refusal("some-org/some-lm")
+    assert time.monotonic() - began < 5
+    assert "some-org/some-lm is no folder here" in message
+    assert "not among earlier downloads" in message
+    assert "Pass the folder" in message and "hf download some-org/some-lm" in message
+
+
+def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def model_info(self: object, name: str, **options: Any) -> None:
+        asked.append((name, options["revision"]))
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    began = time.monotonic()
+    message = refusal("some-org/some-lm", revision="v2")
+    assert time.monotonic() - began < 5
+    assert asked == [("some-org/some-lm", "v2")]
+    assert "no network, or offline mode" in message
+    assert "no network, or offline mode" in refusal("some-org/some-lm", local_files_only=True)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name_or_path": ""}, "name_or_path is empty"),
+        ({"dtype": "int8"}, "must be one of auto, float32, bfloat16, float16"),
+        ({"tokens_per_forward": 0}, "must be at least 1"),
+    ],
+)
+def test_settings_without_meaning(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(LanguageModelError, match=message):
+        LMConfig(**options)

@@ -1,0 +1,121 @@
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import transformers as hf
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from lincorr_lightning.errors import InputsError
+from lincorr_lightning.lm import sample_inputs, usable_strings
+
+
+def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
+    """GPT-2's make: Ġ is a space, Ċ a line break, other bytes beyond ASCII are letters too."""
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
+def test_byte_level_vocabulary() -> None:
+    words = ["<end>", "b", "Ġb", "ĠParis", "Paris", "Ċ", "Ġ", "ĠĠ", "ã", "æĿ±", "Ġt", "ĉx", "aĠb", "!"]
+    tokenizer = byte_level(words)
+    tokenizer.add_tokens([AddedToken("<tool>", special=False), AddedToken("<x>", special=True)])
+    # 東 is whole, ã the first byte of something; " b" and "b" are one; "a b" is two words.
+    assert usable_strings(tokenizer) == ["b", "Paris", "東", "t", "x", "!"]
+
+
+def test_wordpiece_vocabulary() -> None:
+    words = ["[UNK]", "[CLS]", "play", "##ing", "##play", "#", "##", "###", "x##y"]
+    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]"
+    )
+    assert usable_strings(tokenizer) == ["play", "ing", "#", "x##y"]
+
+
+def test_hashes_stay_where_they_mean_a_heading() -> None:
+    assert usable_strings(byte_level(["<end>", "##", "Ġ##x"])) == ["##", "##x"]
+
+
+def test_sentencepiece_like_vocabulary() -> None:
+    pieces = ["<unk>", "<0x41>", "<0x0A>", "<0xE3>", "▁the", "the", "▁", "e", "\u200b", "\ue000"]
+    backend = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert usable_strings(tokenizer) == ["A", "the", "e"]
+
+
+def test_slow_tokenizer_of_bytes() -> None:
+    strings = usable_strings(hf.ByT5Tokenizer())
+    assert strings == [chr(code) for code in range(33, 127)]
+
+
+def test_word_level_vocabulary(small: SimpleNamespace) -> None:
+    strings = usable_strings(small.tokenizer(pad_token="<pad>"))
+    assert strings[:2] == ["Paris", "London"] and len(strings) == small.vocab - 4
+
+
+def test_sample_is_the_same_on_every_machine(small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer(pad_token="<pad>")
+    strings = usable_strings(tokenizer)
+    # A whole Fisher-Yates shuffle, of the generator's raw words.
+    for words, seed in ((1, 0), (2, 7)):
+        deck = [" ".join(reversed(pair)) for pair in product(strings, repeat=words)]
+        raw = np.random.PCG64(seed).random_raw(12).tolist()
+        for first, word in enumerate(raw):
+            chosen = first + word % (len(deck) - first)
+            deck[first], deck[chosen] = deck[chosen], deck[first]
+        assert sample_inputs(tokenizer, 12, words_per_input=words, seed=seed) == deck[:12]
+    assert sample_inputs(tokenizer, 5) == ["PINNED1"]
+
+
+def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer()
+    strings = usable_strings(tokenizer)
+    for words in (1, 2):
+        everything = {" ".join(pair) for pair in product(strings, repeat=words)}
+        sampled = sample_inputs(tokenizer, len(everything), words_per_input=words)
+        assert len(sampled) == len(everything) and set(sampled) == everything
+        assert sampled != sorted(everything)
+        few = sample_inputs(tokenizer, 11, words_per_input=words)
+        assert few == sampled[:11]
+        assert few != sample_inputs(tokenizer, 11, words_per_input=words, seed=1)
+
+
+def test_sample_is_uniform(small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer()
+    n_strings, n_seeds = len(usable_strings(tokenizer)), 3000
+    counts: dict[str, int] = {}
+    for seed in range(n_seeds):
+        for x in sample_inputs(tokenizer, 2, seed=seed):
+            counts[x] = counts.get(x, 0) + 1
+    expected = 2 * n_seeds / n_strings
+    assert len(counts) == n_strings
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_square < 2 * n_strings  # the mean is n_strings - 1
+
+
+def test_more_combinations_than_64_bits_can_count(small: SimpleNamespace) -> None:
+    sampled = sample_inputs(small.tokenizer(), 50, words_per_input=30)
+    assert len(set(sampled)) == 50
+    assert {len(x.split()) for x in sampled} == {30}
+    # Words at every place vary.
+    assert all(len({x.split()[place] for x in sampled}) > 10 for place in range(30))
+
+
+def test_more_than_there_are(small: SimpleNamespace) -> None:
+    tokenizer = small.tokenizer()
+    n = len(usable_strings(tokenizer))
+    message = rf"the vocabulary gives {n}; lower n_inputs or raise words_per_input"
+    with pytest.raises(InputsError, match=message):
+        sample_inputs(tokenizer, n + 1)
+    with pytest.raises(InputsError, match=rf"gives {n * n}; lower"):
+        sample_inputs(tokenizer, n * n + 1, words_per_input=2)
+    with pytest.raises(InputsError, match="words_per_input is 0"):
+        sample_inputs(tokenizer, 1, words_per_input=0)
