@@ -103,11 +103,11 @@ class PromptEncoder:
             Token ids and attention mask, both ``(n_rows, longest)``.
         """
         longest = max((len(row) for row in rows), default=0)
-        input_ids = torch.full((len(rows), longest), self.pad_id, dtype=torch.long)
-        mask = torch.zeros((len(rows), longest), dtype=torch.long)
-        for index, row in enumerate(rows):
-            input_ids[index, : len(row)] = torch.tensor(row)
-            mask[index, : len(row)] = 1
+        gaps = [longest - len(row) for row in rows]
+        padded = [[*row, *[self.pad_id] * gap] for row, gap in zip(rows, gaps, strict=True)]
+        input_ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)
+        ends = longest - torch.tensor(gaps, dtype=torch.long)
+        mask = (torch.arange(longest) < ends.unsqueeze(1)).long()
         return input_ids, mask
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:

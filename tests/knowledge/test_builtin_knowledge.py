@@ -36,6 +36,27 @@ ATTRIBUTES = {
     "vacation": ("{}’s favorite vacation spot is", 101),
 }
 
+# Paper, tables 12 and 13.
+TRANSLATED = (
+    "birthplace", "city", "country", "continent", "language", "company", "ceo", "job", "mother",
+    "father", "gender",
+)  # fmt: skip
+SIMILES = {
+    "object_color": 85, "object_price": 85, "object_heat": 85, "object_genre": 85,
+    "object_size": 85, "simile_color": 15, "simile_price": 2, "simile_heat": 4,
+    "simile_genre": 22, "simile_size": 3, "simile_taste": 3, "name_country": 128,
+    "gem_color": 50, "animal_size": 100, "food_taste": 95, "fruit_color": 99,
+}  # fmt: skip
+RELATIONS = (
+    "city->country", "country->continent", "country->language", "language->continent",
+    "ceo->company", "landmark->country", "fruit_color->simile_color", "food_taste->simile_taste",
+    "gem_color->simile_color", "animal_size->simile_size", "object_color->simile_color",
+    "object_heat->simile_heat", "object_size->simile_size", "object_price->simile_price",
+    "object_genre->simile_genre", "name_country->country",
+    *(f"{name}->{name}_{language}" for name in TRANSLATED for language in ("es", "fr", "de", "zh", "ja")),
+    *(f"city_{language}->country_{language}" for language in ("es", "fr", "de", "zh", "ja")),
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def catalogue():
@@ -64,6 +85,63 @@ def test_an_attribute_is_the_papers(catalogue, name):
         assert n_identities == size
     else:
         assert abs(n_identities - size) <= 0.15 * size
+
+
+def test_all_110_prompts_are_there(catalogue):
+    assert len(catalogue) == 110
+    names = {knowledge.name for knowledge in catalogue.select(["cross_language"])}
+    assert names == {f"{n}_{code}" for n in TRANSLATED for code in ("es", "fr", "de", "zh", "ja")}
+    assert {knowledge.name for knowledge in catalogue.select(["simile"])} == set(SIMILES)
+
+
+@pytest.mark.parametrize("name", SIMILES)
+def test_a_simile_has_the_papers_size(catalogue, name):
+    n_identities, size = len(identities(catalogue[name])), SIMILES[name]
+    if size <= 22:
+        assert n_identities == size
+    else:
+        assert abs(n_identities - size) <= 0.15 * size
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_translation_names_every_entity(catalogue, name):
+    for code in ("es", "fr", "de", "zh", "ja"):
+        knowledge = catalogue[f"{name}_{code}"]
+        assert identities(knowledge) == identities(catalogue[name])
+        assert knowledge.language == code
+        assert knowledge.leading_space == (code not in ("zh", "ja"))
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_nearly_every_source_has_a_reference(catalogue, name):
+    relation = catalogue.relation(name)
+    assert relation.reference is not None
+    sources = identities(relation.source)
+    known = [source for source in sources if relation.reference.get(source)]
+    assert len(known) >= 0.95 * len(sources), set(sources) - set(known)
+
+
+def test_slips_of_the_paper_keep_their_printed_wording(catalogue):
+    assert catalogue["object_price"].template == "The price of {} is the same as"
+    assert catalogue["object_price"].printed_template == "The size of {} is the same as"
+    assert catalogue["fruit_color"].printed_template == "{} X has the same color as the fruit:"
+    assert catalogue["city"].printed_template is None
+
+
+def test_one_identity_in_every_language(catalogue):
+    names = {
+        code: {a.identity: a.text for a in reversed(catalogue[f"country_{code}"].answers)}[
+            "Germany"
+        ]
+        for code in ("es", "fr", "de", "zh", "ja")
+    }
+    assert names == {
+        "es": "Alemania",
+        "fr": "Allemagne",
+        "de": "Deutschland",
+        "zh": "德国",
+        "ja": "ドイツ",
+    }
 
 
 def test_every_city_lies_in_one_country(catalogue):

@@ -199,7 +199,7 @@ def test_select_keeps_order_and_takes_each_once(catalogue):
         return [knowledge.name for knowledge in catalogue.select(asked)]
 
     assert names("coin", "realm", "coin") == ["coin", "realm"]
-    assert names("cross_language", "realm") == ["realm_zh", "region_zh", "realm_de", "realm"]
+    assert names("cross_language", "realm")[-4:] == ["realm_zh", "region_zh", "realm_de", "realm"]
     assert names("X*2", "math")[:3] == ["X*2", "X+1", "X+2"]
     assert len(names("math")) == 16
     assert names("all") == list(catalogue)

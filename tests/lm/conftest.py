@@ -10,8 +10,9 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-WORDS = """Paris London Tokyo Oslo Lima lives in the city of country speaks language and his
-favorite color is red blue One day saw a very old house by river""".split()
+TEXT = """Paris London Tokyo Oslo Lima lives in the city of country speaks language and his
+favorite color is red blue One day saw a very old house by river"""
+WORDS = TEXT.split()
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 VOCAB = len(SPECIAL) + len(WORDS)
 TOKEN_IDS = [5, 30, 4, 17, 22, 9, 2]

@@ -57,13 +57,16 @@ def test_both_padding_sides(
     assert (ours - naive).abs().max() <= TOLERANCE
 
 
-def test_architectures_are_what_they_are_to_test(
-    lm_folder: Folder, small: SimpleNamespace
-) -> None:
+def test_architectures_are_what_they_are_to_test(lm_folder: Folder, small: SimpleNamespace) -> None:
     def model(name: str) -> Any:
         return hf.AutoModelForCausalLM.from_pretrained(lm_folder(name))
 
-    for name, tied in {"llama": False, "llama-tied": True, "gpt2": True, "gpt2-untied": False}.items():
+    for name, tied in {
+        "llama": False,
+        "llama-tied": True,
+        "gpt2": True,
+        "gpt2-untied": False,
+    }.items():
         lm = model(name)
         shared = lm.get_input_embeddings().weight.data_ptr() == lm.lm_head.weight.data_ptr()
         assert shared is tied
@@ -266,7 +269,9 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
 
 def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    with pytest.raises(LanguageModelError, match=rf"token id 99; it has the tokens 0 to {small.vocab - 1}"):
+    with pytest.raises(
+        LanguageModelError, match=rf"token id 99; it has the tokens 0 to {small.vocab - 1}"
+    ):
         lm.domain_logits(["Paris"], [4, 99])
     with pytest.raises(LanguageModelError, match="token id -1"):
         lm.domain_logits(["Paris"], [-1])

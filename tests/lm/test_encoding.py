@@ -94,7 +94,9 @@ def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
 def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
     lm.domain_logits(["Paris " * 31], [4])
-    with pytest.raises(InputsError, match=r"prompt 0 .* has 33 tokens; the LM has positions for 32"):
+    with pytest.raises(
+        InputsError, match=r"prompt 0 .* has 33 tokens; the LM has positions for 32"
+    ):
         lm.domain_logits(["Paris " * 32], [4])
 
 

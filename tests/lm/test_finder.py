@@ -46,7 +46,9 @@ def test_adapters_of_a_peft_wrapper_count(
     wrapped = peft.get_peft_model(llama, config)
     found = causal_lm_of(Module(net=wrapped))
     assert found is llama
-    ours = LanguageModel.from_module(found, small.tokenizer()).domain_logits(["Paris lives"], [4, 5])
+    ours = LanguageModel.from_module(found, small.tokenizer()).domain_logits(
+        ["Paris lives"], [4, 5]
+    )
     with torch.no_grad():
         theirs = wrapped(input_ids=torch.tensor([small.ids("Paris lives")])).logits[0, -1, 4:6]
     torch.testing.assert_close(ours[0], theirs.double(), atol=1e-5, rtol=0)
@@ -56,7 +58,7 @@ def test_adapters_of_a_peft_wrapper_count(
 def test_learned_prompt_is_refused(llama: hf.PreTrainedModel) -> None:
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(llama, config)
-    with pytest.raises(LanguageModelError, match="prepends a learned prompt .*such as LoRA"):
+    with pytest.raises(LanguageModelError, match=r"prepends a learned prompt .*such as LoRA"):
         causal_lm_of(Module(net=wrapped))
 
 

@@ -20,7 +20,22 @@ def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
 
 
 def test_byte_level_vocabulary() -> None:
-    words = ["<end>", "b", "Ġb", "ĠParis", "Paris", "Ċ", "Ġ", "ĠĠ", "ã", "æĿ±", "Ġt", "ĉx", "aĠb", "!"]
+    words = [
+        "<end>",
+        "b",
+        "Ġb",
+        "ĠParis",
+        "Paris",
+        "Ċ",
+        "Ġ",
+        "ĠĠ",
+        "ã",
+        "æĿ±",
+        "Ġt",
+        "ĉx",
+        "aĠb",
+        "!",
+    ]
     tokenizer = byte_level(words)
     tokenizer.add_tokens([AddedToken("<tool>", special=False), AddedToken("<x>", special=True)])
     # 東 is whole, ã the first byte of something; " b" and "b" are one; "a b" is two words.
@@ -72,7 +87,7 @@ def test_sample_is_the_same_on_every_machine(small: SimpleNamespace) -> None:
             chosen = first + word % (len(deck) - first)
             deck[first], deck[chosen] = deck[chosen], deck[first]
         assert sample_inputs(tokenizer, 12, words_per_input=words, seed=seed) == deck[:12]
-    assert sample_inputs(tokenizer, 5) == ["PINNED1"]
+    assert sample_inputs(tokenizer, 5) == ["in", "house", "old", "city", "Tokyo"]
 
 
 def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespace) -> None:

@@ -1,0 +1,384 @@
+"""The linear map on the disk: the same numbers back, or an error that names what is wrong."""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lincorr_lightning.errors import LinearMapError, OutputError
+from lincorr_lightning.knowledge import Answer, Completeness, Knowledge, build_domain
+from lincorr_lightning.linear_map import LinearMap
+
+CITIES = ["Paris", "Rome", "Tokyo"]
+COUNTRIES = ["France", "Italy"]
+
+
+def word_level(words: list[str]) -> PreTrainedTokenizerFast:
+    vocabulary = {word: i for i, word in enumerate(["<unk>", *words])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+@pytest.fixture
+def parts() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "weights": {
+            "city->country": torch.from_numpy(rng.normal(size=(2, 3))),
+            "country->city": torch.from_numpy(rng.normal(size=(3, 2))),
+        },
+        "biases": {
+            "city->country": torch.from_numpy(rng.normal(size=2)),
+            "country->city": torch.from_numpy(rng.normal(size=3)),
+        },
+        "token_ids": {"city": [1, 2, 3], "country": [5, 4]},
+        "labels": {"city": CITIES, "country": COUNTRIES},
+        "templates": {
+            "city": "{} lives in the city of",
+            "country": "{} lives in the country of",
+        },
+        "ridge": {"city->country": 0.0, "country->city": 31.6},
+        "lm": "tiny-world",
+        "fingerprint": {"tokenizer": "t", "config": "c", "weights": "w"},
+    }
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return word_level([*CITIES, "Italy", "France"])
+
+
+@pytest.fixture
+def folder(parts: dict[str, Any], tmp_path: Path) -> Path:
+    LinearMap(**parts).save(tmp_path / "linear_map")
+    return tmp_path / "linear_map"
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
+    path = folder / "linear_map.safetensors"
+    tensors = load_file(path) | changes
+    save_file({key: value for key, value in tensors.items() if value is not None}, path)
+
+
+# -- there and back --------------------------------------------------------------------------
+
+
+def test_round_trip(parts: dict[str, Any], folder: Path) -> None:
+    found = LinearMap.from_pretrained(folder)
+    assert found.pairs == ["city->country", "country->city"]
+    assert found.knowledges == ["city", "country"]
+    for pair in found.pairs:
+        assert torch.equal(found.weight(pair), parts["weights"][pair])
+        assert torch.equal(found.bias(pair), parts["biases"][pair])
+    assert found.labels("country") == COUNTRIES
+    assert found.token_ids("country") == [5, 4]
+    for name in ("templates", "ridge", "lm", "fingerprint"):
+        assert getattr(found, name) == parts[name]
+
+
+def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "linear_map.safetensors"]
+    tensors = load_file(folder / "linear_map.safetensors")
+    assert {key: (value.dtype.name, value.shape) for key, value in tensors.items()} == {
+        "city->country/weight": ("float64", (2, 3)),
+        "city->country/bias": ("float64", (2,)),
+        "country->city/weight": ("float64", (3, 2)),
+        "country->city/bias": ("float64", (3,)),
+        "city/token_ids": ("int64", (3,)),
+        "country/token_ids": ("int64", (2,)),
+    }
+    assert np.array_equal(
+        tensors["city->country/weight"], parts["weights"]["city->country"].numpy()
+    )
+    config = json.loads((folder / "config.json").read_text())
+    assert config["format_version"] == 1
+    assert config["knowledges"]["country"] == {
+        "template": "{} lives in the country of", "labels": COUNTRIES, "token_ids": [5, 4],
+    }  # fmt: skip
+    assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
+    assert config["pairs"]["country->city"]["ridge"] == 31.6
+    assert config["versions"]["torch"] == torch.__version__.split("+")[0] or config["versions"]
+    assert set(config["versions"]) == {"lincorr_lightning", "torch", "transformers"}
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_predict_is_an_affine_map(parts: dict[str, Any], folder: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(7, 3))
+    w, b = parts["weights"]["city->country"].numpy(), parts["biases"]["city->country"].numpy()
+    by_hand = [[sum(w[j, k] * x[i, k] for k in range(3)) + b[j] for j in range(2)] for i in range(7)]
+    ours = LinearMap.from_pretrained(folder).predict("city->country", torch.from_numpy(x))
+    assert ours.dtype == torch.float64
+    np.testing.assert_allclose(ours.numpy(), by_hand, rtol=1e-12)
+    single = torch.from_numpy(x).float()
+    np.testing.assert_allclose(
+        LinearMap.from_pretrained(folder).predict("city->country", single), by_hand, rtol=1e-5
+    )
+
+
+def test_predict_refuses_logits_of_other_labels(parts: dict[str, Any]) -> None:
+    linear_map = LinearMap(**parts)
+    for shape in ((4, 2), (3,)):
+        with pytest.raises(LinearMapError, match=r"city->country takes source logits \(n_inputs, 3"):
+            linear_map.predict("city->country", torch.zeros(shape))
+    with pytest.raises(LinearMapError, match=r"no pair 'city->color'; it has city->country"):
+        linear_map.predict("city->color", torch.zeros(1, 3))
+    with pytest.raises(LinearMapError, match="no knowledge 'color'; it has city, country"):
+        linear_map.labels("color")
+
+
+def test_map_is_a_copy(parts: dict[str, Any]) -> None:
+    both = torch.zeros(5, 3)  # slices of one tensor, as a probe holds its maps
+    parts["weights"] = {"city->country": both[:2]}
+    parts["biases"] = {"city->country": both[:2, 0]}
+    linear_map = LinearMap(**parts)
+    both += 1
+    assert not linear_map.weight("city->country").any()
+
+
+def test_slices_of_one_tensor_can_be_saved(parts: dict[str, Any], tmp_path: Path) -> None:
+    both = torch.arange(15.0).reshape(5, 3)
+    parts["weights"] = {"city->country": both[:2], "city->city": both[2:]}
+    parts["biases"] = {"city->country": both[:2, 0], "city->city": both[2:, 0]}
+    parts["ridge"] = dict.fromkeys(parts["weights"], 0.0)
+    LinearMap(**parts).save(tmp_path / "map")
+    found = LinearMap.from_pretrained(tmp_path / "map")
+    assert found.weight("city->city").tolist() == both[2:].tolist()
+
+
+def test_names_with_slashes(parts: dict[str, Any], tmp_path: Path) -> None:
+    def rename(old: Any) -> Any:
+        return json.loads(json.dumps(old).replace("city", "X/2").replace("country", "X*2"))
+
+    for key in ("token_ids", "labels", "templates", "ridge"):
+        parts[key] = rename(parts[key])
+    for key in ("weights", "biases"):
+        parts[key] = {rename(pair): tensor for pair, tensor in parts[key].items()}
+    LinearMap(**parts).save(tmp_path / "map")
+    assert LinearMap.from_pretrained(tmp_path / "map").token_ids("X/2") == [1, 2, 3]
+
+
+# -- saving ----------------------------------------------------------------------------------
+
+
+def test_failed_save_keeps_the_old_map(
+    parts: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    parts["ridge"]["city->country"] = 5.0
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="the disk is full"):
+        patch.setattr(os, "fsync", refuse)
+        LinearMap(**parts).save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["linear_map"]
+    LinearMap(**parts).save(folder)
+    assert LinearMap.from_pretrained(folder).ridge["city->country"] == 5.0
+
+
+def test_save_does_not_replace_other_files(parts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match=r"holds thesis\.tex"):
+        LinearMap(**parts).save(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+# -- damaged folders -------------------------------------------------------------------------
+
+
+def test_missing_folder_and_files(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LinearMapError, match=r"nowhere: there is no such folder\. Pass the linear"):
+        LinearMap.from_pretrained(tmp_path / "nowhere")
+    (folder / "linear_map.safetensors").unlink()
+    with pytest.raises(LinearMapError, match=r"linear_map\.safetensors: there is no such file"):
+        LinearMap.from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(LinearMapError, match=r"config\.json: no such file"):
+        LinearMap.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 60, -8])
+def test_truncated_tensors(folder: Path, keep: int) -> None:
+    path = folder / "linear_map.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(LinearMapError, match=r"linear_map\.safetensors: it is damaged or cut short"):
+        LinearMap.from_pretrained(folder)
+
+
+def test_truncated_config(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(LinearMapError, match=r"config\.json: it is no valid JSON"):
+        LinearMap.from_pretrained(folder)
+
+
+def test_config_of_something_else(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(LinearMapError, match="it is not the config of a linear map"):
+        LinearMap.from_pretrained(folder)
+
+
+def test_later_format(folder: Path) -> None:
+    change_config(folder, format_version=2)
+    with pytest.raises(LinearMapError, match=r"has format version 2; .* reads 1"):
+        LinearMap.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"city->country/bias": None}, "names city->country/bias, which .* lacks"),
+        ({"city/token_ids": None}, "names city/token_ids, which .* lacks"),
+        ({"a->b/bias": np.zeros(2)}, "has a->b/bias, which config.json lacks"),
+        ({"city/token_ids": np.array([1, 2, 4])}, "city/token_ids differs from that of config"),
+        (
+            {"city->country/weight": np.zeros((3, 2))},
+            r"city->country/weight has the shape \(3, 2\); the labels ask for \(2, 3\)",
+        ),
+        (
+            {"city->country/bias": np.array([1.0, np.nan])},
+            "city->country/bias holds NaN or infinite",
+        ),
+    ],
+)
+def test_tensors_that_disagree_with_the_config(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    change_tensors(folder, **changes)
+    with pytest.raises(LinearMapError, match=f"linear_map is damaged: .*{message}"):
+        LinearMap.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lm": {"name_or_path": "x"}}, "config.json lacks the key 'fingerprint'"),
+        ({"pairs": {"city->country": {"ridge": 0}}}, "has country->city/bias, which config"),
+        ({"pairs": {"city->country": 3}}, "config.json has a value of the wrong kind"),
+        ({"knowledges": {}}, "the pair city->country has no labels of city|has city/token_ids"),
+    ],
+)
+def test_config_that_disagrees_with_the_tensors(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    change_config(folder, **changes)
+    with pytest.raises(LinearMapError, match=message):
+        LinearMap.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("labels", {"city": CITIES[:2], "country": COUNTRIES}, "city has 2 labels, 3 token ids"),
+        ("templates", {"city": "{}"}, "country has 2 labels, 2 token ids and no template"),
+        ("ridge", {"city->country": 0.0}, "country->city lacks its bias or its ridge"),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    parts: dict[str, Any], part: str, value: Any, message: str
+) -> None:
+    with pytest.raises(LinearMapError, match=message):
+        LinearMap(**parts | {part: value})
+    with pytest.raises(LinearMapError, match="'city' is no pair"):
+        LinearMap(**parts | {"weights": {"city": torch.zeros(2, 3)}})
+
+
+# -- other tokenizers, other LMs -------------------------------------------------------------
+
+
+def test_same_labels_are_accepted(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    class Anything:
+        def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+            self.tokenizer = tokenizer
+
+    LinearMap.from_pretrained(folder, tokenizer=tokenizer)
+    LinearMap.from_pretrained(folder, Anything(tokenizer))  # type: ignore[arg-type]
+    with pytest.raises(LinearMapError):
+        LinearMap.from_pretrained(folder, Anything(word_level(["x"])))  # type: ignore[arg-type]
+
+
+def test_other_labels_are_refused_by_name(folder: Path) -> None:
+    other = word_level(["Paris", "Tokyo", "Rome", "Italy", "France"])
+    with pytest.raises(LinearMapError) as error:
+        LinearMap.from_pretrained(folder, tokenizer=other)
+    message = str(error.value)
+    assert "2 of 3 labels of city" in message
+    assert "'Rome' is 'Tokyo' there, 'Tokyo' is 'Rome' there" in message
+    assert "tiny-world" in message
+    assert "country" not in message.replace("country of", "")
+
+
+def test_smaller_vocabulary_is_refused(folder: Path) -> None:
+    with pytest.raises(LinearMapError, match="2 of 2 labels of country .*'France' is 'no token'"):
+        LinearMap.from_pretrained(folder, tokenizer=word_level(CITIES))
+
+
+def test_many_differing_labels_are_counted_not_listed(parts: dict[str, Any]) -> None:
+    cities = [f"city{i}" for i in range(40)]
+    parts |= {
+        "weights": {"city->city": torch.zeros(40, 40)},
+        "biases": {"city->city": torch.zeros(40)},
+        "ridge": {"city->city": 0.0},
+        "labels": {"city": cities},
+        "token_ids": {"city": list(range(1, 41))},
+    }
+    with pytest.raises(LinearMapError) as error:
+        LinearMap(**parts).check_labels(word_level(cities[::-1]))
+    assert "40 of 40 labels of city" in str(error.value)
+    assert str(error.value).count("there") == 5
+
+
+def test_labels_of_a_domain_fit_its_own_tokenizer(parts: dict[str, Any]) -> None:
+    """Also where two tokens read alike, so that the domain spells them out."""
+    vocabulary = {"a": 0, "b": 1, "a</w>": 2, "b</w>": 3, ".": 4, ".</w>": 5}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    answers = tuple(Answer(text, text) for text in ("a", "ab", "b"))
+    knowledge = Knowledge("city", "attribute", "en", "{} .", "city", answers)
+    domain = build_domain(knowledge, tokenizer, keep=list(Completeness))
+    assert any("[" in text for text in domain.texts)
+    n = len(domain.labels)
+    parts |= {
+        "weights": {"city->city": torch.zeros(n, n)},
+        "biases": {"city->city": torch.zeros(n)},
+        "ridge": {"city->city": 0.0},
+        "labels": {"city": domain.texts},
+        "token_ids": {"city": domain.token_ids},
+    }
+    LinearMap(**parts).check_labels(tokenizer)
+    with pytest.raises(LinearMapError):
+        LinearMap(**parts | {"token_ids": {"city": domain.token_ids[::-1]}}).check_labels(tokenizer)
+
+
+def test_same_lm_is_told_by_its_fingerprint(parts: dict[str, Any]) -> None:
+    linear_map = LinearMap(**parts)
+    linear_map.check_same_lm({"tokenizer": "t", "config": "c", "weights": "w"})
+    with pytest.raises(LinearMapError, match=r"fitted on tiny-world, from which tuned differs in i"):
+        linear_map.check_same_lm({"tokenizer": "t", "config": "c", "weights": "v"}, "tuned")
+    with pytest.raises(LinearMapError, match="differs in its tokenizer and weights"):
+        linear_map.check_same_lm({"tokenizer": "u", "config": "c"})
