@@ -22,6 +22,7 @@ from lincorr_lightning.reporting import (
     atomic_write,
     check_writable,
     describe_run,
+    is_dry_run,
     run_folder,
     study_name,
 )
@@ -79,7 +80,7 @@ class LincorrCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _tell(self) -> None:
-        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
 
     after_fit = after_validate = after_test = after_predict = _tell

@@ -10,10 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-WORDS = """lives in the city of country speaks language favorite color ’s is was born One day saw a
+WORDS = (
+    """lives in the city of country speaks language favorite color ’s is was born One day saw a
 Paris London Tokyo Berlin Madrid Rome Vienna Oslo Cairo Lima Beijing Moscow
 France Japan Germany Spain Italy Austria Norway Egypt Peru China Russia
-red blue green yellow black white""".split()
+red blue green yellow black white"""
+).split()  # noqa: SIM905 (words, not a list of strings)
 
 
 def build_small_lm(folder: Path, seed: int = 0, hidden_size: int = 16) -> Path:

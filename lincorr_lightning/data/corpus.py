@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -31,14 +32,11 @@ class PackedBatch:
         input_ids: Tokens, shape `(n_rows, row_length)`.
         position_ids: Position of each token within its statement, same shape.
         targets: Token that follows, or `IGNORED`, same shape.
-        knowledge: Index of the knowledge where the target is an answer's first token, else -1,
-            same shape.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     targets: Tensor
-    knowledge: Tensor
 
 
 @dataclass
@@ -106,24 +104,22 @@ def _pack(chosen: Sequence[_Encoded], in_full: Sequence[bool], row_length: int) 
     it are anybody's guess. The others ask for the first token of the answer, which is what there
     is to learn, and end there, which saves most of the work.
     """
-    rows: list[list[tuple[int, int, int, int]]] = [[]]
+    rows: list[list[tuple[int, int, int]]] = [[]]
     for statement, full in zip(chosen, in_full, strict=True):
         tokens, n_prompt = statement.tokens, statement.n_prompt
         n = len(tokens) - 1 if full else n_prompt
         if len(rows[-1]) + n > row_length:
             rows.append([])
         for i in range(n):
-            is_answer = i == n_prompt - 1
-            asked = is_answer or (full and i > 0)
-            target = tokens[i + 1] if asked else IGNORED
-            rows[-1].append((tokens[i], i, target, statement.knowledge if is_answer else -1))
+            asked = i == n_prompt - 1 or (full and i > 0)
+            rows[-1].append((tokens[i], i, tokens[i + 1] if asked else IGNORED))
     length = max(map(len, rows))
-    # Filled up with statements of one padding token each, which nothing is asked of.
-    table = torch.tensor([row + [(0, 0, IGNORED, -1)] * (length - len(row)) for row in rows])
+    # Filled up with statements of one padding token each, of which nothing is asked.
+    table = torch.tensor([row + [(0, 0, IGNORED)] * (length - len(row)) for row in rows])
     return PackedBatch(*(part.contiguous() for part in table.unbind(-1)))
 
 
-class _EveryBatchOnce(DistributedSampler[PackedBatch]):
+class _EveryBatchOnce(DistributedSampler[Any]):
     """Deals the batches of one epoch out to the processes; Lightning tells it the epoch."""
 
     def __init__(self, dataset: _Epochs, rank: int, n_processes: int) -> None:
@@ -131,7 +127,7 @@ class _EveryBatchOnce(DistributedSampler[PackedBatch]):
 
     def __iter__(self) -> Iterator[int]:
         first = self.epoch * len(self.dataset)  # type: ignore[arg-type]
-        return (first + index for index in super().__iter__())
+        return iter([first + index for index in super().__iter__()])
 
 
 class CorpusDataModule(L.LightningDataModule):
@@ -187,7 +183,6 @@ class CorpusDataModule(L.LightningDataModule):
         self.knowledges = tuple(knowledge.name for knowledge in knowledges)
         self._encoded = _encode(statements, self.tokenizer, self.knowledges)
         self._check_length()
-        self.answers = tuple(_answer_ids(self._encoded, index) for index in range(len(knowledges)))
         self.world = world
 
     def _check_length(self) -> None:
@@ -248,9 +243,3 @@ def _encode(
         _Encoded(text, len(prompt), index[statement.knowledge.name])
         for statement, text, prompt in zip(statements, texts, prompts, strict=True)
     ]
-
-
-def _answer_ids(encoded: Sequence[_Encoded], knowledge: int) -> tuple[int, ...]:
-    """First tokens of all answers that the corpus gives to a knowledge."""
-    found = {s.tokens[s.n_prompt] for s in encoded if s.knowledge == knowledge}
-    return tuple(sorted(found))

@@ -6,22 +6,12 @@ from collections.abc import Collection
 
 import numpy as np
 
-_ONSETS = ["b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kr", "l", "m"] + [
-    "n",
-    "p",
-    "pr",
-    "qu",
-    "r",
-    "s",
-    "sh",
-    "st",
-    "t",
-    "th",
-    "tr",
-    "v",
-    "w",
-    "z",
+# fmt: off
+_ONSETS = [
+    "b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kr", "l", "m",
+    "n", "p", "pr", "qu", "r", "s", "sh", "st", "t", "th", "tr", "v", "w", "z",
 ]
+# fmt: on
 _VOWELS = ["a", "ae", "ai", "e", "ea", "i", "ia", "o", "oa", "u", "y"]
 _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "ric", "s", "th", "v", "x"]
 

@@ -57,7 +57,7 @@ def build_tokenizer(
     backend.pre_tokenizer = pre_tokenizers.Split(
         Regex(_pattern(unspaced_words)), behavior="removed", invert=True
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         pad_token=PAD,
         unk_token=UNKNOWN,

@@ -164,7 +164,7 @@ class World:
             ConfigError: A knowledge is about nothing in this world, or cannot name its answer.
         """
         for knowledge in knowledges:
-            named = {}
+            named: dict[str, Answer] = {}
             for answer in knowledge.answers:
                 named.setdefault(answer.identity, answer)
             if knowledge.family == "math":

@@ -9,7 +9,7 @@ import lightning as L
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.reporting import check_writable, run_folder
+from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 
 
 class FrozenLMModule(L.LightningModule):
@@ -48,7 +48,7 @@ class FrozenLMModule(L.LightningModule):
                 "Apple's mps device has no float64, which the statistics need. "
                 "Run with --trainer.accelerator cpu."
             )
-        if not self.trainer.fast_dev_run:
+        if not is_dry_run(self.trainer):
             folder = run_folder(self.trainer)
             if self.trainer.is_global_zero:
                 check_writable(folder)

@@ -34,7 +34,7 @@ from lincorr_lightning.modules.probe_solver import (
     ridge_paths,
     split_targets,
 )
-from lincorr_lightning.reporting import ProbeReport, RidgePoint, run_folder, write_csv
+from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run, run_folder, write_csv
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
 _TUNE_EVERY = 5
@@ -45,7 +45,8 @@ class LinearProbe(FrozenLMModule):
     """How linearly are pieces of knowledge tied in an LM, and how precise is the tie?
 
     ``fit`` reads the domain logits of every knowledge prompt for each X of the fit half, keeps
-    their second moments, solves for (W, b) of every ordered pair at once, and scores the held-out half.
+    their second moments, solves for (W, b) of every ordered pair at once, and scores the held-out
+    half.
     ``validate`` and ``test`` score a stored fit, ``predict`` gives the predicted target logits.
     The LM is frozen and is not part of the checkpoint.
 
@@ -383,13 +384,13 @@ class LinearProbe(FrozenLMModule):
     @rank_zero_only
     def _write_inputs(self) -> None:
         datamodule = getattr(self.trainer, "datamodule", None)
-        if isinstance(datamodule, PromptInputs) and not self.trainer.fast_dev_run:
+        if isinstance(datamodule, PromptInputs) and not is_dry_run(self.trainer):
             path = run_folder(self.trainer) / "tables" / "inputs.csv"
             write_csv(path, ("x", "half"), datamodule.table())
 
     @rank_zero_only
     def _write_report(self) -> None:
-        if self.report is None or self.trainer.fast_dev_run:
+        if self.report is None or is_dry_run(self.trainer):
             return
         folder = run_folder(self.trainer)
         self.report.write(folder)

@@ -207,17 +207,13 @@ class Pretraining(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Recall is counted afresh."""
-        self._recall_sums = {
-            name: MeanMetric().to(self.device) for name in self._corpus.knowledges
-        }
+        self._recall_sums = {name: MeanMetric().to(self.device) for name in self._corpus.knowledges}
 
     def validation_step(self, batch: RecallBatch, batch_idx: int) -> None:
         """Is the true answer the most likely token of all?"""
         del batch_idx
         assert self.lm is not None
-        logits = self.lm(
-            input_ids=batch.input_ids, use_cache=False, logits_to_keep=1
-        ).logits[:, -1]
+        logits = self.lm(input_ids=batch.input_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         hits = logits.argmax(-1) == batch.answers
         self._recall_sums[batch.knowledge].update(hits.float())
 
@@ -235,7 +231,7 @@ class Pretraining(L.LightningModule):
         """Write the LM and the numbers."""
         seconds = monotonic() - self._started
         loss = float(self._loss.compute())
-        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+        if not self.trainer.is_global_zero or getattr(self.trainer, "fast_dev_run", False):
             return
         folder = run_folder(self.trainer)
         self.save_model(folder / MODEL_FOLDER)
@@ -284,7 +280,7 @@ class Pretraining(L.LightningModule):
         """
         assert self.lm is not None
         stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
-        ours = self.lm.get_input_embeddings().weight.shape
+        ours = self.lm.model.embed_tokens.weight.shape
         if stored != ours:
             raise ConfigError(
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "

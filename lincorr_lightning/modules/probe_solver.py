@@ -104,7 +104,7 @@ def split_targets(
     """Cut values over all target columns of a source into one piece a target."""
     targets = layout.targets(source)
     sizes = [layout.sizes[target] for target in targets]
-    yield from zip(targets, values.split(sizes, dim), strict=True)
+    yield from zip(targets, torch.split(values, sizes, dim), strict=True)
 
 
 def per_target_ridge(layout: ProbeLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
@@ -156,7 +156,7 @@ def ridge_paths(
                 hits[target].append(hit_rates(block.cpu(), torch.from_numpy(reference)))
     paths = {}
     for target, r in split_targets(layout, source, torch.stack(r_rows)):
-        found = hits[target] or [None] * len(grid)
+        found: Sequence[tuple[HitRates, HitRates] | None] = hits[target] or [None] * len(grid)
         paths[source, target] = [
             RidgePoint(
                 ridge=ridge,

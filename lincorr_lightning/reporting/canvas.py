@@ -12,9 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import numpy as np
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
@@ -22,7 +24,6 @@ from matplotlib.text import Text
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
 DPI = 150
-_LONGEST_LABEL = 24
 # Tried in this order for signs that matplotlib's own font lacks: Chinese, Japanese, and the rest.
 _OTHER_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
@@ -114,13 +115,16 @@ class Picture(NamedTuple):
 
 def to_picture(figure: Figure) -> Picture:
     """Draw a figure."""
+    # `savefig` would draw everything twice.
+    canvas = cast(FigureCanvasAgg, figure.canvas)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=figure.dpi)
-    width, height = figure.canvas.get_width_height()
-    return Picture(file.getvalue(), width, height)
+    imsave(file, pixels, format="png", dpi=int(figure.dpi))
+    return Picture(file.getvalue(), width=pixels.shape[1], height=pixels.shape[0])
 
 
-def legible(labels: Sequence[str]) -> tuple[list[str], str]:
+def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
     """Labels as a figure can show them.
 
     Long ones are cut. One that no font here can draw is spelt in Unicode numbers, which is better
@@ -128,6 +132,7 @@ def legible(labels: Sequence[str]) -> tuple[list[str], str]:
 
     Args:
         labels: Labels of rows or columns.
+        longest: How many signs may be shown.
 
     Returns:
         The labels, and a note on the numbers: empty if there are none.
@@ -137,7 +142,7 @@ def legible(labels: Sequence[str]) -> tuple[list[str], str]:
         if not _drawable(label):
             label = " ".join(f"U+{ord(sign):04X}" for sign in label)
             note = "U+: no font found here has these signs"
-        shown.append(label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…")
+        shown.append(label if len(label) <= longest else f"{label[: longest - 1]}…")
     return shown, note
 
 

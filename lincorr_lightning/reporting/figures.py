@@ -163,8 +163,9 @@ def _heatmap(
         for (row, column), value in np.ndenumerate(matrix):
             if not math.isnan(value):
                 ink = "white" if abs(value) > 0.6 * limit else INK
-                axes.text(column, row, short(float(value)), ha="center", va="center", fontsize=size,
-                          color=ink)  # fmt: skip
+                # Inside its cell a value takes no room; asking each one would take long.
+                axes.text(column, row, short(float(value)), ha="center", va="center",
+                          fontsize=size, color=ink, in_layout=False)  # fmt: skip
     return figure, axes, image, cell
 
 
@@ -273,7 +274,7 @@ def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: floa
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(legible([pair])[0][0], loc="left", fontsize=10, color=INK)
+    axes.set_title(legible([pair], 50)[0][0], loc="left", fontsize=10, color=INK)
     axes.set_xlabel("ridge", fontsize=8, color=INK)
 
 
@@ -300,7 +301,7 @@ def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Fi
     """
     known = [score for score in scores if not math.isnan(_or_nan(score.label_mean))]
     shown = sorted(known, key=lambda score: -score.label_mean)[:limit]
-    names, _ = legible([f"{score.source}->{score.target}" for score in shown])
+    names, _ = legible([f"{score.source}->{score.target}" for score in shown], 50)
     note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
     height = 0.23 * max(len(shown), 3) + 0.9
     figure = new_figure(7.5, height, title, note if len(shown) < len(scores) else "")

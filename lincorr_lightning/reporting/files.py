@@ -79,6 +79,15 @@ def _choose_folder(trainer: L.Trainer) -> Path:
     return folder
 
 
+def is_dry_run(trainer: Any) -> bool:
+    """Whether the run only tries the code (``--trainer.fast_dev_run``) and is to leave nothing.
+
+    Args:
+        trainer: The run's trainer.
+    """
+    return bool(trainer.fast_dev_run)
+
+
 def study_name(module: object) -> str:
     """A study's name as its config file has it.
 

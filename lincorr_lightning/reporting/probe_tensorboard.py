@@ -61,7 +61,7 @@ def _scalars(report: ProbeReport) -> Iterator[tuple[str, float]]:
 
 
 def _add_pictures(report: ProbeReport, writer: SummaryWriter, step: int) -> None:
-    # The pictures are PNG already: `add_image` would decode nothing and encode them once more.
+    # The pictures are PNG already: `add_image` would ask for pixels and encode them again.
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     file_writer = writer._get_file_writer()  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def _add_pictures(report: ProbeReport, writer: SummaryWriter, step: int) -> None
         image = Summary.Image(
             height=picture.height,
             width=picture.width,
-            colorspace=4,
+            colorspace=3,
             encoded_image_string=picture.png,
         )
         value = Summary.Value(tag=f"figures/{name}", image=image)

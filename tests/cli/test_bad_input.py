@@ -49,7 +49,9 @@ def test_logits_that_are_no_numbers(
 
 
 def test_no_label_of_a_knowledge_is_in_the_vocabulary(small_lm: str, tmp_path: Path) -> None:
-    with pytest.raises(DomainError, match=r"'flower'.*leaves no label for its \d+ answers.*unknown"):
+    with pytest.raises(
+        DomainError, match=r"'flower'.*leaves no label for its \d+ answers.*unknown"
+    ):
         _fit(tmp_path, small_lm, "--model.knowledges=[city,flower]")
 
 
@@ -76,7 +78,9 @@ def test_unknown_knowledge_and_missing_reference(small_lm: str, tmp_path: Path) 
     with pytest.raises(KnowledgeError, match=r"'contry'.*country"):
         _fit(tmp_path, small_lm, "--model.knowledges=[city,contry]")
     with pytest.raises(KnowledgeError, match=r"city->color, which has no reference"):
-        _fit(tmp_path, small_lm, "--model.knowledges=[city,color]", "--model.precision=[city->color]")
+        _fit(
+            tmp_path, small_lm, "--model.knowledges=[city,color]", "--model.precision=[city->color]"
+        )
 
 
 def test_a_user_s_file_with_a_fault_names_it(small_lm: str, tmp_path: Path) -> None:
@@ -110,9 +114,7 @@ def test_user_s_knowledge_joins_the_built_in(small_lm: str, tmp_path: Path) -> N
     ],
     ids=["missing", "empty", "corrupt"],
 )
-def test_folder_that_is_no_lm(
-    tmp_path: Path, make: Callable[[Path], object], message: str
-) -> None:
+def test_folder_that_is_no_lm(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     folder = tmp_path / "no_such"
     make(folder)
     with pytest.raises(LanguageModelError, match=message):

@@ -277,5 +277,5 @@ def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> Non
     trainer = L.Trainer(
         accelerator="cpu", precision="bf16-true", logger=False, default_root_dir=tmp_path
     )
-    with pytest.raises(ConfigError, match="trainer.precision is bf16-true"):
+    with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
         trainer.fit(probe, datamodule=PromptInputs(n_inputs=100))

@@ -112,7 +112,6 @@ def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) ->
     }  # fmt: skip
     assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
     assert config["pairs"]["country->city"]["ridge"] == 31.6
-    assert config["versions"]["torch"] == torch.__version__.split("+")[0] or config["versions"]
     assert set(config["versions"]) == {"lincorr_lightning", "torch", "transformers"}
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(0o666 & ~_umask())
@@ -127,7 +126,9 @@ def _umask() -> int:
 def test_predict_is_an_affine_map(parts: dict[str, Any], folder: Path) -> None:
     x = np.random.default_rng(1).normal(size=(7, 3))
     w, b = parts["weights"]["city->country"].numpy(), parts["biases"]["city->country"].numpy()
-    by_hand = [[sum(w[j, k] * x[i, k] for k in range(3)) + b[j] for j in range(2)] for i in range(7)]
+    by_hand = [
+        [sum(w[j, k] * x[i, k] for k in range(3)) + b[j] for j in range(2)] for i in range(7)
+    ]
     ours = LinearMap.from_pretrained(folder).predict("city->country", torch.from_numpy(x))
     assert ours.dtype == torch.float64
     np.testing.assert_allclose(ours.numpy(), by_hand, rtol=1e-12)
@@ -140,7 +141,9 @@ def test_predict_is_an_affine_map(parts: dict[str, Any], folder: Path) -> None:
 def test_predict_refuses_logits_of_other_labels(parts: dict[str, Any]) -> None:
     linear_map = LinearMap(**parts)
     for shape in ((4, 2), (3,)):
-        with pytest.raises(LinearMapError, match=r"city->country takes source logits \(n_inputs, 3"):
+        with pytest.raises(
+            LinearMapError, match=r"city->country takes source logits \(n_inputs, 3"
+        ):
             linear_map.predict("city->country", torch.zeros(shape))
     with pytest.raises(LinearMapError, match=r"no pair 'city->color'; it has city->country"):
         linear_map.predict("city->color", torch.zeros(1, 3))
@@ -224,7 +227,9 @@ def test_missing_folder_and_files(folder: Path, tmp_path: Path) -> None:
 def test_truncated_tensors(folder: Path, keep: int) -> None:
     path = folder / "linear_map.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(LinearMapError, match=r"linear_map\.safetensors: it is damaged or cut short"):
+    with pytest.raises(
+        LinearMapError, match=r"linear_map\.safetensors: it is damaged or cut short"
+    ):
         LinearMap.from_pretrained(folder)
 
 
@@ -278,7 +283,7 @@ def test_tensors_that_disagree_with_the_config(
         ({"lm": {"name_or_path": "x"}}, "config.json lacks the key 'fingerprint'"),
         ({"pairs": {"city->country": {"ridge": 0}}}, "has country->city/bias, which config"),
         ({"pairs": {"city->country": 3}}, "config.json has a value of the wrong kind"),
-        ({"knowledges": {}}, "the pair city->country has no labels of city|has city/token_ids"),
+        ({"knowledges": {}}, "has city/token_ids, which config.json lacks"),
     ],
 )
 def test_config_that_disagrees_with_the_tensors(
@@ -378,7 +383,9 @@ def test_labels_of_a_domain_fit_its_own_tokenizer(parts: dict[str, Any]) -> None
 def test_same_lm_is_told_by_its_fingerprint(parts: dict[str, Any]) -> None:
     linear_map = LinearMap(**parts)
     linear_map.check_same_lm({"tokenizer": "t", "config": "c", "weights": "w"})
-    with pytest.raises(LinearMapError, match=r"fitted on tiny-world, from which tuned differs in i"):
+    with pytest.raises(
+        LinearMapError, match=r"fitted on tiny-world, from which tuned differs in i"
+    ):
         linear_map.check_same_lm({"tokenizer": "t", "config": "c", "weights": "v"}, "tuned")
     with pytest.raises(LinearMapError, match="differs in its tokenizer and weights"):
         linear_map.check_same_lm({"tokenizer": "u", "config": "c"})

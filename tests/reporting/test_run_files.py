@@ -329,11 +329,11 @@ def test_json_refuses_what_it_cannot_say(tmp_path: Path, data: Any, place: str) 
 
 
 def test_csv_round_trips(tmp_path: Path) -> None:
-    rows = [["上, \"海\"", 0.1 + 0.2, None], ["a\nb", np.float64(1e-20), True]]
+    rows = [['上, "海"', 0.1 + 0.2, None], ["a\nb", np.float64(1e-20), True]]
     write_csv(tmp_path / "t" / "a.csv", ("label", "r", "right"), iter(rows))
     with (tmp_path / "t" / "a.csv").open(newline="", encoding="utf-8") as file:
         read = list(csv.DictReader(file))
-    assert [row["label"] for row in read] == ["上, \"海\"", "a\nb"]
+    assert [row["label"] for row in read] == ['上, "海"', "a\nb"]
     assert [float(row["r"]) for row in read] == [0.1 + 0.2, 1e-20]
     assert [row["right"] for row in read] == ["", "True"]
 
