@@ -127,8 +127,14 @@ class World:
         home = _homes(config, catalogue)
         cities = list(home)
         company_of = _companies(config, catalogue, words)
-        parents = {name: words.pick(name) for name in PARENTS}
         origins = sorted({home[city]["continent"] for city in cities})
+        parents = {name: words.pick(name) for name in PARENTS}
+        most = min(map(len, parents.values())) // len(origins)
+        if config.n_parent_names > most:
+            raise ConfigError(
+                f"data.world.n_parent_names is {config.n_parent_names}, but the catalogue has "
+                f"{most} mothers' and fathers' names for each of {len(origins)} continents."
+            )
         own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
         free = {

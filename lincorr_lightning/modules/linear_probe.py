@@ -8,13 +8,12 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.data.prompt_inputs import InputBatch
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
@@ -23,8 +22,16 @@ from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.closed_form import ClosedForm, Descent
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
+from lincorr_lightning.modules.probe_files import (
+    checkpoint_entry,
+    restore_entry,
+    to_linear_map,
+    write_inputs,
+    write_report,
+)
 from lincorr_lightning.modules.probe_layout import build_layout
 from lincorr_lightning.modules.probe_scores import score_probe
+from lincorr_lightning.modules.probe_settings import HALF_DECADES, as_list, check_settings
 from lincorr_lightning.modules.probe_solver import (
     Pair,
     SourceSolver,
@@ -34,11 +41,10 @@ from lincorr_lightning.modules.probe_solver import (
     ridge_paths,
     split_targets,
 )
-from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run, run_folder, write_csv
+from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
 _TUNE_EVERY = 5
-_HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
 
 
 class LinearProbe(FrozenLMModule):
@@ -92,7 +98,7 @@ class LinearProbe(FrozenLMModule):
         momentum: float = 0.9,
     ) -> None:
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        _check_settings(ridge, ridge_grid, control, solver)
+        check_settings(ridge, ridge_grid, control, solver)
         super().__init__(lm)
         self.save_hyperparameters(
             {
@@ -105,12 +111,12 @@ class LinearProbe(FrozenLMModule):
             logger=False,
         )  # fmt: skip
         self.automatic_optimization = False
-        self.ridge_grid = tuple(ridge_grid or _HALF_DECADES)
+        self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
             self.lm.tokenizer,
             Catalogue.load(*knowledge_files),
-            _as_list(knowledges),
-            None if pairs is None else _as_list(pairs),
+            as_list(knowledges),
+            None if pairs is None else as_list(pairs),
             precision,
             control=control is not None,
         )
@@ -119,7 +125,9 @@ class LinearProbe(FrozenLMModule):
         self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
         n_shuffled = self.layout.n_labels if permuted else 0
         self.fit_moments = JointMoments(self.layout.n_columns, n_shuffled)
-        self.tune_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        # Kept apart from the rest of the fit half only where a ridge is chosen on it.
+        tuned = ridge == "auto"
+        self.tune_moments = JointMoments(tuned * self.layout.n_columns, tuned * n_shuffled)
         self.test_moments = JointMoments(self.layout.n_columns, n_shuffled)
         self.instancewise = nn.ModuleDict(
             {
@@ -198,10 +206,6 @@ class LinearProbe(FrozenLMModule):
             for source, x, _, module in self._sources(rows)
             for target, prediction in split_targets(self.layout, source, module(x))
         }
-
-    def on_fit_start(self) -> None:
-        """Note down which X is in which half."""
-        self._write_inputs()
 
     def on_train_epoch_start(self) -> None:
         """Every epoch is a whole fit."""
@@ -362,68 +366,31 @@ class LinearProbe(FrozenLMModule):
 
     def linear_map(self) -> LinearMap:
         """The fitted maps as an artifact of their own."""
-        weights, biases = {}, {}
-        for source in self.layout.sources:
-            module = cast(AffineMap, self.maps[source]).cpu_copy()
-            for target, weight in split_targets(self.layout, source, module.weight, dim=0):
-                weights[f"{source}->{target}"] = weight
-            for target, bias in split_targets(self.layout, source, module.bias):
-                biases[f"{source}->{target}"] = bias
-        domains = self.layout.domains
-        return LinearMap(
-            weights=weights,
-            biases=biases,
-            token_ids={name: list(domain.token_ids) for name, domain in domains.items()},
-            labels={name: list(domain.texts) for name, domain in domains.items()},
-            templates={name: domain.knowledge.template for name, domain in domains.items()},
-            ridge={f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
-            lm=self.lm.config.name_or_path,
-            fingerprint=self.lm.fingerprint,
-        )
+        return to_linear_map(self)
 
     @rank_zero_only
-    def _write_inputs(self) -> None:
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if isinstance(datamodule, PromptInputs) and not is_dry_run(self.trainer):
-            path = run_folder(self.trainer) / "tables" / "inputs.csv"
-            write_csv(path, ("x", "half"), datamodule.table())
-
-    @rank_zero_only
-    def _write_report(self) -> None:
-        if self.report is None or is_dry_run(self.trainer):
-            return
-        folder = run_folder(self.trainer)
-        self.report.write(folder)
-        self.linear_map().save(folder / "linear_map")
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                self.report.log_to_tensorboard(logger.experiment, self.global_step)
+    def _write(self) -> None:
+        if not is_dry_run(self.trainer):
+            write_inputs(self)
+            write_report(self)
 
     def on_fit_end(self) -> None:
         """Write everything the fit found."""
-        self._write_report()
+        self._write()
 
     def on_validation_end(self) -> None:
         """Write the scores, unless a fit is still going on."""
         if self.trainer.state.fn != "fit":
-            self._write_inputs()
-            self._write_report()
+            self._write()
 
     def on_test_end(self) -> None:
         """Write the scores."""
-        self._write_inputs()
-        self._write_report()
-
-    # -- checkpoints -------------------------------------------------------------------------
+        self._write()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the maps were fitted on, beside them."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["linear_probe"] = {
-            "token_ids": {n: list(d.token_ids) for n, d in self.layout.domains.items()},
-            "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
-            "fitted_on": self.fitted_on,
-        }
+        checkpoint["linear_probe"] = checkpoint_entry(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another LM, of other labels or of other pairs.
@@ -432,38 +399,4 @@ class LinearProbe(FrozenLMModule):
             LinearMapError: It says what differs.
         """
         super().on_load_checkpoint(checkpoint)
-        stored = checkpoint["linear_probe"]
-        ours = {f"{s}->{t}" for s, t in self.layout.pairs}
-        if set(stored["ridges"]) != ours:
-            raise LinearMapError(
-                f"the checkpoint fits {sorted(stored['ridges'])}, this run {sorted(ours)}. "
-                "Ask for the same knowledges and pairs, or fit again."
-            )
-        for name, domain in self.layout.domains.items():
-            if stored["token_ids"][name] != list(domain.token_ids):
-                raise LinearMapError(
-                    f"the labels of {name} are not those the checkpoint was fitted on. "
-                    "Use the same model.knowledge_files, or fit again."
-                )
-        self.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
-        self.fitted_on = stored["fitted_on"]
-
-
-def _as_list(names: list[str] | str) -> list[str]:
-    if isinstance(names, str):
-        return [name.strip() for name in names.split(",") if name.strip()]
-    return list(names)
-
-
-def _check_settings(
-    ridge: float | str, grid: list[float] | None, control: str | None, solver: str
-) -> None:
-    if ridge == "auto":
-        if solver == "sgd":
-            raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
-    elif not 0 <= float(ridge) < float("inf"):
-        raise ConfigError(f"model.ridge is {ridge}; it must be auto or a number of at least 0.")
-    if grid is not None and (not grid or sorted(set(grid)) != list(grid) or grid[0] < 0):
-        raise ConfigError("model.ridge_grid must be increasing numbers of at least 0.")
-    if control is not None and control.count("{}") != 1:
-        raise ConfigError(f"model.control {control!r} must hold {{}} once, where X goes.")
+        restore_entry(self, checkpoint["linear_probe"])

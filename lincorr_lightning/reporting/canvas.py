@@ -117,8 +117,8 @@ def to_picture(figure: Figure) -> Picture:
     """Draw a figure."""
     # `savefig` would draw everything twice.
     canvas = cast(FigureCanvasAgg, figure.canvas)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
     file = io.BytesIO()
     imsave(file, pixels, format="png", dpi=int(figure.dpi))
     return Picture(file.getvalue(), width=pixels.shape[1], height=pixels.shape[0])

@@ -337,7 +337,7 @@ def test_other_labels_are_refused_by_name(folder: Path) -> None:
 
 
 def test_smaller_vocabulary_is_refused(folder: Path) -> None:
-    with pytest.raises(LinearMapError, match="2 of 2 labels of country .*'France' is 'no token'"):
+    with pytest.raises(LinearMapError, match=r"2 of 2 labels of country .*'France' is 'no token'"):
         LinearMap.from_pretrained(folder, tokenizer=word_level(CITIES))
 
 

@@ -1,0 +1,90 @@
+"""What a probe leaves on the disk, and takes back from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lincorr_lightning.data.prompt_inputs import PromptInputs
+from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.modules.affine_map import AffineMap
+from lincorr_lightning.modules.probe_solver import split_targets
+from lincorr_lightning.reporting import run_folder, write_csv
+
+if TYPE_CHECKING:
+    from lincorr_lightning.modules.linear_probe import LinearProbe
+
+
+def write_inputs(probe: LinearProbe) -> None:
+    """Write which X is in which half, when the X's are ours."""
+    datamodule = getattr(probe.trainer, "datamodule", None)
+    if isinstance(datamodule, PromptInputs):
+        path = run_folder(probe.trainer) / "tables" / "inputs.csv"
+        write_csv(path, ("x", "half"), datamodule.table())
+
+
+def write_report(probe: LinearProbe) -> None:
+    """Write scores, maps, tables and figures, and log them to TensorBoard."""
+    if probe.report is None:
+        return
+    folder = run_folder(probe.trainer)
+    probe.report.write(folder)
+    to_linear_map(probe).save(folder / "linear_map")
+    for logger in probe.trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            probe.report.log_to_tensorboard(logger.experiment, probe.global_step)
+
+
+def to_linear_map(probe: LinearProbe) -> LinearMap:
+    """The fitted maps as an artifact of their own."""
+    weights, biases = {}, {}
+    for source in probe.layout.sources:
+        module = cast(AffineMap, probe.maps[source]).cpu_copy()
+        for target, weight in split_targets(probe.layout, source, module.weight, dim=0):
+            weights[f"{source}->{target}"] = weight
+        for target, bias in split_targets(probe.layout, source, module.bias):
+            biases[f"{source}->{target}"] = bias
+    domains = probe.layout.domains
+    return LinearMap(
+        weights=weights,
+        biases=biases,
+        token_ids={name: domain.token_ids for name, domain in domains.items()},
+        labels={name: domain.texts for name, domain in domains.items()},
+        templates={name: domain.knowledge.template for name, domain in domains.items()},
+        ridge={f"{s}->{t}": ridge for (s, t), ridge in probe.ridges.items()},
+        lm=probe.lm.config.name_or_path,
+        fingerprint=probe.lm.fingerprint,
+    )
+
+
+def checkpoint_entry(probe: LinearProbe) -> dict[str, Any]:
+    """What a checkpoint says of the maps in it."""
+    return {
+        "token_ids": {name: d.token_ids for name, d in probe.layout.domains.items()},
+        "ridges": {f"{s}->{t}": ridge for (s, t), ridge in probe.ridges.items()},
+        "fitted_on": probe.fitted_on,
+    }
+
+
+def restore_entry(probe: LinearProbe, stored: dict[str, Any]) -> None:
+    """Take over what a checkpoint says, if it is of the same labels and pairs.
+
+    Raises:
+        LinearMapError: It is not; the message says what differs.
+    """
+    ours = {f"{s}->{t}" for s, t in probe.layout.pairs}
+    if set(stored["ridges"]) != ours:
+        raise LinearMapError(
+            f"the checkpoint fits {sorted(stored['ridges'])}, this run {sorted(ours)}. "
+            "Ask for the same knowledges and pairs, or fit again."
+        )
+    for name, domain in probe.layout.domains.items():
+        if stored["token_ids"][name] != domain.token_ids:
+            raise LinearMapError(
+                f"the labels of {name} are not those the checkpoint was fitted on. "
+                "Use the same model.knowledge_files, or fit again."
+            )
+    probe.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in probe.layout.pairs}
+    probe.fitted_on = stored["fitted_on"]

@@ -1,0 +1,166 @@
+import json
+
+import lightning as L
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.data.corpus import CorpusDataModule
+from lincorr_lightning.data.world import World, WorldConfig
+from lincorr_lightning.errors import ConfigError, OutputError
+from lincorr_lightning.modules.pretraining import LlamaSize, Pretraining
+
+SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
+KNOWLEDGES = ["city", "country", "X+1"]
+
+
+def make_corpus():
+    return CorpusDataModule(WorldConfig(n_people=24), KNOWLEDGES, batch_size=16)
+
+
+def make_trainer(folder, max_epochs, **settings):
+    return L.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=L.pytorch.loggers.CSVLogger(folder),
+        max_epochs=max_epochs,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **settings,
+    )
+
+
+class Losses(L.Callback):
+    def __init__(self):
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(float(outputs["loss"]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    L.seed_everything(0)
+    losses, module = Losses(), Pretraining(SIZE, learning_rate=1e-2)
+    trainer = make_trainer(folder, 30, callbacks=[losses], check_val_every_n_epoch=30)
+    trainer.fit(module, datamodule=make_corpus())
+    return folder / "lightning_logs" / "version_0", losses.losses, module
+
+
+def test_the_loss_falls(run):
+    _, losses, _ = run
+    n = len(losses) // 10
+    assert sum(losses[-n:]) < 0.5 * sum(losses[:n])
+
+
+def test_results_are_written(run):
+    folder, losses, module = run
+    results = json.loads((folder / "results.json").read_text())
+    assert results["study"] == "pretraining"
+    assert set(results["recall"]) == set(KNOWLEDGES)
+    assert results["recall"]["country"] > 0.2  # a guess would be right in 1 of 22
+    assert results["n_people"] == 24
+    assert results["n_steps"] == len(losses)
+    assert results["n_parameters"] == sum(p.numel() for p in module.lm.parameters())
+    assert min(losses) < results["loss"] < max(losses)
+
+
+def test_the_written_lm_is_the_trained_one(run):
+    folder, _, module = run
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    world = World.load(folder / "model" / "world.json")
+    prompt = tokenizer(f"{next(iter(world.people))} lives in the city of", return_tensors="pt")
+    assert tokenizer.unk_token_id not in prompt["input_ids"]
+    with torch.no_grad():
+        ours = module.lm.eval()(**prompt).logits
+        theirs = lm(**prompt).logits
+    torch.testing.assert_close(theirs, ours, atol=0.05, rtol=0.01)  # stored in float16
+
+
+def test_recall_is_what_the_written_lm_recalls(run):
+    folder, _, _ = run
+    results = json.loads((folder / "results.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    world = World.load(folder / "model" / "world.json")
+    hits = 0
+    for name, facts in world.people.items():
+        prompt = tokenizer(f"{name} lives in the country of", return_tensors="pt")
+        with torch.no_grad():
+            best = lm(**prompt).logits[0, -1].argmax()
+        hits += tokenizer.decode([best]) == facts["country"]
+    assert results["recall"]["country"] == pytest.approx(hits / 24, abs=1 / 24)
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    def fit(folder, stop, ckpt_path=None):
+        L.seed_everything(0)
+        module = Pretraining(SIZE)
+        # The schedule is that of four epochs; the first part stops after two.
+        trainer = make_trainer(folder, 4, limit_val_batches=0, callbacks=[StopAfter(stop)])
+        trainer.fit(module, datamodule=make_corpus(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(folder / "end.ckpt")
+        return module.lm.state_dict()
+
+    whole = fit(tmp_path / "whole", 4)
+    fit(tmp_path / "part", 2)
+    resumed = fit(tmp_path / "rest", 4, tmp_path / "part" / "end.ckpt")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+class StopAfter(L.Callback):
+    def __init__(self, n_epochs):
+        self.n_epochs = n_epochs
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch + 1 == self.n_epochs:
+            trainer.should_stop = True
+
+
+def test_a_checkpoint_of_another_world_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, 1, limit_val_batches=0, limit_train_batches=1)
+    trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGES)
+    with pytest.raises(ConfigError, match=r"checkpoint's embedding is \(\d+, 32\)"):
+        make_trainer(tmp_path, 2).fit(
+            Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
+        )
+
+
+def test_fast_dev_run_writes_nothing(tmp_path):
+    trainer = L.Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
+    )
+    trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_data_without_a_vocabulary_is_refused(tmp_path):
+    loader = torch.utils.data.DataLoader([0, 1])
+    with pytest.raises(ConfigError, match="takes its vocabulary from a CorpusDataModule"):
+        make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file")
+    with pytest.raises((OutputError, FileExistsError, NotADirectoryError), match="blocked"):
+        make_trainer(blocked, 1).fit(Pretraining(SIZE), datamodule=make_corpus())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": LlamaSize(hidden_size=30)}, "hidden_size is 30, which model.size.n_heads"),
+        ({"save_dtype": "int8"}, "save_dtype is 'int8'"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Pretraining(**settings)

@@ -1,0 +1,212 @@
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lincorr_lightning.data import world as world_module
+from lincorr_lightning.data.places import PLACES
+from lincorr_lightning.data.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.world import World, WorldConfig
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import Catalogue, build_domain
+
+CONFIG = WorldConfig(n_people=600, seed=3)
+
+
+@pytest.fixture(scope="module")
+def catalogue():
+    return Catalogue.load()
+
+
+@pytest.fixture(scope="module")
+def world(catalogue):
+    return World.generate(CONFIG, catalogue)
+
+
+def targets_of(world, source, target):
+    found = defaultdict(set)
+    for facts in world.people.values():
+        found[facts[source]].add(facts[target])
+    return found
+
+
+def association(world, source, target):
+    """Cramér's V, written out: 0 for independent attributes, 1 where one follows from the other."""
+    pairs = Counter((f[source], f[target]) for f in world.people.values())
+    rows, columns = Counter(), Counter()
+    for (s, t), count in pairs.items():
+        rows[s] += count
+        columns[t] += count
+    n = len(world.people)
+    chi2 = sum(
+        (pairs[s, t] - rows[s] * columns[t] / n) ** 2 / (rows[s] * columns[t] / n)
+        for s in rows
+        for t in columns
+    )
+    return (chi2 / (n * (min(len(rows), len(columns)) - 1))) ** 0.5
+
+
+def test_a_seed_makes_one_world(catalogue, world):
+    again = World.generate(CONFIG, catalogue)
+    other = World.generate(replace(CONFIG, seed=4), catalogue)
+    assert again.people == world.people
+    assert list(again.people) == list(world.people)
+    assert len(set(other.people) & set(world.people)) < 60
+
+
+def test_everybody_has_every_attribute(catalogue, world):
+    attributes = {k.name for k in catalogue.select(["attribute"])}
+    assert len(attributes) == 23
+    assert len(world.people) == 600
+    assert all(set(facts) == attributes for facts in world.people.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("city", "country"),
+        ("country", "continent"),
+        ("country", "language"),
+        ("country", "landmark"),
+        ("landmark", "country"),
+        ("ceo", "company"),
+        ("company", "ceo"),
+    ],
+)
+def test_what_follows_follows(world, source, target):
+    found = targets_of(world, source, target)
+    assert all(len(targets) == 1 for targets in found.values())
+    assert len({t for targets in found.values() for t in targets}) > 5
+
+
+@pytest.mark.parametrize(
+    "relation",
+    ["city->country", "country->continent", "country->language", "ceo->company"],
+)
+def test_facts_are_the_catalogues(catalogue, world, relation):
+    reference = catalogue.relation(relation).reference
+    for source, targets in targets_of(world, *relation.split("->")).items():
+        assert targets <= reference[source]
+
+
+def test_parents_names_come_from_the_continent(world):
+    for parent in ("mother", "father"):
+        names = targets_of(world, "continent", parent)
+        assert sum(map(len, names.values())) == len(set.union(*names.values())) == 18
+
+
+def test_independent_attributes_are_independent(world):
+    # Chance alone gives V about sqrt((columns - 1) / n) here.
+    for target in ("color", "pet", "gender", "sport"):
+        assert association(world, "country", target) < 0.3
+    assert association(world, "country", "continent") == pytest.approx(1)
+    assert association(world, "continent", "mother") == pytest.approx(1)
+
+
+def test_born_at_home_is_a_share(catalogue):
+    people = World.generate(replace(CONFIG, born_at_home=0.7), catalogue).people
+    share = np.mean([facts["city"] == facts["birthplace"] for facts in people.values()])
+    assert 0.65 < share < 0.78
+
+
+def test_every_attribute_has_ten_labels_where_it_can(catalogue, world):
+    for knowledge in catalogue.select(["attribute"]):
+        found = {facts[knowledge.name] for facts in world.people.values()}
+        possible = {answer.identity for answer in knowledge.answers}
+        assert len(found) >= min(10, len(possible))
+
+
+def test_drawn_answers_are_the_only_labels(catalogue, world):
+    knowledges = catalogue.select(["attribute"])
+    tokenizer = build_tokenizer(s.text for s in world.statements(knowledges))
+    for name in ("company", "ceo", "job", "pet", "sport", "food", "gender", "vacation", "flower"):
+        domain = build_domain(catalogue[name], tokenizer)
+        labels = {answer.identity for label in domain.labels for answer in label.answers}
+        answers = {facts[name] for facts in world.people.values()}
+        assert answers <= labels
+        assert len(domain.labels) == len(answers)
+
+
+def test_statements_say_what_is_true(catalogue, world):
+    statements = list(world.statements(catalogue.select(["city", "pet"])))
+    assert len(statements) == 1200
+    for statement in statements[:600]:
+        city = world.people[statement.subject]["city"]
+        assert statement.text == f"{statement.subject} lives in the city of {city}"
+    assert statements[-1].text.startswith(f"{statements[-1].subject}’s pet is ")
+
+
+def test_calculations_are_right_and_complete(catalogue, world):
+    texts = [s.text for s in world.statements(catalogue.select(["math"]))]
+    right = {
+        f"{x}{operator}{n}={result}"
+        for x in range(41)
+        for n in range(1, 5)
+        for operator, result in (("+", x + n), ("-", x - n), ("*", x * n), ("/", x / n))
+        if result in range(11)
+        for result in [int(result)]
+    }
+    assert len(texts) == len(set(texts))
+    assert set(texts) == right
+
+
+def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
+    file = tmp_path / "es.yaml"
+    file.write_text(
+        'version: 1\nsource: test\nknowledge:\n  continent_xx: {family: attribute, language: en, '
+        'template: "{} is from", answers: continent}\n'
+    )
+    extended = Catalogue.load(file)
+    knowledge = replace(extended["continent_xx"], name="continent_es", language="es")
+    statement = next(world.statements([knowledge]))
+    assert statement.answer.identity == world.people[statement.subject]["continent"]
+
+
+def test_a_knowledge_about_nothing_is_refused(catalogue, world):
+    with pytest.raises(ConfigError, match="'shoe_size'.*no such attribute"):
+        list(world.statements([replace(catalogue["city"], name="shoe_size")]))
+
+
+def test_a_world_is_written_and_read(world, tmp_path):
+    world.save(tmp_path / "world.json")
+    loaded = World.load(tmp_path / "world.json")
+    assert loaded == world
+    assert list(loaded.people) == list(world.people)
+
+
+def test_a_damaged_world_is_refused(tmp_path):
+    (tmp_path / "world.json").write_text('{"people": 3}')
+    with pytest.raises(ConfigError, match=r"world\.json holds no tiny world"):
+        World.load(tmp_path / "world.json")
+    with pytest.raises(ConfigError, match="missing.json"):
+        World.load(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_people": 0}, "data.world.n_people is 0"),
+        ({"born_at_home": 1.5}, "born_at_home is 1.5"),
+    ],
+)
+def test_impossible_sizes_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        WorldConfig(**setting)
+
+
+def test_too_many_companies_are_refused(catalogue):
+    with pytest.raises(ConfigError, match=r"n_companies is 500, but the catalogue has \d+"):
+        World.generate(replace(CONFIG, n_companies=500), catalogue)
+
+
+def test_too_many_parent_names_are_refused(catalogue):
+    with pytest.raises(ConfigError, match=r"n_parent_names is 50"):
+        World.generate(replace(CONFIG, n_parent_names=50), catalogue)
+
+
+def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):
+    wrong = replace(PLACES[0], continent="Asia")
+    monkeypatch.setattr(world_module, "PLACES", (wrong,))
+    with pytest.raises(ConfigError, match="country->continent of France is Asia.*Europe"):
+        World.generate(CONFIG, catalogue)
