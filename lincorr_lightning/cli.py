@@ -15,9 +15,18 @@ from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method: name -> (module, function, help).
 COMMANDS = {
-    "audit": ("lincorr_lightning.knowledge.audit", "audit", "what a tokenizer keeps of a domain"),
+    "audit": (
+        "lincorr_lightning.knowledge.audit",
+        "audit",
+        "Show which answers an LM's tokenizer can speak of.",
+    ),
 }
-DEFAULT_ROOT_DIR = "runs"
+TRAINER_COMMANDS = {
+    "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
+    "validate": "Score a checkpoint again.",
+    "test": "Score a checkpoint again.",
+    "predict": "Write what a checkpoint predicts for some X's.",
+}
 
 
 def main(args: Sequence[str] | None = None) -> Any:
@@ -37,14 +46,44 @@ def main(args: Sequence[str] | None = None) -> Any:
     if argv[:1] == ["--version"]:
         sys.stdout.write(f"lincorr {__version__}\n")
         return None
+    if argv in ([], ["-h"], ["--help"]):
+        # Without Lightning, whose import alone takes seconds.
+        sys.stdout.write(overview())
+        return None
     if argv and argv[0] in COMMANDS:
         from jsonargparse import auto_cli
 
         return auto_cli(_command(argv[0]), args=argv[1:], prog=f"lincorr {argv[0]}")
     from lincorr_lightning.lightning_cli import run_lightning_cli
 
-    epilog = "other commands: " + ", ".join(f"{n} ({text})" for n, (_, _, text) in COMMANDS.items())
-    return run_lightning_cli([_find_packaged(argument) for argument in argv], epilog)
+    return run_lightning_cli([_find_packaged(argument) for argument in argv])
+
+
+def overview() -> str:
+    """What ``lincorr --help`` says: the commands, and the studies there are configs for."""
+    commands = TRAINER_COMMANDS | {name: text for name, (_, _, text) in COMMANDS.items()}
+    configs = importlib.resources.files("lincorr_lightning.configs")
+    studies = sorted(file.name for file in configs.iterdir() if file.name.endswith(".yaml"))
+    lines = [
+        "usage: lincorr COMMAND [options]",
+        "",
+        "Measure, watch and explain the linear correlation between the pieces of knowledge in a",
+        "language model.",
+        "",
+        "commands:",
+        *(f"  {name:<9} {text}" for name, text in commands.items()),
+        "",
+        "studies (copy and change them, or lay options over them):",
+        *(f"  --config configs/{name}" for name in studies),
+        "",
+        "examples:",
+        "  lincorr fit --config configs/linear_probe.yaml",
+        "  lincorr fit --config configs/linear_probe.yaml --model.lm.name_or_path MY/CHECKPOINT",
+        "  lincorr fit --model.help LinearProbe",
+        "",
+        "`lincorr COMMAND --help` lists the options, `lincorr --version` tells the version.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _command(name: str) -> Callable[..., Any]:
@@ -53,7 +92,7 @@ def _command(name: str) -> Callable[..., Any]:
 
 
 def _find_packaged(argument: str) -> str:
-    """Let ``--config configs/linear_probe.yaml`` name the packaged file where no such file is."""
+    """Let ``--config configs/linear_probe.yaml`` name the packaged file if no such file is."""
     prefix, equals, value = argument.rpartition("=")
     path = Path(value)
     if path.suffix != ".yaml" or (equals and prefix != "--config") or path.exists():

@@ -86,12 +86,11 @@ class LincorrCLI(LightningCLI):
     after_fit = after_validate = after_test = after_predict = _tell
 
 
-def run_lightning_cli(args: list[str], epilog: str) -> LincorrCLI:
+def run_lightning_cli(args: list[str]) -> LincorrCLI:
     """Parse and run.
 
     Args:
         args: Command line without the program's name.
-        epilog: Last lines of ``--help``.
     """
     _hush()
     # Launchers start the other processes of a run with this process's own command line.
@@ -106,7 +105,7 @@ def run_lightning_cli(args: list[str], epilog: str) -> LincorrCLI:
             seed_everything_default=0,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={"prog": "lincorr", "epilog": epilog},
+            parser_kwargs={"prog": "lincorr"},
         )
     finally:
         sys.argv = own

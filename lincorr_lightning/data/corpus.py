@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,12 @@ class CorpusDataModule(L.LightningDataModule):
         for name, value in (("batch_size", batch_size), ("math_repeats", math_repeats)):
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}; it must be at least 1.")
-        self.save_hyperparameters()
         self.world_config = world or WorldConfig()
+        # Plain data only: torch loads a checkpoint that holds anything else only if told to trust.
+        self.save_hyperparameters(ignore=["world"])
+        self.save_hyperparameters({"world": asdict(self.world_config)})
         self.world: World | None = None
+        self._first_epoch = 0
 
     def setup(self, stage: str | None = None) -> None:
         """Make the world, its tokenizer and its corpus; the same on every process."""
@@ -199,11 +202,21 @@ class CorpusDataModule(L.LightningDataModule):
         self.tokenizer.save_pretrained(folder)
         self.world.save(folder / "world.json")
 
+    def state_dict(self) -> dict[str, Any]:
+        """How many epochs are done."""
+        assert self.trainer is not None
+        return {"epoch": self.trainer.fit_loop.epoch_progress.current.processed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the epoch after those."""
+        self._first_epoch = int(state_dict["epoch"])
+
     def train_dataloader(self) -> DataLoader[PackedBatch]:
         """Every statement once; calculations as often as asked for."""
-        rank, n_processes = 0, 1
+        rank, n_processes, epoch = 0, 1, self._first_epoch
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+            epoch = max(epoch, self.trainer.current_epoch)
         is_math = [self.knowledges[s.knowledge].startswith("X") for s in self._encoded]
         repeated = [
             statement
@@ -218,6 +231,8 @@ class CorpusDataModule(L.LightningDataModule):
             self.hparams["seed"],
         )
         sampler = _EveryBatchOnce(epochs, rank, n_processes)
+        # A run that is resumed takes its first batch before Lightning tells the epoch.
+        sampler.set_epoch(epoch)
         return DataLoader(epochs, batch_size=None, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:

@@ -162,6 +162,8 @@ def audit(
     tokenizer = LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
     rows = audit_rows(chosen, tokenizer)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a pipe or file has room for whole lines
     if details:
         for row in rows:
             console.print(audit_details(row))

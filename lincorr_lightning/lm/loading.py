@@ -65,13 +65,19 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
     like a path, is a folder that is missing.
 
     Raises:
-        LanguageModelError: The folder is missing or holds no checkpoint.
+        LanguageModelError: The folder is missing or holds no checkpoint, or a revision is asked of
+            a folder.
     """
     name = config.name_or_path
     path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
     path = path.expanduser()
     if path.is_dir():
         _check_folder(path)
+        if config.revision is not None:
+            raise LanguageModelError(
+                f"lm.revision is {config.revision!r}, but {path} is a folder, which has no "
+                "revisions. Leave lm.revision null, or pass a hub id."
+            )
         return Checkpoint(config, str(path), is_folder=True, is_online=False)
     way_out = (
         "Pass the folder with the checkpoint's config.json, a hub id such as "

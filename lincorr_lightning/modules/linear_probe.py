@@ -329,8 +329,9 @@ class LinearProbe(FrozenLMModule):
 
     def _each_source(self, doing: str) -> Any:
         sources = self.layout.sources
-        quiet = len(sources) < 8 or not self.trainer.is_global_zero
-        return tqdm(list(sources), desc=doing, unit="source", disable=quiet, leave=False)
+        # None: silent where no terminal shows it
+        quiet = True if len(sources) < 8 or not self.trainer.is_global_zero else None
+        return tqdm(sources, desc=doing, unit="source", disable=quiet, leave=False)
 
     on_validation_epoch_start = _begin_scoring
     on_test_epoch_start = _begin_scoring

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.knowledge import (
@@ -19,6 +19,9 @@ from lincorr_lightning.knowledge import (
     build_domain,
     reference_matrix,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
 

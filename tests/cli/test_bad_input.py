@@ -96,12 +96,17 @@ def test_a_user_s_file_with_a_fault_names_it(small_lm: str, tmp_path: Path) -> N
 def test_user_s_knowledge_joins_the_built_in(small_lm: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "version: 1\nsource: me\nentities:\n  town: {Paris: {country: France}, Rome: {country: Italy},"
-        " Oslo: {country: Norway}}\nknowledge:\n"
+        "version: 1\nsource: me\nentities:\n  town: {Paris: {country: France}, "
+        "Rome: {country: Italy}, Oslo: {country: Norway}}\nknowledge:\n"
         '  town: {family: attribute, language: en, template: "One day {} saw", answers: town}\n'
     )
-    _fit(tmp_path, small_lm, f"--model.knowledge_files=[{path}]", "--model.knowledges=[town,country]",
-         "--model.precision=[town->country]")  # fmt: skip
+    _fit(
+        tmp_path,
+        small_lm,
+        f"--model.knowledge_files=[{path}]",
+        "--model.knowledges=[town,country]",
+        "--model.precision=[town->country]",
+    )
     assert list(tmp_path.rglob("results.json"))
 
 

@@ -195,6 +195,29 @@ def test_head_that_is_a_module_of_its_own(small: SimpleNamespace) -> None:
     assert (ours - naive).abs().max() <= TOLERANCE
 
 
+class Adapted(nn.Linear):
+    """Like LoRA of its first day: what it adds to its weight is still zero."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=False)
+        self.weight = nn.Parameter(weight.detach())
+        self.delta = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden) + hidden @ self.delta.T
+
+
+def test_head_whose_weight_is_not_all_it_multiplies_later(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    model.lm_head = Adapted(model.lm_head.weight)
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    lm.domain_logits(small.prompts, small.token_ids)
+    nn.init.normal_(model.lm_head.delta)
+    ours = lm.domain_logits(small.prompts, small.token_ids)
+    naive = small.naive(model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+
+
 def test_adapter_put_on_the_head_after_the_first_question(small: SimpleNamespace) -> None:
     model = small.model(small.architectures["llama"]())
     lm = LanguageModel.from_module(model, small.tokenizer())

@@ -73,6 +73,13 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
         causal_lm_of(Module(**others))
 
 
+def test_lm_inside_the_lm_is_a_part_of_it(
+    llama: hf.PreTrainedModel, small: SimpleNamespace
+) -> None:
+    llama.draft = small.model(small.architectures["gpt2"]())
+    assert causal_lm_of(Module(lm=llama)) is llama
+
+
 def test_several_are_listed_and_one_can_be_named(
     llama: hf.PreTrainedModel, small: SimpleNamespace
 ) -> None:

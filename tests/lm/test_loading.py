@@ -1,6 +1,8 @@
 """What can be wrong with the name of an LM or its folder, and what is said of it."""
 
+import copy
 import json
+import pickle
 import re
 import shutil
 import time
@@ -46,6 +48,19 @@ def test_making_reads_no_weights_and_loading_freezes_them(folder: Path) -> None:
     assert lm.load().model is model
     assert not any(part.training for part in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_copies_are_independent(folder: Path) -> None:
+    lm = LanguageModel.from_pretrained(str(folder))
+    first = lm.domain_logits(["Paris lives"], [4, 5])
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(lm)))
+    torch.nn.init.zeros_(lm.model.lm_head.weight)
+    torch.testing.assert_close(twin.domain_logits(["Paris lives"], [4, 5]), first)
+    assert not lm.domain_logits(["Paris lives"], [4, 5]).any()
+
+
+def test_revision_of_a_folder(folder: Path) -> None:
+    assert "lm.revision is 'v2'" in refusal(folder, revision="v2")
 
 
 def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:

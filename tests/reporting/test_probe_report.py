@@ -2,25 +2,23 @@
 
 import csv
 import errno
-import io
 import json
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.reporting import (
     PairScore,
     ProbeReport,
-    RidgePoint,
     describe_run,
     influence_markdown,
     label_wise_rows,
@@ -34,6 +32,7 @@ LABELS = {
     "X/2": ["1", "2", "3"],
 }
 RATES = {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3}
+Make = Callable[..., ProbeReport]
 # The contract's keys, from the design.
 PAIR_KEYS = {
     "source", "target", "label_mean", "label_std", "instance_mean", "n_labels",
@@ -41,56 +40,9 @@ PAIR_KEYS = {
 }  # fmt: skip
 
 
-def make_report(**changes: Any) -> ProbeReport:
-    rng = np.random.default_rng(0)
-    pairs = []
-    for i, source in enumerate(LABELS):
-        for j, target in enumerate(LABELS):
-            if source == target:
-                continue
-            r = rng.uniform(-1, 1, len(LABELS[target]))
-            r[0] = math.nan
-            pairs.append(
-                PairScore(
-                    source=source, target=target, label_mean=float(np.nanmean(r)),
-                    label_std=float(np.nanstd(r)), instance_mean=0.1 * i + 0.01 * j,
-                    n_labels=len(r), n_constant_labels=1, permuted_label_mean=0.01,
-                    control_label_mean=0.2, ridge=0.0, label_r=r,
-                    precision={"influenced": RATES, "influencing": RATES | {"1": math.nan}}
-                    if (source, target) == ("city", "country") else None,
-                )
-            )  # fmt: skip
-    right = np.array([[True, False, True, False], [False, True, False, False]])
-    values: dict[str, Any] = {
-        "lm": "tiny-world", "n_fit": 100, "n_test": np.int64(50), "pairs": pairs,
-        "ridge_path": {
-            pair.name: [
-                RidgePoint(ridge, 0.9 - ridge / 100, *([RATES, RATES] if pair.precision else [None, None]))
-                for ridge in (0.0, 1.0, 10.0)
-            ]
-            for pair in pairs
-        },
-        "weights": {
-            p.name: rng.normal(size=(len(LABELS[p.target]), len(LABELS[p.source]))) for p in pairs
-        },
-        "labels": LABELS,
-        "reference": {p.name: right if p.precision else None for p in pairs},
-        "settings": {
-            "ridge": 0.0, "control": "One day, {} saw a", "ridge_grid": None,
-            "knowledges": ["city", "country"], "lm": {"name_or_path": "tiny-world"},
-        },
-    }  # fmt: skip
-    return ProbeReport(**values | changes)
-
-
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.fixture(scope="module")
-def report() -> ProbeReport:
-    return make_report()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +82,7 @@ def test_results_are_those_of_the_contract(report: ProbeReport, folder: Path) ->
     assert results["ridge_path"][1]["path"][0]["influenced"] is None
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_what_is_not_known_is_null(make_report: Make) -> None:
     (score, *_) = make_report().pairs
     values = {**vars_of(score), "label_mean": math.nan, "permuted_label_mean": None}
     found = PairScore(**values | {"instance_mean": math.inf, "label_std": math.nan}).results()
@@ -144,7 +96,7 @@ def vars_of(score: PairScore) -> dict[str, Any]:
     return {name: getattr(score, name) for name in score.__dataclass_fields__}
 
 
-def test_scoring_a_stored_fit_has_no_ridge_path(tmp_path: Path) -> None:
+def test_scoring_a_stored_fit_has_no_ridge_path(tmp_path: Path, make_report: Make) -> None:
     make_report(ridge_path={}).write(tmp_path)
     assert "ridge_path" not in json.loads((tmp_path / "results.json").read_text())
     assert not (tmp_path / "tables" / "ridge_path.csv").exists()
@@ -220,7 +172,7 @@ def test_top_influences_are_cut_and_without_reference_unjudged() -> None:
     assert {row.right for row in rows} == {None}
 
 
-def test_without_references_the_best_pairs_are_looked_at(tmp_path: Path) -> None:
+def test_without_references_the_best_pairs_are_looked_at(tmp_path: Path, make_report: Make) -> None:
     report = make_report(reference={})
     report.write(tmp_path)
     assert {row["pair"] for row in read(tmp_path / "tables" / "influences.csv")} == {
@@ -230,7 +182,7 @@ def test_without_references_the_best_pairs_are_looked_at(tmp_path: Path) -> None
     assert (tmp_path / "figures" / "weights_city-Xover2.png").is_file()
 
 
-def test_nulls_that_were_left_out_have_no_tables(tmp_path: Path) -> None:
+def test_nulls_that_were_left_out_have_no_tables(tmp_path: Path, make_report: Make) -> None:
     without = [
         PairScore(**{**vars_of(score), "permuted_label_mean": None, "control_label_mean": None})
         for score in make_report().pairs
@@ -241,7 +193,7 @@ def test_nulls_that_were_left_out_have_no_tables(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "nulls.png").is_file()
 
 
-def test_a_run_in_which_nothing_varies_still_reports(tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_varies_still_reports(tmp_path: Path, make_report: Make) -> None:
     still = [
         PairScore(
             **{
@@ -262,7 +214,7 @@ def test_a_run_in_which_nothing_varies_still_reports(tmp_path: Path) -> None:
     assert describe_run(tmp_path)
 
 
-def test_one_pair(tmp_path: Path) -> None:
+def test_one_pair(tmp_path: Path, make_report: Make) -> None:
     whole = make_report()
     (score,) = [s for s in whole.pairs if s.precision]
     path = {score.name: whole.ridge_path[score.name]}
@@ -313,7 +265,7 @@ def test_figures_are_pictures_with_file_names_that_any_system_takes(folder: Path
             assert image.convert("L").getextrema() != (255, 255)
 
 
-def test_figures_are_limited_in_a_run_over_many_pairs() -> None:
+def test_figures_are_limited_in_a_run_over_many_pairs(make_report: Make) -> None:
     whole = make_report()
     (score,) = [s for s in whole.pairs if s.precision]
     many = [
@@ -350,76 +302,6 @@ def test_full_disk_is_told_and_leaves_no_part(
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {
         "pairs.csv", "label_wise.csv",
     }  # fmt: skip
-
-
-# -- TensorBoard -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def events(
-    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[EventAccumulator, Path]:
-    folder = tmp_path_factory.mktemp("tensorboard")
-    writer = SummaryWriter(folder)
-    report.log_to_tensorboard(writer, step=7)
-    writer.close()
-    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0})
-    events.Reload()
-    return events, folder
-
-
-def test_scalars(events: tuple[EventAccumulator, Path], report: ProbeReport) -> None:
-    (score,) = [s for s in report.pairs if s.precision]
-    for tag, value in (
-        ("label_wise/city-country", score.label_mean),
-        ("control/city-country", 0.2),
-        ("hit1_influenced/city-country", 0.5),
-        ("hit5_influencing/city-country", 1.0),
-    ):
-        (event,) = events[0].Scalars(tag)
-        assert event.step == 7
-        assert event.value == pytest.approx(value)
-    tags = events[0].Tags()["scalars"]
-    assert "label_wise/city-Xover2" in tags
-    assert "hit1_influencing/city-country" not in tags, "NaN is not logged"
-    assert not [tag for tag in tags if re.search(r"[^\w/.-]", tag)]
-
-
-def test_pictures(events: tuple[EventAccumulator, Path], report: ProbeReport) -> None:
-    tags = events[0].Tags()["images"]
-    assert set(tags) == {f"figures/{name}" for name in report.pictures}
-    for tag in tags:
-        (event,) = events[0].Images(tag)
-        image = Image.open(io.BytesIO(event.encoded_image_string))
-        assert image.size == (event.width, event.height)
-
-
-def test_text_tables(events: tuple[EventAccumulator, Path]) -> None:
-    tags = [tag for tag in events[0].Tags()["tensors"] if tag.endswith("/text_summary")]
-    assert set(tags) == {
-        "pairs/text_summary", "top_influences/city-country/text_summary",
-    }  # fmt: skip
-    (event,) = events[0].Tensors("top_influences/city-country/text_summary")
-    assert "✓" in event.tensor_proto.string_val[0].decode()
-    (event,) = events[0].Tensors("pairs/text_summary")
-    assert r"city-\>country" in event.tensor_proto.string_val[0].decode()
-
-
-def test_settings_are_in_the_run_s_own_log(events: tuple[EventAccumulator, Path]) -> None:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    assert [path.name[:19] for path in events[1].rglob("*")] == ["events.out.tfevents"]
-    content = events[0].PluginTagToContent("hparams")
-    data = HParamsPluginData.FromString(content["_hparams_/session_start_info"])
-    found = {key: value for key, value in data.session_start_info.hparams.items()}
-    assert found["ridge"].number_value == 0.0
-    assert found["lm/name_or_path"].string_value == "tiny-world"
-    assert found["ridge_grid"].string_value == "None"
-    assert found["knowledges"].string_value == "['city', 'country']"
-    experiment = HParamsPluginData.FromString(content["_hparams_/experiment"])
-    metrics = {info.name.tag for info in experiment.experiment.metric_infos}
-    assert "label_wise/city-country" in metrics
-    assert metrics <= set(events[0].Tags()["scalars"])
 
 
 # -- the end of a run ------------------------------------------------------------------------

@@ -1,0 +1,105 @@
+"""The tables of README.md, from the folder of a run of `configs/linear_probe.yaml`.
+
+    lincorr fit --config configs/linear_probe.yaml
+    python benchmarks/readme_tables.py runs/linear_probe/version_0
+
+puts them between the README's markers; `--check` only says whether they are the ones that stand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+
+from lincorr_lightning.reporting import markdown_table
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
+RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
+
+
+def two(value: float | None) -> str:
+    """Two digits, as the paper writes them."""
+    return "" if value is None else f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
+
+
+def matrix(results: dict[str, Any]) -> str:
+    """Label-wise r of some knowledges, source row, target column."""
+    r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
+    rows = [
+        [source, *(two(r[source, t]) if source != t else "–" for t in SHOWN)]
+        for source in SHOWN
+    ]
+    return markdown_table(["", *SHOWN], rows)
+
+
+def nulls(results: dict[str, Any]) -> str:
+    """A tied and an untied pair beside their nulls."""
+    rows = []
+    for pair in results["pairs"]:
+        name = f"{pair['source']}->{pair['target']}"
+        if name in ("city->country", "country->continent", "ceo->company", "city->color"):
+            shown = (pair["label_mean"], pair["permuted_label_mean"], pair["control_label_mean"])
+            rows.append([name.replace("->", "→"), *map(two, shown)])
+    return markdown_table(["pair", "r", "permuted", "control"], rows)
+
+
+def ridge_path(results: dict[str, Any]) -> str:
+    """Correlation and Hit@1 of city->country along the ridge."""
+    (path,) = (
+        entry["path"]
+        for entry in results["ridge_path"]
+        if (entry["source"], entry["target"]) == ("city", "country")
+    )
+    points = [min(path, key=lambda p: abs(p["ridge"] - ridge)) for ridge in RIDGES]
+    header = ["city→country, ridge", *(f"{point['ridge']:g}" for point in points)]
+    rows = [
+        ["label-wise r", *(two(point["label_mean"]) for point in points)],
+        ["Hit@1 influenced", *(two(point["influenced"]["1"]) for point in points)],
+        ["Hit@1 influencing", *(two(point["influencing"]["1"]) for point in points)],
+    ]
+    return markdown_table(header, rows)
+
+
+def tables(results: dict[str, Any]) -> dict[str, str]:
+    """Every table, by its marker."""
+    matrix_note = f"Label-wise r on {results['n_test']:,} held-out X's, source row → target column:"
+    null_note = "and beside its nulls:"
+    return {
+        "probe": f"{matrix_note}\n\n{matrix(results)}\n\n{null_note}\n\n{nulls(results)}",
+        "path": ridge_path(results),
+    }
+
+
+def placed(readme: str, contents: dict[str, str]) -> str:
+    """The README with each table between its markers."""
+    for name, text in contents.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = readme.partition(begin)
+        _, _, after = rest.partition(end)
+        readme = f"{before}{begin}\n{text}\n{end}{after}"
+    return readme
+
+
+def main(run: str, check: bool = False) -> None:
+    """Write the tables.
+
+    Args:
+        run: Folder of a run of configs/linear_probe.yaml.
+        check: Only say whether the README's are the same; exit 1 if not.
+    """
+    results = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
+    before = README.read_text(encoding="utf-8")
+    after = placed(before, tables(results))
+    if not check:
+        README.write_text(after, encoding="utf-8")
+    elif before != after:
+        sys.exit("README.md does not show this run's numbers")
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,92 @@
+"""Every command and snippet of the README runs, in its order, in one empty folder."""
+
+import importlib.util
+import json
+import re
+import shlex
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.knowledge import Catalogue
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """Code blocks of the README in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def lincorr_commands() -> list[list[str]]:
+    """Arguments of every `lincorr` in the README's shell blocks."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    parts = [part.strip() for line in lines for part in line.split("&&")]
+    return [shlex.split(part)[1:] for part in parts if part.startswith("lincorr ")]
+
+
+@pytest.mark.slow
+def test_commands_and_python_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_world = str(files("lincorr_lightning.lm").joinpath("tiny_world"))
+    commands = lincorr_commands()
+    assert ["fit", "--config", "configs/linear_probe.yaml"] in commands
+    for command in commands:
+        if "configs/trainer/ddp_cpu.yaml" in command:
+            continue  # a launcher cannot start this test again; tests/cli runs it as a process
+        if any("configs/lm/" in part for part in command):
+            # Its checkpoint is not here: everything up to loading it must be right.
+            with pytest.raises(SystemExit) as stop:
+                main([*command, "--print_config"])
+            assert stop.value.code in (0, None)
+            continue
+        main([part.replace("path/to/checkpoint", tiny_world) for part in command])
+    capsys.readouterr()
+    (snippet,) = blocks("python")
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() in {
+        answer.text.split()[0] for answer in Catalogue.load()["country"].answers
+    }
+
+
+def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
+    (text,) = blocks("yaml")
+    path = tmp_path / "rivers.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert yaml.safe_load(text)["version"] == 1
+    relation = Catalogue.load(path).relation("river->country")
+    assert relation.reference is not None
+    assert relation.reference["Rhine"] == {"Germany", "Switzerland", "Netherlands"}
+
+
+def test_every_file_named_exists() -> None:
+    root = Path(__file__).resolve().parents[2]
+    for name in re.findall(r"(?:configs|benchmarks|tests|\.ci)/[\w./-]*\w", README):
+        assert (root / name).exists(), name
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_a_fresh_run(tmp_path: Path) -> None:
+    """To the last digit but one: other processors round otherwise."""
+    spec = importlib.util.spec_from_file_location(
+        "readme_tables", Path(__file__).resolve().parents[2] / "benchmarks" / "readme_tables.py"
+    )
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    cli = main(
+        ["fit", "--config", "configs/linear_probe.yaml", "--trainer.enable_progress_bar=false",
+         f"--trainer.default_root_dir={tmp_path}"]
+    )  # fmt: skip
+    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    fresh = script.placed(README, script.tables(results))
+    number = re.compile(r"(?<![\w.])-?\d*\.\d+")
+    stands, should = number.findall(README), number.findall(fresh)
+    assert len(stands) == len(should)
+    for ours, theirs in zip(stands, should, strict=True):
+        assert float(ours) == pytest.approx(float(theirs), abs=0.0201)
