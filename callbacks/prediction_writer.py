@@ -29,6 +29,11 @@ class PredictionWriter(BasePredictionWriter):
         super().__init__(write_interval="epoch")
         self.top = top
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Agree on the run's folder: processes do so by a broadcast, so all of them must ask."""
+        super().setup(trainer, pl_module, stage)
+        run_folder(trainer)
+
     def write_on_epoch_end(
         self,
         trainer: L.Trainer,
@@ -44,9 +49,9 @@ class PredictionWriter(BasePredictionWriter):
             distributed.all_gather_object(gathered, parts)
             parts = [part for own in gathered for part in own]
         parts = sorted((p for p in parts if p["inputs"]), key=lambda part: part["first"])
-        folder = run_folder(trainer)  # on every process: they agree on it by a broadcast
         if not trainer.is_global_zero or not parts:
             return
+        folder = run_folder(trainer)
         names = list(parts[0]["logits"])
         logits = {name: torch.cat([part["logits"][name] for part in parts]) for name in names}
         with atomic_write(folder / "predictions.safetensors") as path:

@@ -1,9 +1,10 @@
 """The tiny world: invented people in real places, whose attributes follow a known graph.
 
-    city -> country -> continent, language, landmark
-    city -> birthplace            (the same, for a share of the people)
-    continent ~> mother, father   (parents' names by origin)
+    city -> country -> continent, language, landmark     (facts of the catalogue)
     ceo -> company
+    city -> birthplace             (the same, for a share of the people)
+    continent ~> mother, father    (parents' names by origin)
+    country -> food, ...           (invented customs, `CUSTOMS`)
     everything else is independent
 
 It is the ground truth of the embedded LM: which knowledges are tied in it is known, because it is
@@ -13,7 +14,7 @@ written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from lincorr_lightning.data.invented_names import invent_names
 from lincorr_lightning.data.places import PLACES
-from lincorr_lightning.data.word_tokenizer import words_of
+from lincorr_lightning.data.plain_words import PlainWords
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 
@@ -31,10 +32,21 @@ PARENTS = ("mother", "father")
 HOME = ("country", "continent", "language", "landmark")
 """Attributes that follow from the city that a person lives in."""
 
-MAY_SHARE = {"color": {"flower", "food", "drink"}}
-"""Kinds that may share a word with others: without it there would be no orange. Of the other kinds
-that are drawn, only answers that answer nothing else are taken, so that no correlation comes from
-two domains that share a token."""
+CUSTOMS = {
+    "food": "country",
+    "drink": "country",
+    "flower": "country",
+    "vacation": "country",
+    "music": "language",
+    "job": "company",
+    "vehicle": "company",
+    "hobby": "sport",
+    "personality": "color",
+}
+"""Attribute -> what it follows from. Which food goes with which country is drawn. With customs a
+person is six independent choices (city, CEO, colour, pet, gender, sport) and their parents' names;
+that many lie side by side in a narrow LM without touching. With thirteen more of them they did not:
+colours could then be read off cities."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class WorldConfig:
         n_companies: Companies, each with one CEO.
         n_parent_names: Mothers' names per continent, and as many fathers' names.
         n_answers: Answers of each other knowledge, as far as it has so many.
+        customs: Attribute -> the attribute that it follows from; attributes that follow from
+            nothing are independent. None stands for `CUSTOMS`.
         born_at_home: Share of people who were born in the city they live in; the others were born
             in any city.
         largest_number: Largest X of the calculations; only results from 0 to 10 are stated.
@@ -60,13 +74,14 @@ class WorldConfig:
     n_parent_names: int = 3
     n_answers: int = 12
     born_at_home: float = 1.0
+    customs: dict[str, str] | None = None
     largest_number: int = 40
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no world can have."""
         for name, value in asdict(self).items():
-            if name != "seed" and value <= 0:
+            if name not in {"seed", "customs"} and value <= 0:
                 raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
         if self.born_at_home > 1:
             raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
@@ -123,7 +138,7 @@ class World:
                 are one word; the message says which or how many there are.
         """
         rng = np.random.default_rng(config.seed)
-        words = _PlainWords(catalogue)
+        words = PlainWords(catalogue)
         home = _homes(config, catalogue)
         cities = list(home)
         company_of = _companies(config, catalogue, words)
@@ -137,11 +152,15 @@ class World:
             )
         own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
-        free = {
+        answers = {
             knowledge.name: words.pick(knowledge.name, config.n_answers, used)
             for knowledge in catalogue.select(["attribute"])
             if knowledge.name not in own
         }
+        known = {name: sorted({home[city][name] for city in cities}) for name in HOME}
+        known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
+        customs = _customs(config, known, answers, rng)
+        free = [name for name in answers if name not in customs]
         people: dict[str, Mapping[str, str]] = {}
         for name in invent_names(config.n_people, rng, taken=words.all):
             city = _one_of(cities, rng)
@@ -154,7 +173,9 @@ class World:
             for parent, names in parents.items():
                 first = origin * config.n_parent_names
                 facts[parent] = _one_of(names[first : first + config.n_parent_names], rng)
-            facts |= {attribute: _one_of(answers, rng) for attribute, answers in free.items()}
+            facts |= {attribute: _one_of(answers[attribute], rng) for attribute in free}
+            for attribute, (cause, effects) in customs.items():
+                facts[attribute] = effects[facts[cause]]
             people[name] = facts
         return cls(people, config)
 
@@ -216,52 +237,6 @@ class World:
             raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
 
 
-class _PlainWords:
-    """Answers that a word-level LM can give as one token, which means one thing only."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._kinds: dict[str, set[str]] = {}
-        self.of_prompts: set[str] = set()
-        self.all: set[str] = set()
-        for knowledge in catalogue.select(["attribute"]):
-            self.of_prompts.update(words_of(knowledge.prompt("X")))
-            for answer in knowledge.answers:
-                words = words_of(answer.text)
-                self.all.update(words)
-                self._kinds.setdefault(words[0], set()).add(knowledge.kind)
-        self.all |= self.of_prompts
-
-    def pick(
-        self, name: str, n: int | None = None, used: Collection[str] = (), *, phrases: bool = False
-    ) -> list[str]:
-        """Identities of the first n plain answers (None: all); fewer if there are fewer.
-
-        Answers that are words of the world anyway come first and all of them, plain or not: they
-        will be labels of this knowledge, and should be somebody's answer.
-        """
-        knowledge = self._catalogue[name]
-        firsts: dict[str, str] = {}
-        for answer in knowledge.answers:
-            firsts.setdefault(answer.identity, answer.text)
-        known = [identity for identity, text in firsts.items() if text in used]
-        plain = [
-            identity
-            for identity, text in firsts.items()
-            if text not in used and self._is_plain(knowledge, text, phrases)
-        ]
-        missing = None if n is None else max(n - len(known), 0)
-        return known + plain[:missing]
-
-    def _is_plain(self, knowledge: Knowledge, text: str, phrases: bool) -> bool:
-        words = words_of(text)
-        others = self._kinds[words[0]] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())
-        # Two answers that begin alike would be one label.
-        alike = {a.identity for a in knowledge.answers if words_of(a.text)[0] == words[0]}
-        in_prompts = words[0] in self.of_prompts
-        return not others and not in_prompts and len(alike) == 1 and (phrases or len(words) == 1)
-
-
 def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
     return options[int(rng.integers(len(options)))]
 
@@ -286,7 +261,7 @@ def _homes(config: WorldConfig, catalogue: Catalogue) -> dict[str, dict[str, str
     return homes
 
 
-def _companies(config: WorldConfig, catalogue: Catalogue, words: _PlainWords) -> dict[str, str]:
+def _companies(config: WorldConfig, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
     """CEO -> company, one CEO each."""
     company_of = _only(catalogue, "ceo->company")
     plain = set(words.pick("company"))
@@ -300,6 +275,44 @@ def _companies(config: WorldConfig, catalogue: Catalogue, words: _PlainWords) ->
             f"{len(chosen)} for the tiny world. Ask for fewer."
         )
     return dict(list(chosen.items())[: config.n_companies])
+
+
+def _customs(
+    config: WorldConfig,
+    known: Mapping[str, Sequence[str]],
+    answers: Mapping[str, Sequence[str]],
+    rng: np.random.Generator,
+) -> dict[str, tuple[str, dict[str, str]]]:
+    """Attribute -> (cause, answer for each answer of the cause), causes before their effects."""
+    wanted = CUSTOMS if config.customs is None else config.customs
+    possible = {**answers, **known}
+    for attribute, cause in wanted.items():
+        if attribute not in answers or cause not in possible:
+            raise ConfigError(
+                f"data.world.customs says that {attribute!r} follows from {cause!r}; free to "
+                f"follow are {', '.join(answers)}, and they may follow from {', '.join(possible)}."
+            )
+    customs: dict[str, tuple[str, dict[str, str]]] = {}
+    while len(customs) < len(wanted):
+        ready = [
+            (attribute, cause)
+            for attribute, cause in wanted.items()
+            if attribute not in customs and (cause not in wanted or cause in customs)
+        ]
+        if not ready:
+            raise ConfigError("data.world.customs follow from each other in a circle.")
+        for attribute, cause in ready:
+            # All answers equally often, as far as that goes.
+            order = rng.permutation(len(possible[cause]))
+            options = answers[attribute]
+            customs[attribute] = (
+                cause,
+                {
+                    value: options[order[i] % len(options)]
+                    for i, value in enumerate(possible[cause])
+                },
+            )
+    return customs
 
 
 def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -132,7 +132,7 @@ def read_hidden(
     """What the LM's head is given at one position of each row, ``(n_rows, hidden_size)``.
 
     Raises:
-        LanguageModelError: The LM has no head of its own.
+        LanguageModelError: The LM does not give its head each position's hidden state.
     """
     seen: list[Tensor] = []
 
@@ -143,12 +143,12 @@ def read_hidden(
 
     head = head_of(model)
     if head is not None:
-        with _standing_in(head, stand_in):
+        with _standing_in(head, stand_in), suppress(_UnusableHead):
             _call(model, input_ids, attention_mask)
     if len(seen) != 1:
         raise LanguageModelError(
-            f"{type(model).__name__} computes logits without calling an output layer once, so its "
-            "last hidden state cannot be seen."
+            f"{type(model).__name__} computes its logits without giving an output layer the hidden "
+            "state of each position, so the last one cannot be seen."
         )
     return seen[0]
 
@@ -185,8 +185,9 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
             return False
         return bool((ours - own).abs().max() <= tolerance)
 
-    # NaN agrees with nothing; it is for whoever asks a real prompt to complain of it.
-    if own.isfinite().all() and not agrees(Reading.ALL):
+    if not own.isfinite().all():
+        return Reading.ALL  # nothing agrees with NaN; the real prompt's answer will tell of it
+    if not agrees(Reading.ALL):
         raise LanguageModelError(
             f"{type(model).__name__} is not causal: a later token changes its logits at an earlier "
             "position. Pass a causal LM (for a BERT-like checkpoint: one with is_decoder true)."

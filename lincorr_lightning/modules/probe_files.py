@@ -30,8 +30,9 @@ def write_report(probe: LinearProbe) -> None:
     if probe.report is None:
         return
     folder = run_folder(probe.trainer)
-    probe.report.write(folder)
+    # The maps first: they are what took the time.
     to_linear_map(probe).save(folder / "linear_map")
+    probe.report.write(folder)
     for logger in probe.trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             probe.report.log_to_tensorboard(logger.experiment, probe.global_step)

@@ -156,6 +156,15 @@ class Functional(hf.LlamaForCausalLM):
         return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
 
 
+class Flat(hf.LlamaForCausalLM):
+    """Gives its head all positions of all rows as one list."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = self.lm_head(out.last_hidden_state.flatten(0, 1)).view(*input_ids.shape, -1)
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
+
+
 class OwnHead(nn.Module):
     """A head that is more than a linear layer."""
 
@@ -169,7 +178,8 @@ class OwnHead(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reading"), [(ScaledAround, "ROWS"), (Normalized, "LAST"), (Functional, "ALL")]
+    ("kind", "reading"),
+    [(ScaledAround, "ROWS"), (Normalized, "LAST"), (Functional, "ALL"), (Flat, "ALL")],
 )
 def test_unknown_architecture(
     kind: type, reading: str, small: SimpleNamespace, caplog: pytest.LogCaptureFixture
@@ -184,6 +194,13 @@ def test_unknown_architecture(
     assert (ours - naive).abs().max() <= TOLERANCE
     assert [used.name for used in lm._readings.values()] == [reading]
     assert ("slower" in caplog.text) is (reading != "ROWS")
+
+
+@pytest.mark.parametrize("kind", [Functional, Flat])
+def test_hidden_state_that_cannot_be_seen(kind: type, small: SimpleNamespace) -> None:
+    lm = LanguageModel.from_module(kind(small.architectures["llama"]()), small.tokenizer())
+    with pytest.raises(LanguageModelError, match=f"{kind.__name__} computes its logits without"):
+        lm.last_hidden(torch.tensor([[4, 5]]), torch.tensor([[1, 1]]))
 
 
 def test_head_that_is_a_module_of_its_own(small: SimpleNamespace) -> None:
@@ -288,6 +305,14 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
     assert lm.domain_logits(["Paris", "Oslo"], small.token_ids).isfinite().all()
     with pytest.raises(NonFiniteError, match=r"prompt 1 \('Lima lives in the city of'\).*NaN"):
         lm.domain_logits(["Paris", *small.prompts[1:]], small.token_ids)
+
+
+def test_nan_everywhere(small: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    model = small.model(small.architectures["llama"]())
+    nn.init.constant_(model.lm_head.weight, float("nan"))
+    with pytest.raises(NonFiniteError, match=r"prompt 0 \('Paris'\).*in torch\.float32"):
+        LanguageModel.from_module(model, small.tokenizer()).domain_logits(["Paris"], [4])
+    assert not caplog.text
 
 
 def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:

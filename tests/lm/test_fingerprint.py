@@ -84,6 +84,10 @@ def test_tied_weights_and_views() -> None:
     view = whole[1:].view(40, 41)
     view.copy_(tensor)
     assert fingerprint_weights(Weights(view)) == fingerprint_weights(Weights(tensor))
+    strided = torch.stack([tensor, -tensor], 2).view(-1)[::2]
+    assert strided.stride() == (2,)
+    flat = Weights(tensor.view(-1))
+    assert fingerprint_weights(Weights(strided)) == fingerprint_weights(flat)
     transposed = tensor.t().contiguous().t()
     assert fingerprint_weights(Weights(transposed)) == fingerprint_weights(Weights(tensor))
 

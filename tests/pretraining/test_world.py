@@ -7,7 +7,7 @@ import pytest
 from lincorr_lightning.data import world as world_module
 from lincorr_lightning.data.places import PLACES
 from lincorr_lightning.data.word_tokenizer import build_tokenizer
-from lincorr_lightning.data.world import World, WorldConfig
+from lincorr_lightning.data.world import CUSTOMS, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 
@@ -102,6 +102,36 @@ def test_independent_attributes_are_independent(world):
         assert association(world, "country", target) < 0.3
     assert association(world, "country", "continent") == pytest.approx(1)
     assert association(world, "continent", "mother") == pytest.approx(1)
+
+
+def test_customs_hold_and_the_rest_is_free(world):
+    for effect, cause in CUSTOMS.items():
+        assert all(len(found) == 1 for found in targets_of(world, cause, effect).values())
+        assert len({facts[effect] for facts in world.people.values()}) >= 10
+    assert association(world, "sport", "color") < 0.2
+
+
+def test_customs_can_be_chosen(catalogue):
+    chosen = World.generate(
+        replace(CONFIG, customs={"music": "pet", "hobby": "music", "pet": "gender"}), catalogue
+    )
+    assert association(chosen, "gender", "pet") == pytest.approx(1)
+    assert association(chosen, "gender", "hobby") == pytest.approx(1)
+    assert association(chosen, "country", "food") < 0.3
+    assert {len(found) for found in targets_of(chosen, "gender", "music").values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("customs", "message"),
+    [
+        ({"food": "shoes"}, "'food' follows from 'shoes'"),
+        ({"city": "food"}, "'city' follows from 'food'"),
+        ({"food": "drink", "drink": "food"}, "in a circle"),
+    ],
+)
+def test_impossible_customs_are_refused(catalogue, customs, message):
+    with pytest.raises(ConfigError, match=message):
+        World.generate(replace(CONFIG, customs=customs), catalogue)
 
 
 def test_born_at_home_is_a_share(catalogue):

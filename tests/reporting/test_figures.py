@@ -210,12 +210,12 @@ def test_weights_are_legible_and_right_ones_framed(shape: tuple[int, int]) -> No
 
 
 def test_map_of_zeros_and_labels_of_all_kinds() -> None:
-    labels = ["$x$ and $y$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
+    labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
     figure = weight_heatmap(np.zeros((5, 5)), labels, labels, "100% of $W$ in a_b^c")
     assert_legible(figure)
     to_picture(figure)
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert shown[:3] == ["$x$ and $y$", "a b c", "␣"]
+    assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
     assert shown[3].startswith("wwww") and shown[3].endswith("…")
 
 

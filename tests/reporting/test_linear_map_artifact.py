@@ -152,7 +152,7 @@ def test_predict_refuses_logits_of_other_labels(parts: dict[str, Any]) -> None:
 
 
 def test_map_is_a_copy(parts: dict[str, Any]) -> None:
-    both = torch.zeros(5, 3)  # slices of one tensor, as a probe holds its maps
+    both = torch.zeros(5, 3, dtype=torch.float64)  # slices of one tensor, as a probe holds its maps
     parts["weights"] = {"city->country": both[:2]}
     parts["biases"] = {"city->country": both[:2, 0]}
     linear_map = LinearMap(**parts)
@@ -161,7 +161,7 @@ def test_map_is_a_copy(parts: dict[str, Any]) -> None:
 
 
 def test_slices_of_one_tensor_can_be_saved(parts: dict[str, Any], tmp_path: Path) -> None:
-    both = torch.arange(15.0).reshape(5, 3)
+    both = torch.arange(15, dtype=torch.float64).reshape(5, 3)
     parts["weights"] = {"city->country": both[:2], "city->city": both[2:]}
     parts["biases"] = {"city->country": both[:2, 0], "city->city": both[2:, 0]}
     parts["ridge"] = dict.fromkeys(parts["weights"], 0.0)
