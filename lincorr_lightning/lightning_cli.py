@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -48,6 +49,13 @@ class LincorrCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Runs go to ``runs/<study>/version_N``."""
         parser.set_defaults({"trainer.default_root_dir": "runs"})
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the settings to config and command line.
+
+        Lightning would lay the checkpoint's over them, another LM that was asked for included. The
+        studies refuse a checkpoint that does not fit, and say why.
+        """
 
     def instantiate_classes(self) -> None:
         """Make the study; what it refuses is told in its own words.
@@ -93,6 +101,8 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
         args: Command line without the program's name.
     """
     _hush()
+    # The help texts of settings such as those of the LM stand below their fields.
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     # Launchers start the other processes of a run with this process's own command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     try:
