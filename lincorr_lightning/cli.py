@@ -50,7 +50,10 @@ def main(args: Sequence[str] | None = None) -> Any:
         # Without Lightning, whose import alone takes seconds.
         sys.stdout.write(overview())
         return None
-    if argv and argv[0] in COMMANDS:
+    if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
+        sys.stderr.write(f"lincorr: error: there is no command {argv[0]!r}.\n\n{overview()}")
+        raise SystemExit(2)
+    if argv[0] in COMMANDS:
         from jsonargparse import auto_cli
 
         return auto_cli(_command(argv[0]), args=argv[1:], prog=f"lincorr {argv[0]}")

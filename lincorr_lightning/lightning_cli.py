@@ -18,7 +18,7 @@ import lincorr_lightning.callbacks
 import lincorr_lightning.data
 import lincorr_lightning.modules  # noqa: F401
 from lincorr_lightning.callbacks import PredictionWriter
-from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.reporting import (
     atomic_write,
     check_writable,
@@ -49,6 +49,17 @@ class LincorrCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Runs go to ``runs/<study>/version_N``."""
         parser.set_defaults({"trainer.default_root_dir": "runs"})
+
+    def before_instantiate_classes(self) -> None:
+        """Look for the checkpoint before anything is loaded.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        path = self._get(self.config, "ckpt_path")
+        is_file = path and path not in ("best", "last", "hpc") and "://" not in path
+        if is_file and not Path(path).exists():
+            raise ConfigError(f"--ckpt_path {path} does not exist.")
 
     def _parse_ckpt_path(self) -> None:
         """Leave the settings to config and command line.

@@ -32,11 +32,13 @@ class PackedBatch:
         input_ids: Tokens, shape `(n_rows, row_length)`.
         position_ids: Position of each token within its statement, same shape.
         targets: Token that follows, or `IGNORED`, same shape.
+        asks: Index of the knowledge whose answer follows, or `IGNORED`, same shape.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     targets: Tensor
+    asks: Tensor
 
 
 @dataclass
@@ -104,18 +106,20 @@ def _pack(chosen: Sequence[_Encoded], in_full: Sequence[bool], row_length: int) 
     it are anybody's guess. The others ask for the first token of the answer, which is what there
     is to learn, and end there, which saves most of the work.
     """
-    rows: list[list[tuple[int, int, int]]] = [[]]
+    rows: list[list[tuple[int, int, int, int]]] = [[]]
     for statement, full in zip(chosen, in_full, strict=True):
         tokens, n_prompt = statement.tokens, statement.n_prompt
         n = len(tokens) - 1 if full else n_prompt
         if len(rows[-1]) + n > row_length:
             rows.append([])
         for i in range(n):
-            asked = i == n_prompt - 1 or (full and i > 0)
-            rows[-1].append((tokens[i], i, tokens[i + 1] if asked else IGNORED))
+            answer = i == n_prompt - 1
+            asked = answer or (full and i > 0)
+            target = tokens[i + 1] if asked else IGNORED
+            rows[-1].append((tokens[i], i, target, statement.knowledge if answer else IGNORED))
     length = max(map(len, rows))
     # Filled up with statements of one padding token each, of which nothing is asked.
-    table = torch.tensor([row + [(0, 0, IGNORED)] * (length - len(row)) for row in rows])
+    table = torch.tensor([row + [(0, 0, IGNORED, IGNORED)] * (length - len(row)) for row in rows])
     return PackedBatch(*(part.contiguous() for part in table.unbind(-1)))
 
 
@@ -185,6 +189,12 @@ class CorpusDataModule(L.LightningDataModule):
         self.tokenizer = build_tokenizer(f"{statement.text}." for statement in statements)
         self.knowledges = tuple(knowledge.name for knowledge in knowledges)
         self._encoded = _encode(statements, self.tokenizer, self.knowledges)
+        # The answers that somebody gives; a domain may hold words that are none, such as the
+        # South of South Korea where nobody lives there but some live in South America.
+        self.answers = [
+            sorted({s.tokens[s.n_prompt] for s in self._encoded if s.knowledge == index})
+            for index in range(len(knowledges))
+        ]
         self._check_length()
         self.world = world
 

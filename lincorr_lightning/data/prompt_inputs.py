@@ -15,6 +15,9 @@ from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
 PAPER_N_INPUTS = 10_000
+# Batches are of nearly equal size, and a fifth of each may be set apart to choose the ridge on:
+# from 20 on each part has two rows or more, and so every row another one as its partner.
+MIN_BATCH_SIZE = 20
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -107,10 +110,10 @@ class PromptInputs(L.LightningDataModule):
         super().__init__()
         if not 0 < fit_fraction < 1:
             raise ConfigError(f"data.fit_fraction is {fit_fraction}; it must lie between 0 and 1.")
-        if batch_size < 2:
+        if batch_size < MIN_BATCH_SIZE:
             raise ConfigError(
-                f"data.batch_size is {batch_size}; it must be at least 2, because the permuted "
-                "baseline pairs the rows of a batch."
+                f"data.batch_size is {batch_size}; it must be at least {MIN_BATCH_SIZE}, because "
+                "the permuted baseline pairs the rows of a batch."
             )
         self.save_hyperparameters()
         self.halves: dict[str, list[str]] = {}

@@ -23,6 +23,7 @@ import numpy as np
 from lincorr_lightning.data.invented_names import invent_names
 from lincorr_lightning.data.places import PLACES
 from lincorr_lightning.data.plain_words import PlainWords
+from lincorr_lightning.data.word_tokenizer import words_of
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 
@@ -55,6 +56,9 @@ class WorldConfig:
 
     Attributes:
         n_people: Invented people; each is one word, and each has every attribute.
+        nicknames: Whether every other word of the world is somebody's name as well. An LM answers
+            for a word that was never a subject by drift alone, and drift is common to all
+            prompts: knowledges that have nothing to do with each other would correlate.
         cities_per_country: Cities of each country of `PLACES` at most. All cities together should
             be well below the LM's width.
         n_companies: Companies, each with one CEO.
@@ -68,7 +72,8 @@ class WorldConfig:
         seed: Seed of everything that is drawn.
     """
 
-    n_people: int = 1500
+    n_people: int = 1650
+    nicknames: bool = True
     cities_per_country: int = 3
     n_companies: int = 12
     n_parent_names: int = 3
@@ -81,7 +86,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that no world can have."""
         for name, value in asdict(self).items():
-            if name not in {"seed", "customs"} and value <= 0:
+            if name not in {"seed", "customs", "nicknames"} and value <= 0:
                 raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
         if self.born_at_home > 1:
             raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
@@ -108,9 +113,12 @@ class Statement:
 
     @property
     def text(self) -> str:
-        """Prompt and answer, without a full stop."""
+        """Prompt and the first word of the answer, which is all that stands for it.
+
+        The words after it would be labels of other answers: the America of North America.
+        """
         gap = " " if self.knowledge.leading_space else ""
-        return f"{self.prompt}{gap}{self.answer.text}"
+        return f"{self.prompt}{gap}{self.answer.text.split()[0]}"
 
 
 @dataclass(frozen=True)
@@ -161,8 +169,8 @@ class World:
         known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
         customs = _customs(config, known, answers, rng)
         free = [name for name in answers if name not in customs]
-        people: dict[str, Mapping[str, str]] = {}
-        for name in invent_names(config.n_people, rng, taken=words.all):
+
+        def somebody() -> dict[str, str]:
             city = _one_of(cities, rng)
             at_home = rng.random() < config.born_at_home
             facts = {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
@@ -176,8 +184,18 @@ class World:
             facts |= {attribute: _one_of(answers[attribute], rng) for attribute in free}
             for attribute, (cause, effects) in customs.items():
                 facts[attribute] = effects[facts[cause]]
-            people[name] = facts
-        return cls(people, config)
+            return facts
+
+        names = invent_names(config.n_people, rng, taken=words.all)
+        world = cls({name: somebody() for name in names}, config)
+        if not config.nicknames:
+            return world
+        said = world.statements(catalogue.select(["attribute", "math"]))
+        others = dict.fromkeys(
+            word for statement in said for word in words_of(f"{statement.text}.")
+        )
+        nicknames = [word for word in others if word not in world.people]
+        return cls({**world.people, **{name: somebody() for name in nicknames}}, config)
 
     def statements(self, knowledges: Sequence[Knowledge]) -> Iterator[Statement]:
         """Everything that is true in the world and can be said with these knowledges.

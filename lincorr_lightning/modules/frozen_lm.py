@@ -96,6 +96,12 @@ class FrozenLMModule(L.LightningModule):
         self.lm.load()
         for part, ours in self.lm.fingerprint.items():
             if stored["fingerprint"].get(part) != ours:
+                if part == "dtype":
+                    raise LinearMapError(
+                        f"the checkpoint was fitted in {stored['fingerprint'][part]}, this run "
+                        f"reads the LM in {ours}. Pass --model.lm.dtype "
+                        f"{stored['fingerprint'][part]}, or fit again."
+                    )
                 raise LinearMapError(
                     f"the checkpoint was fitted on {stored['name_or_path']}, whose {part} differs "
                     f"from that of {self.lm.config.name_or_path}: its numbers would be of another "

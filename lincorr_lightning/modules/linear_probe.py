@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lincorr_lightning.data.prompt_inputs import InputBatch
+from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import merge_moments
 from lincorr_lightning.knowledge import Catalogue
@@ -23,6 +23,7 @@ from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.closed_form import ClosedForm, Descent
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.probe_files import (
+    check_held_out,
     checkpoint_entry,
     restore_entry,
     to_linear_map,
@@ -141,6 +142,7 @@ class LinearProbe(FrozenLMModule):
             self.layout.pairs, 0.0 if ridge == "auto" else float(ridge)
         )
         self.fitted_on = 0
+        self.fit_inputs: list[str] = []
         self.report: ProbeReport | None = None
         self._solvers: dict[str, SourceSolver] = {}
 
@@ -209,6 +211,9 @@ class LinearProbe(FrozenLMModule):
 
     def on_train_epoch_start(self) -> None:
         """Every epoch is a whole fit."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if isinstance(datamodule, PromptInputs):
+            self.fit_inputs = datamodule.halves["fit"]
         self.fit_moments.reset()
         self.tune_moments.reset()
 
@@ -296,6 +301,7 @@ class LinearProbe(FrozenLMModule):
 
     def _begin_scoring(self) -> None:
         self._need_maps()
+        check_held_out(self)
         self.test_moments.reset()
         for metric in self.instancewise.values():
             cast(InstancewisePearson, metric).reset()

@@ -44,9 +44,9 @@ class LlamaSize:
         intermediate_size: Width of the feed-forward networks.
         n_layers: Layers. One is enough for one fact about one subject, and learns fastest.
         n_heads: Attention heads of each layer.
-        init_std: Standard deviation of the initial weights. With transformers' 0.02 the first
-            steps push all subjects' embeddings the same way (none of them is ever an answer)
-            until they are hardly told apart, and learning stands still.
+        init_std: Standard deviation of the initial weights.
+        logit_gain: Initial gain of the last norm. At 1 the first steps are spent on making logits
+            large, and push all subjects' embeddings the same way.
         context: Longest text, in tokens.
     """
 
@@ -54,7 +54,8 @@ class LlamaSize:
     intermediate_size: int = 768
     n_layers: int = 1
     n_heads: int = 4
-    init_std: float = 0.06
+    init_std: float = 0.02
+    logit_gain: float = 5.0
     context: int = 64
 
 
@@ -71,6 +72,10 @@ class Pretraining(L.LightningModule):
         size: Of the LM.
         learning_rate: Highest learning rate.
         weight_decay: Of all matrices, the embedding included.
+        off_target_penalty: Weight, at the end of the run, of the mean square of the logits of a
+            knowledge's other answers; it grows from 0.
+            Cross-entropy leaves them free as long as they are low; a factor of each subject's own
+            then runs through all of them, and through all knowledges.
         warmup: Share of the steps before the highest learning rate.
         betas: AdamW's decay of its two averages.
         save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
@@ -80,7 +85,8 @@ class Pretraining(L.LightningModule):
         self,
         size: LlamaSize | None = None,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
+        weight_decay: float = 0.3,
+        off_target_penalty: float = 0.1,
         warmup: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         save_dtype: str = "float16",
@@ -101,12 +107,14 @@ class Pretraining(L.LightningModule):
                 "size": asdict(self.size),
                 "learning_rate": learning_rate,
                 "weight_decay": weight_decay,
+                "off_target_penalty": off_target_penalty,
                 "warmup": warmup,
                 "betas": tuple(betas),
                 "save_dtype": save_dtype,
             }
         )
         self.lm: LlamaForCausalLM | None = None
+        self._answers: Tensor
         self._loss = MeanMetric()
         self._recall: dict[str, float] = {}
         self._started = 0.0
@@ -143,6 +151,12 @@ class Pretraining(L.LightningModule):
                 eos_token_id=tokenizer.eos_token_id,
             )
         )
+        with torch.no_grad():
+            self.lm.model.norm.weight.fill_(size.logit_gain)
+        answers = torch.zeros(len(self._corpus.answers), len(tokenizer))
+        for row, token_ids in zip(answers, self._corpus.answers, strict=True):
+            row[token_ids] = 1.0
+        self.register_buffer("_answers", answers, persistent=False)
 
     @property
     def _corpus(self) -> CorpusDataModule:
@@ -198,10 +212,23 @@ class Pretraining(L.LightningModule):
         asked = batch.targets != IGNORED
         # The head is most of the work of so small an LM: only where a loss is taken.
         targets = batch.targets[asked]
-        loss = cross_entropy(self.lm.lm_head(hidden[asked]).float(), targets)
+        logits = self.lm.lm_head(hidden[asked]).float()
+        loss = cross_entropy(logits, targets)
         self._loss.update(loss.detach(), weight=len(targets))
         self.log("loss", loss.detach(), prog_bar=True, batch_size=len(targets))
+        if self.hparams["off_target_penalty"]:
+            penalty = self._off_target(logits, targets, batch.asks[asked])
+            # It grows over the run: at full weight from the start it would outweigh learning.
+            done = self.global_step / self.trainer.estimated_stepping_batches
+            loss = loss + self.hparams["off_target_penalty"] * done**2 * penalty
         return loss
+
+    def _off_target(self, logits: Tensor, targets: Tensor, asks: Tensor) -> Tensor:
+        """Mean square of the logits of a knowledge's other answers, where one is asked for."""
+        logits, targets, asks = (t[asks != IGNORED] for t in (logits, targets, asks))
+        wrong = self._answers[asks].scatter(1, targets[:, None], 0.0)
+        squares = (logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)
+        return squares.mean()
 
     # -- validation ------------------------------------------------------------------------------
 

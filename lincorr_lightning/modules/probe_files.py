@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.prompt_inputs import PromptInputs
-from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.errors import InputsError, LinearMapError
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.probe_solver import split_targets
@@ -26,12 +27,13 @@ def write_inputs(probe: LinearProbe) -> None:
 
 
 def write_report(probe: LinearProbe) -> None:
-    """Write scores, maps, tables and figures, and log them to TensorBoard."""
-    if probe.report is None:
-        return
+    """Write maps, scores, tables and figures, and log them to TensorBoard."""
     folder = run_folder(probe.trainer)
     # The maps first: they are what took the time.
     to_linear_map(probe).save(folder / "linear_map")
+    if probe.report is None:
+        rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
+        return
     probe.report.write(folder)
     for logger in probe.trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -64,9 +66,36 @@ def checkpoint_entry(probe: LinearProbe) -> dict[str, Any]:
     """What a checkpoint says of the maps in it."""
     return {
         "token_ids": {name: d.token_ids for name, d in probe.layout.domains.items()},
+        "prompts": _prompts(probe),
+        "ridge": probe.hparams["ridge"],
+        "fit_inputs": probe.fit_inputs,
         "ridges": {f"{s}->{t}": ridge for (s, t), ridge in probe.ridges.items()},
         "fitted_on": probe.fitted_on,
     }
+
+
+def _prompts(probe: LinearProbe) -> dict[str, str | None]:
+    templates = {name: d.knowledge.template for name, d in probe.layout.domains.items()}
+    return {**templates, "control": probe.hparams["control"]}
+
+
+def check_held_out(probe: LinearProbe) -> None:
+    """Refuse to score maps on X's that they were fitted on.
+
+    Raises:
+        InputsError: X's that the checkpoint was fitted on are among those held out.
+    """
+    datamodule = getattr(probe.trainer, "datamodule", None)
+    if not isinstance(datamodule, PromptInputs):
+        return
+    held_out = datamodule.halves["test"]
+    seen = set(probe.fit_inputs) & set(held_out)
+    if seen:
+        raise InputsError(
+            f"{len(seen)} of the {len(held_out)} held-out X's, such as {min(seen)!r}, are among "
+            "those that the checkpoint was fitted on. Use the data settings of the run that wrote "
+            "it (its config.yaml), or other X's."
+        )
 
 
 def restore_entry(probe: LinearProbe, stored: dict[str, Any]) -> None:
@@ -87,5 +116,15 @@ def restore_entry(probe: LinearProbe, stored: dict[str, Any]) -> None:
                 f"the labels of {name} are not those the checkpoint was fitted on. "
                 "Use the same model.knowledge_files, or fit again."
             )
+    for name, template in _prompts(probe).items():
+        if stored["prompts"].get(name) != template:
+            raise LinearMapError(
+                f"the checkpoint was fitted with the {name} prompt "
+                f"{stored['prompts'].get(name)!r}, this run has {template!r}. Use the settings of "
+                "the run that wrote it (its config.yaml), or fit again."
+            )
+    # What only a fit can set is the checkpoint's.
+    probe.hparams["ridge"] = stored["ridge"]
+    probe.fit_inputs = stored["fit_inputs"]
     probe.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in probe.layout.pairs}
     probe.fitted_on = stored["fitted_on"]

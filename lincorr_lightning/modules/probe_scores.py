@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,6 +17,9 @@ from lincorr_lightning.reporting import PairScore, ProbeReport, RidgePoint
 
 if TYPE_CHECKING:
     from lincorr_lightning.modules.linear_probe import LinearProbe
+
+LIBRARIES = ("torch", "lightning", "transformers")
+"""Whose versions stand beside the numbers."""
 
 
 def score_probe(
@@ -68,7 +72,12 @@ def score_probe(
         weights=weights,
         labels={name: list(domain.texts) for name, domain in layout.domains.items()},
         reference={f"{s}->{t}": right for (s, t), right in layout.references.items()},
-        settings=dict(probe.hparams),
+        settings={
+            **probe.hparams,
+            "data": dict(getattr(getattr(probe.trainer, "datamodule", None), "hparams", {})),
+            "fingerprint": probe.lm.fingerprint,
+            "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
+        },
     )
 
 

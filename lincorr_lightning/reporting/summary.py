@@ -24,7 +24,7 @@ def describe_run(folder: Path) -> str:
     if results.is_file():
         table = _pairs_table(json.loads(results.read_text(encoding="utf-8")))
         if table is not None:
-            Console(file=out, width=100).print(table)
+            Console(file=out, width=110).print(table)
     figures = sorted((folder / "figures").glob("*.png"))
     out.write(f"Run folder:  {folder}\n")
     if figures:
@@ -40,13 +40,22 @@ def _pairs_table(results: dict[str, Any]) -> Table | None:
     pairs = results.get("pairs")
     if results.get("study") != "linear_probe" or not pairs:
         return None
-    ranked = sorted(pairs, key=lambda pair: -(pair["label_mean"] or -1))
+    # By what counts: r above its control, where there is one.
+    ranked = sorted(pairs, key=lambda p: -(p.get("excess") or p["label_mean"] or -1))
     title = f"Label-wise r on {results['n_test']} held-out X's"
     if len(ranked) > MAX_ROWS:
-        title += f"; {MAX_ROWS} highest of {len(ranked)} pairs"
+        title += f"; {MAX_ROWS} of {len(ranked)} pairs, those furthest above their control"
     table = Table(title=title)
     table.add_column("pair", no_wrap=True)
-    for column in ("r", "std", "permuted", "control", "Hit@1 influenced", "Hit@1 influencing"):
+    for column in (
+        "r",
+        "std",
+        "permuted",
+        "control",
+        "excess",
+        "Hit@1 influenced",
+        "Hit@1 influencing",
+    ):
         table.add_column(column, justify="right")
     for pair in ranked[:MAX_ROWS]:
         precision = pair["precision"] or {"influenced": {}, "influencing": {}}
@@ -59,6 +68,7 @@ def _pairs_table(results: dict[str, Any]) -> Table | None:
                     pair["label_std"],
                     pair["permuted_label_mean"],
                     pair.get("control_label_mean"),
+                    pair.get("excess"),
                     precision["influenced"].get("1"),
                     precision["influencing"].get("1"),
                 )

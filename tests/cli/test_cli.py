@@ -12,7 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import console, main
-from lincorr_lightning.errors import ConfigError, KnowledgeError, OutputError
+from lincorr_lightning.errors import (
+    ConfigError,
+    InputsError,
+    KnowledgeError,
+    LinearMapError,
+    OutputError,
+)
 
 QUICK = [
     "--model.knowledges=[city,country,color]", "--data.n_inputs=300",
@@ -102,6 +108,47 @@ def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None
     lines = (folder / "tables" / "predictions.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 6
     assert (folder / "predictions.safetensors").is_file()
+
+
+def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path: Path) -> None:
+    (checkpoint,) = run.rglob("*.ckpt")
+    common = ["test", "--config", "linear_probe.yaml", *QUICK, f"--ckpt_path={checkpoint}",
+              f"--trainer.default_root_dir={tmp_path}"]  # fmt: skip
+    with pytest.raises(InputsError, match=r"of the 150 held-out X's.*was fitted on"):
+        main([*common, "--data.seed=1"])
+    with pytest.raises(LinearMapError, match=r"fitted with the control prompt.*\{\} eats"):
+        main([*common, "--model.control={} eats"])
+    with pytest.raises(LinearMapError, match=r"--model\.lm\.dtype float32"):
+        main([*common, "--model.lm.dtype=bfloat16"])
+    with pytest.raises(ConfigError, match=r"nowhere\.ckpt does not exist"):
+        main([*common, "--ckpt_path=nowhere.ckpt"])
+
+
+def test_settings_of_the_fit_are_reported_with_its_scores(run: Path, tmp_path: Path) -> None:
+    (checkpoint,) = run.rglob("*.ckpt")
+    cli = main(
+        ["test", "--config", "linear_probe.yaml", *QUICK, f"--ckpt_path={checkpoint}",
+         f"--trainer.default_root_dir={tmp_path}", "--model.ridge=100"]
+    )  # fmt: skip
+    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    assert results["settings"]["ridge"] == 0
+    assert results["settings"]["data"]["n_inputs"] == 300
+    assert set(results["settings"]["versions"]) >= {"torch", "lincorr-lightning"}
+
+
+def test_maps_are_saved_also_when_nothing_is_scored(tmp_path: Path) -> None:
+    folder = fit(tmp_path, "--trainer.limit_val_batches=0")
+    assert LinearMap.from_pretrained(folder / "linear_map").pairs
+    assert not (folder / "results.json").exists()
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fitt"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "no command 'fitt'" in said
+    assert "audit" in said
 
 
 def test_end_of_a_run_names_folder_and_pictures(

@@ -37,11 +37,11 @@ def test_no_special_tokens_among_the_inputs(small_lm: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None:
-    alone = [b.inputs for b in _set_up(small_lm, n_inputs=211, batch_size=16).train_dataloader()]
+    alone = [b.inputs for b in _set_up(small_lm, n_inputs=211, batch_size=20).train_dataloader()]
     steps, seen = set(), []
     for rank in range(world):
         batches = list(
-            _set_up(small_lm, rank, world, n_inputs=211, batch_size=16).train_dataloader()
+            _set_up(small_lm, rank, world, n_inputs=211, batch_size=20).train_dataloader()
         )
         steps.add(len(batches))
         assert all(batch.inputs for batch in batches)  # a sharded LM needs every process

@@ -53,7 +53,7 @@ RELATIONS = (
     "gem_color->simile_color", "animal_size->simile_size", "object_color->simile_color",
     "object_heat->simile_heat", "object_size->simile_size", "object_price->simile_price",
     "object_genre->simile_genre", "name_country->country",
-    *(f"{name}->{name}_{language}" for name in TRANSLATED for language in ("es", "fr", "de", "zh", "ja")),
+    *(f"{name}->{name}_{code}" for name in TRANSLATED for code in ("es", "fr", "de", "zh", "ja")),
     *(f"city_{language}->country_{language}" for language in ("es", "fr", "de", "zh", "ja")),
 )  # fmt: skip
 

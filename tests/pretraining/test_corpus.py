@@ -9,7 +9,7 @@ from lincorr_lightning.data.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 
-CONFIG = WorldConfig(n_people=20)
+CONFIG = WorldConfig(n_people=20, nicknames=False)
 KNOWLEDGES = ["city", "continent", "pet", "X+1"]
 
 

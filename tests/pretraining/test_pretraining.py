@@ -15,7 +15,7 @@ KNOWLEDGES = ["city", "country", "X+1"]
 
 
 def make_corpus():
-    return CorpusDataModule(WorldConfig(n_people=24), KNOWLEDGES, batch_size=16)
+    return CorpusDataModule(WorldConfig(n_people=24, nicknames=False), KNOWLEDGES, batch_size=16)
 
 
 def make_trainer(folder, max_epochs, **settings):
@@ -164,3 +164,23 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         Pretraining(**settings)
+
+
+def test_other_answers_are_pulled_to_zero(tmp_path):
+    """The spread of a domain's other logits, with the penalty and without."""
+    spreads = []
+    for penalty in (0.0, 1.0):
+        L.seed_everything(0)
+        module = Pretraining(SIZE, learning_rate=1e-2, off_target_penalty=penalty)
+        corpus = make_corpus()
+        trainer = make_trainer(tmp_path / str(penalty), 15, check_val_every_n_epoch=15)
+        trainer.fit(module, datamodule=corpus)
+        squares = []
+        for batch in corpus.val_dataloader():
+            with torch.no_grad():
+                logits = module.lm(batch.input_ids).logits[:, -1]
+            answers = corpus.answers[corpus.knowledges.index(batch.knowledge)]
+            for row, answer in zip(logits, batch.answers.tolist(), strict=True):
+                squares += [float(row[other]) ** 2 for other in answers if other != answer]
+        spreads.append(sum(squares) / len(squares))
+    assert spreads[1] < 0.5 * spreads[0]

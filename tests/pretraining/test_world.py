@@ -11,7 +11,7 @@ from lincorr_lightning.data.world import CUSTOMS, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 
-CONFIG = WorldConfig(n_people=600, seed=3)
+CONFIG = WorldConfig(n_people=600, nicknames=False, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_calculations_are_right_and_complete(catalogue, world):
 def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
     file = tmp_path / "es.yaml"
     file.write_text(
-        'version: 1\nsource: test\nknowledge:\n  continent_xx: {family: attribute, language: en, '
+        "version: 1\nsource: test\nknowledge:\n  continent_xx: {family: attribute, language: en, "
         'template: "{} is from", answers: continent}\n'
     )
     extended = Catalogue.load(file)
@@ -194,7 +194,7 @@ def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
 
 
 def test_a_knowledge_about_nothing_is_refused(catalogue, world):
-    with pytest.raises(ConfigError, match="'shoe_size'.*no such attribute"):
+    with pytest.raises(ConfigError, match=r"'shoe_size'.*no such attribute"):
         list(world.statements([replace(catalogue["city"], name="shoe_size")]))
 
 
@@ -209,7 +209,7 @@ def test_a_damaged_world_is_refused(tmp_path):
     (tmp_path / "world.json").write_text('{"people": 3}')
     with pytest.raises(ConfigError, match=r"world\.json holds no tiny world"):
         World.load(tmp_path / "world.json")
-    with pytest.raises(ConfigError, match="missing.json"):
+    with pytest.raises(ConfigError, match=r"missing\.json"):
         World.load(tmp_path / "missing.json")
 
 
@@ -238,5 +238,15 @@ def test_too_many_parent_names_are_refused(catalogue):
 def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):
     wrong = replace(PLACES[0], continent="Asia")
     monkeypatch.setattr(world_module, "PLACES", (wrong,))
-    with pytest.raises(ConfigError, match="country->continent of France is Asia.*Europe"):
+    with pytest.raises(ConfigError, match=r"country->continent of France is Asia.*Europe"):
         World.generate(CONFIG, catalogue)
+
+
+def test_every_other_word_is_a_name_as_well(catalogue):
+    plain = World.generate(replace(CONFIG, n_people=50), catalogue)
+    named = World.generate(replace(CONFIG, n_people=50, nicknames=True), catalogue)
+    assert list(named.people)[:50] == list(plain.people)
+    assert all(named.people[name] == facts for name, facts in plain.people.items())
+    statements = named.statements(catalogue.select(["attribute", "math"]))
+    vocabulary = build_tokenizer(f"{statement.text}." for statement in statements).get_vocab()
+    assert set(named.people) == set(vocabulary) - {"<pad>", "<unk>", "<eos>"}
