@@ -215,7 +215,7 @@ class CorpusDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """How many epochs are done."""
         assert self.trainer is not None
-        return {"epoch": self.trainer.fit_loop.epoch_progress.current.processed}
+        return {"epoch": self.trainer.fit_loop.epoch_progress.current.processed}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the epoch after those."""

@@ -187,15 +187,16 @@ class World:
             return facts
 
         names = invent_names(config.n_people, rng, taken=words.all)
-        world = cls({name: somebody() for name in names}, config)
-        if not config.nicknames:
-            return world
-        said = world.statements(catalogue.select(["attribute", "math"]))
-        others = dict.fromkeys(
-            word for statement in said for word in words_of(f"{statement.text}.")
-        )
-        nicknames = [word for word in others if word not in world.people]
-        return cls({**world.people, **{name: somebody() for name in nicknames}}, config)
+        people: dict[str, Mapping[str, str]] = {}
+        while names:
+            people |= {name: somebody() for name in names}
+            if not config.nicknames:
+                break
+            # Whoever is added may be the first to give some answer.
+            said = cls(people, config).statements(catalogue.select(["attribute", "math"]))
+            words_said = dict.fromkeys(word for fact in said for word in words_of(f"{fact.text}."))
+            names = [word for word in words_said if word not in people]
+        return cls(people, config)
 
     def statements(self, knowledges: Sequence[Knowledge]) -> Iterator[Statement]:
         """Everything that is true in the world and can be said with these knowledges.
