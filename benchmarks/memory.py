@@ -29,12 +29,12 @@ def peak_of(n_inputs: int, lm: str, knowledges: str) -> tuple[float, float, int]
             "--trainer.enable_progress_bar", "false",
         ]  # fmt: skip
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         # wait4 tells the peak of this very process, not of the largest so far
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         if status:
-            raise SystemExit(f"the run of {n_inputs} X's failed; its error stands above")
+            raise SystemExit(f"`{' '.join(command)}` failed")
         (results,) = Path(folder).rglob("results.json")
         used = json.loads(results.read_text(encoding="utf-8"))
     return usage.ru_maxrss / 1024, seconds, used["n_fit"] + used["n_test"]

@@ -7,7 +7,7 @@ batches, only the domain's rows of the head, second moments, one solve.
     python benchmarks/published_method.py --n_inputs 2000
 
 prints a table of both parts and of the total, and how far the two maps' predictions differ. Our
-logits part includes adding up the moments. A fit takes milliseconds: the best of three is shown.
+logits part includes adding up the moments. A fit takes milliseconds: the best of ten is shown.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def main(
 
     full, their_logits = timed(lambda: [published_logits(model, p) for p in prompts])
     x, y = (logits[:, columns] for logits, columns in zip(full, ids, strict=True))
-    regressions, their_fit = timed(lambda: published_fit(x[:half], y[:half]), repeats=3)
+    regressions, their_fit = timed(lambda: published_fit(x[:half], y[:half]), repeats=10)
     fit_half = [p[:half] for p in prompts]
     test_half = [p[half:] for p in prompts]
     moments, first_half = timed(lambda: our_moments(model, fit_half, ids, batch))
     _, second_half = timed(lambda: our_moments(model, test_half, ids, batch))
     our_logits = first_half + second_half
-    (weight, bias), our_seconds = timed(lambda: our_fit(moments, len(ids[0])), repeats=3)
+    (weight, bias), our_seconds = timed(lambda: our_fit(moments, len(ids[0])), repeats=10)
 
     theirs = np.stack([r.predict(x[half:]) for r in regressions], 1)
     ours = x[half:].astype(np.float64) @ weight.numpy().T + bias.numpy()

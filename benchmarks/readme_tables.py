@@ -31,8 +31,7 @@ def matrix(results: dict[str, Any]) -> str:
     """Label-wise r of some knowledges, source row, target column."""
     r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
     rows = [
-        [source, *(two(r[source, t]) if source != t else "–" for t in SHOWN)]
-        for source in SHOWN
+        [source, *(two(r[source, t]) if source != t else "–" for t in SHOWN)] for source in SHOWN
     ]
     return markdown_table(["", *SHOWN], rows)
 
