@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -145,7 +146,7 @@ def audit(
     """Show which answers an LM's tokenizer can speak of, without loading the LM's weights.
 
     Args:
-        lm: A folder, a hub id or `tiny-world`.
+        lm: A folder (a tokenizer alone will do), a hub id or `tiny-world`.
         knowledges: Names of knowledges or families, such as `[city,math]`, or `[all]`.
         knowledge_files: Your own knowledge files, read beside the built-in ones.
         revision: Revision of a hub id.
@@ -159,7 +160,14 @@ def audit(
     # Here, because the knowledge room needs no LM for anything else, and names are checked sooner.
     from lincorr_lightning.lm import LanguageModel, LMConfig
 
-    tokenizer = LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
+    folder = Path(lm)
+    if (folder / "tokenizer.json").is_file() and not (folder / "config.json").exists():
+        # A tokenizer without an LM is all that an audit needs.
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    else:
+        tokenizer = LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
     rows = audit_rows(chosen, tokenizer)
     console = Console()
     if not console.is_terminal:

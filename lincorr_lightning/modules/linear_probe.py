@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
@@ -23,6 +22,7 @@ from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.closed_form import ClosedForm, Descent
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.probe_files import (
+    check_fitted,
     check_held_out,
     checkpoint_entry,
     restore_entry,
@@ -292,12 +292,7 @@ class LinearProbe(FrozenLMModule):
 
     def _need_maps(self) -> None:
         """Refuse to score or predict with maps of zeros."""
-        doing = self.trainer.state.fn
-        if not self.fitted_on and doing is not None and doing != "fit":
-            raise ConfigError(
-                f"there is no map to {doing.value} yet. Run `lincorr fit` first and pass "
-                "its checkpoint with --ckpt_path."
-            )
+        check_fitted(self)
 
     def _begin_scoring(self) -> None:
         self._need_maps()

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.prompt_inputs import PromptInputs
-from lincorr_lightning.errors import InputsError, LinearMapError
+from lincorr_lightning.errors import ConfigError, InputsError, LinearMapError
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.probe_solver import split_targets
@@ -77,6 +77,20 @@ def checkpoint_entry(probe: LinearProbe) -> dict[str, Any]:
 def _prompts(probe: LinearProbe) -> dict[str, str | None]:
     templates = {name: d.knowledge.template for name, d in probe.layout.domains.items()}
     return {**templates, "control": probe.hparams["control"]}
+
+
+def check_fitted(probe: LinearProbe) -> None:
+    """Refuse maps of zeros.
+
+    Raises:
+        ConfigError: The run neither fits nor has a checkpoint.
+    """
+    doing = probe.trainer.state.fn
+    if not probe.fitted_on and doing is not None and doing != "fit":
+        raise ConfigError(
+            f"there is no map to {doing.value} yet. Run `lincorr fit` first and pass its "
+            "checkpoint with --ckpt_path."
+        )
 
 
 def check_held_out(probe: LinearProbe) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -249,3 +250,15 @@ def test_two_processes_give_one_process_s_numbers(run: Path, tmp_path: Path) -> 
         ):
             assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
     assert len(list((tmp_path / "two").rglob("events.out.tfevents.*"))) == 1
+
+
+def test_audit_of_a_tokenizer_alone(
+    small_lm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(small_lm) / name, tmp_path)
+    main(["audit", "--lm", str(tmp_path), "--knowledges", "[city,color]"])
+    alone = capsys.readouterr().out
+    main(["audit", "--lm", small_lm, "--knowledges", "[city,color]"])
+    assert alone.splitlines()[1:] == capsys.readouterr().out.splitlines()[1:]
+    assert "unknown word" in alone

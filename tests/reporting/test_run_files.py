@@ -28,7 +28,7 @@ from lincorr_lightning.reporting import (
 )
 
 
-class LinearProbe(BoringModel):
+class SmallStudy(BoringModel):
     """Stands for a study: only its name matters here."""
 
 
@@ -36,7 +36,7 @@ def make_trainer(root: Path, logger: Any = False) -> L.Trainer:
     trainer = L.Trainer(
         accelerator="cpu", logger=logger, default_root_dir=root, enable_checkpointing=False
     )
-    trainer.strategy.connect(LinearProbe())
+    trainer.strategy.connect(SmallStudy())
     return trainer
 
 
@@ -49,16 +49,16 @@ def everything(folder: Path) -> list[str]:
 
 def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None:
     first, second = make_trainer(tmp_path), make_trainer(tmp_path)
-    assert run_folder(first) == tmp_path / "linear_probe" / "version_0"
-    assert run_folder(second) == tmp_path / "linear_probe" / "version_1"
-    assert run_folder(first) == tmp_path / "linear_probe" / "version_0"
-    assert everything(tmp_path / "linear_probe") == ["version_0", "version_1"]
+    assert run_folder(first) == tmp_path / "small_study" / "version_0"
+    assert run_folder(second) == tmp_path / "small_study" / "version_1"
+    assert run_folder(first) == tmp_path / "small_study" / "version_0"
+    assert everything(tmp_path / "small_study") == ["version_0", "version_1"]
 
 
 def test_numbers_are_not_given_twice(tmp_path: Path) -> None:
-    (tmp_path / "linear_probe" / "version_9").mkdir(parents=True)
-    (tmp_path / "linear_probe" / "version_x").mkdir()
-    (tmp_path / "linear_probe" / "version_10").write_text("a file of somebody's")
+    (tmp_path / "small_study" / "version_9").mkdir(parents=True)
+    (tmp_path / "small_study" / "version_x").mkdir()
+    (tmp_path / "small_study" / "version_10").write_text("a file of somebody's")
     assert run_folder(make_trainer(tmp_path)).name == "version_11"
 
 
@@ -80,7 +80,7 @@ def test_a_logger_without_a_folder_a_run_does_not_mix_runs(tmp_path: Path) -> No
         def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
     folders = [run_folder(make_trainer(tmp_path, Elsewhere())) for _ in range(2)]
-    assert folders == [tmp_path / "logs" / "linear_probe" / f"version_{i}" for i in range(2)]
+    assert folders == [tmp_path / "logs" / "small_study" / f"version_{i}" for i in range(2)]
 
 
 def test_other_processes_take_the_first_one_s_choice_and_make_nothing(
@@ -97,7 +97,7 @@ def test_other_processes_take_the_first_one_s_choice_and_make_nothing(
 def test_all_processes_hear_that_the_folder_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "linear_probe").write_text("")
+    (tmp_path / "small_study").write_text("")
     trainer = make_trainer(tmp_path)
     said: list[Any] = []
 
@@ -106,14 +106,14 @@ def test_all_processes_hear_that_the_folder_cannot_be_made(
         return obj
 
     monkeypatch.setattr(trainer.strategy, "broadcast", broadcast)
-    with pytest.raises(OutputError, match="linear_probe is a file where a folder is needed"):
+    with pytest.raises(OutputError, match="small_study is a file where a folder is needed"):
         run_folder(trainer)
     assert said[-1][0] is None
-    assert "linear_probe" in said[-1][1]
+    assert "small_study" in said[-1][1]
 
 
 def test_study_names() -> None:
-    assert study_name(LinearProbe()) == "linear_probe"
+    assert study_name(SmallStudy()) == "small_study"
     assert study_name(make_trainer) == "function"
 
 
