@@ -160,6 +160,7 @@ def audit(
     # Here, because the knowledge room needs no LM for anything else, and names are checked sooner.
     from lincorr_lightning.lm import LanguageModel, LMConfig
 
+    tokenizer: PreTrainedTokenizerBase
     folder = Path(lm)
     if (folder / "tokenizer.json").is_file() and not (folder / "config.json").exists():
         # A tokenizer without an LM is all that an audit needs.
