@@ -330,8 +330,8 @@ class LinearProbe(FrozenLMModule):
 
     def _each_source(self, doing: str) -> Any:
         sources = self.layout.sources
-        # None: silent where no terminal shows it
-        quiet = True if len(sources) < 8 or not self.trainer.is_global_zero else None
+        # None is silent where no terminal shows it.
+        quiet = len(sources) < 8 or not self.trainer.is_global_zero or None
         return tqdm(sources, desc=doing, unit="source", disable=quiet, leave=False)
 
     on_validation_epoch_start = _begin_scoring
@@ -344,9 +344,7 @@ class LinearProbe(FrozenLMModule):
         """Add held-out X's to the scores."""
         self._score_batch(batch)
 
-    def test_step(self, batch: InputBatch, batch_idx: int) -> None:
-        """Add held-out X's to the scores."""
-        self._score_batch(batch)
+    test_step = validation_step
 
     def predict_step(self, batch: InputBatch, batch_idx: int) -> dict[str, Any]:
         """Predicted target logits.
@@ -385,9 +383,7 @@ class LinearProbe(FrozenLMModule):
         if self.trainer.state.fn != "fit":
             self._write()
 
-    def on_test_end(self) -> None:
-        """Write the scores."""
-        self._write()
+    on_test_end = on_fit_end
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the maps were fitted on, beside them."""
