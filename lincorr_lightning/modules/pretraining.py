@@ -16,7 +16,13 @@ from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.reporting import atomic_folder, check_writable, run_folder, write_json
+from lincorr_lightning.reporting import (
+    atomic_folder,
+    check_writable,
+    is_dry_run,
+    run_folder,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -258,7 +264,7 @@ class Pretraining(L.LightningModule):
         """Write the LM and the numbers."""
         seconds = monotonic() - self._started
         loss = float(self._loss.compute())
-        if not self.trainer.is_global_zero or getattr(self.trainer, "fast_dev_run", False):
+        if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return
         folder = run_folder(self.trainer)
         self.save_model(folder / MODEL_FOLDER)

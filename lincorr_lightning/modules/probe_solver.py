@@ -53,18 +53,15 @@ class SourceSolver:
             ridge: Strength per target column, ``(n_target,)``.
         """
         halves = 2 if permuted is not None else 1
-        weight = self._weight(ridge.repeat(halves) if halves == 2 else ridge)
+        weight = self._squares.weight(ridge.repeat(halves))
         if real is not None:
             real.assign(weight[: self._n_target], self._mean_x, self._mean_y)
         if permuted is not None:
             permuted.assign(weight[self._n_target :], self._mean_x, self._mean_y)
 
-    def _weight(self, ridge: Tensor | float) -> Tensor:
-        return self._squares.weight(ridge)
-
     def real_weight(self, ridge: float) -> Tensor:
         """W from the source to all its targets, ``(n_target, n_source)``."""
-        return self._weight(ridge)[: self._n_target]
+        return self._squares.weight(ridge)[: self._n_target]
 
 
 def fit_control(
