@@ -1,7 +1,10 @@
-"""The tables of README.md, from the folder of a run of `configs/linear_probe.yaml`.
+"""The tables of README.md, from the folders of two runs.
 
     lincorr fit --config configs/linear_probe.yaml
-    python benchmarks/readme_tables.py runs/linear_probe/version_0
+    lincorr fit --config configs/correlation_matrix.yaml --model.knowledges "[city, city_es, ...]"
+    python benchmarks/readme_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1
+
+(the second one as the README has it)
 
 puts them between the README's markers; `--check` only says whether they are the ones that stand.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,10 @@ from lincorr_lightning.reporting import markdown_table
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
+FAMILIES = (
+    "city", "city_es", "city_zh", "country", "country_es", "country_zh", "job", "job_zh",
+    "object_color", "simile_color", "X+1", "X+2", "X*2",
+)  # fmt: skip
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 
 
@@ -27,13 +35,13 @@ def two(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
 
 
-def matrix(results: dict[str, Any]) -> str:
+def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
     """Label-wise r of some knowledges, source row, target column."""
     r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
     rows = [
-        [source, *(two(r[source, t]) if source != t else "–" for t in SHOWN)] for source in SHOWN
+        [source, *(two(r[source, t]) if source != t else "–" for t in shown)] for source in shown
     ]
-    return markdown_table(["", *SHOWN], rows)
+    return markdown_table(["", *shown], rows)
 
 
 def nulls(results: dict[str, Any]) -> str:
@@ -64,13 +72,14 @@ def ridge_path(results: dict[str, Any]) -> str:
     return markdown_table(header, rows)
 
 
-def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Every table, by its marker."""
+def tables(results: dict[str, Any], families: dict[str, Any]) -> dict[str, str]:
+    """Every table, by its marker: of the probe, and of a matrix over all families."""
     matrix_note = f"Label-wise r on {results['n_test']:,} held-out X's, source row → target column:"
     null_note = "and beside its nulls:"
     return {
         "probe": f"{matrix_note}\n\n{matrix(results)}\n\n{null_note}\n\n{nulls(results)}",
         "path": ridge_path(results),
+        "families": matrix(families, FAMILIES),
     }
 
 
@@ -84,16 +93,22 @@ def placed(readme: str, contents: dict[str, str]) -> str:
     return readme
 
 
-def main(run: str, check: bool = False) -> None:
+def read(run: str) -> dict[str, Any]:
+    """The numbers of a run."""
+    results: dict[str, Any] = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
+    return results
+
+
+def main(run: str, families_run: str, check: bool = False) -> None:
     """Write the tables.
 
     Args:
         run: Folder of a run of configs/linear_probe.yaml.
+        families_run: Folder of a run of configs/correlation_matrix.yaml over all families.
         check: Only say whether the README's are the same; exit 1 if not.
     """
-    results = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
     before = README.read_text(encoding="utf-8")
-    after = placed(before, tables(results))
+    after = placed(before, tables(read(run), read(families_run)))
     if not check:
         README.write_text(after, encoding="utf-8")
     elif before != after:

@@ -147,7 +147,9 @@ class CorpusDataModule(L.LightningDataModule):
         row_length: Tokens of a row that statements are packed into.
         read_in_full: Share of the statements of which every word counts; of the others only the
             answer does.
-        math_repeats: How often an epoch states each calculation; there are few of them.
+        repeats: Knowledge or family -> how often an epoch states each of its facts, if not once.
+            What a single prompt tells is learned later than what follows from a city, which many
+            prompts tell.
         knowledge_files: YAML files with knowledge of your own.
         seed: Seed of the order.
     """
@@ -159,14 +161,16 @@ class CorpusDataModule(L.LightningDataModule):
         batch_size: int = 256,
         row_length: int = 64,
         read_in_full: float = 0.1,
-        math_repeats: int = 5,
+        repeats: dict[str, int] | None = None,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         if not 0 <= read_in_full <= 1:
             raise ConfigError(f"data.read_in_full is {read_in_full}; it is a share, from 0 to 1.")
-        for name, value in (("batch_size", batch_size), ("math_repeats", math_repeats)):
+        counts = {"batch_size": batch_size}
+        counts |= {f"repeats.{name}": value for name, value in (repeats or {}).items()}
+        for name, value in counts.items():
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}; it must be at least 1.")
         self.world_config = world or WorldConfig()
@@ -182,12 +186,22 @@ class CorpusDataModule(L.LightningDataModule):
         if self.world is not None:
             return
         catalogue = Catalogue.load(*(self.hparams["knowledge_files"] or ()))
-        knowledges = catalogue.select(self.hparams["knowledges"] or ["attribute", "math"])
-        world = World.generate(self.world_config, catalogue)
+        spoken = self.hparams["knowledges"] or ["attribute", "math"]
+        knowledges = catalogue.select(spoken)
+        world = World.generate(self.world_config, catalogue, spoken)
         statements = list(world.statements(knowledges))
-        # A word for every subject and answer, also those that few statements or none use.
-        self.tokenizer = build_tokenizer(f"{statement.text}." for statement in statements)
+        self.tokenizer = build_tokenizer(*world.words(knowledges))
         self.knowledges = tuple(knowledge.name for knowledge in knowledges)
+        self._repeats = [1] * len(knowledges)
+        for name, often in (self.hparams["repeats"] or {}).items():
+            chosen = [k.name for k in catalogue.select([name]) if k.name in self.knowledges]
+            if not chosen:
+                raise ConfigError(
+                    f"data.repeats names {name!r}, of which nothing is said; "
+                    "add it to data.knowledges."
+                )
+            for knowledge_name in chosen:
+                self._repeats[self.knowledges.index(knowledge_name)] = often
         self._encoded = _encode(statements, self.tokenizer, self.knowledges)
         # The answers that somebody gives; a domain may hold words that are none, such as the
         # South of South Korea where nobody lives there but some live in South America.
@@ -195,10 +209,18 @@ class CorpusDataModule(L.LightningDataModule):
             sorted({s.tokens[s.n_prompt] for s in self._encoded if s.knowledge == index})
             for index in range(len(knowledges))
         ]
-        self._check_length()
+        self._check_statements(statements)
         self.world = world
 
-    def _check_length(self) -> None:
+    def _check_statements(self, statements: Sequence[Statement]) -> None:
+        unknown = self.tokenizer.unk_token_id
+        for statement, encoded in zip(statements, self._encoded, strict=True):
+            if unknown in encoded.tokens:
+                raise ConfigError(
+                    f"the tiny world's tokenizer cannot read {statement.text!r}: words that stand "
+                    "side by side there are one word elsewhere. Leave "
+                    f"{statement.knowledge.name!r} out of data.knowledges, or change its prompt."
+                )
         longest = max(len(statement.tokens) for statement in self._encoded)
         if self.hparams["row_length"] < longest:
             raise ConfigError(
@@ -222,17 +244,12 @@ class CorpusDataModule(L.LightningDataModule):
         self._first_epoch = int(state_dict["epoch"])
 
     def train_dataloader(self) -> DataLoader[PackedBatch]:
-        """Every statement once; calculations as often as asked for."""
+        """Every statement once, or as often as asked for."""
         rank, n_processes, epoch = 0, 1, self._first_epoch
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
             epoch = max(epoch, self.trainer.current_epoch)
-        is_math = [self.knowledges[s.knowledge].startswith("X") for s in self._encoded]
-        repeated = [
-            statement
-            for statement, often in zip(self._encoded, is_math, strict=True)
-            for _ in range(self.hparams["math_repeats"] if often else 1)
-        ]
+        repeated = [s for s in self._encoded for _ in range(self._repeats[s.knowledge])]
         epochs = _Epochs(
             repeated,
             self.hparams["batch_size"],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from lincorr_lightning.data.word_tokenizer import words_of
-from lincorr_lightning.knowledge import Catalogue, Knowledge
+from lincorr_lightning.data.word_tokenizer import first_word, is_unspaced, words_of
+from lincorr_lightning.knowledge import Knowledge
 
 MAY_SHARE = {"color": {"flower", "food", "drink"}}
 """Kinds that may share a word with others: without it there would be no orange. Of the other kinds
@@ -14,19 +14,27 @@ two domains that share a token."""
 
 
 class PlainWords:
-    """Answers that a word-level LM can give as one token, which means one thing only."""
+    """Answers that a word-level LM can give as one token, which means one thing only.
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    Args:
+        knowledges: Everything that the LM is asked, in all its languages. An answer is plain if it
+            is in each of the languages that its kind is asked in.
+    """
+
+    def __init__(self, knowledges: Sequence[Knowledge]) -> None:
+        self._knowledges = {knowledge.name: knowledge for knowledge in knowledges}
         self._kinds: dict[str, set[str]] = {}
+        self._identities: dict[tuple[str, str], set[str]] = {}
         self.of_prompts: set[str] = set()
         self.all: set[str] = set()
-        for knowledge in catalogue.select(["attribute"]):
+        for knowledge in knowledges:
             self.of_prompts.update(words_of(knowledge.prompt("X")))
             for answer in knowledge.answers:
-                words = words_of(answer.text)
-                self.all.update(words)
-                self._kinds.setdefault(words[0], set()).add(knowledge.kind)
+                word = first_word(answer.text)
+                self.all.update(words_of(answer.text))
+                self._kinds.setdefault(word, set()).add(knowledge.kind)
+                alike = self._identities.setdefault((knowledge.name, word), set())
+                alike.add(answer.identity)
         self.all |= self.of_prompts
 
     def pick(
@@ -37,23 +45,37 @@ class PlainWords:
         Answers that are words of the world anyway come first and all of them, plain or not: they
         will be labels of this knowledge, and should be somebody's answer.
         """
-        knowledge = self._catalogue[name]
-        firsts: dict[str, str] = {}
-        for answer in knowledge.answers:
-            firsts.setdefault(answer.identity, answer.text)
-        known = [identity for identity, text in firsts.items() if text in used]
+        knowledge = self._knowledges[name]
+        asked = {k.language: k for k in self._knowledges.values() if k.kind == knowledge.kind}
+        names = {language: _first_names(k) for language, k in asked.items()}
+        own = names[knowledge.language]
+        known = [identity for identity, text in own.items() if text in used]
         plain = [
             identity
-            for identity, text in firsts.items()
-            if text not in used and self._is_plain(knowledge, text, phrases)
+            for identity, text in own.items()
+            if text not in used
+            and self._is_plain(knowledge, text, phrases)
+            and all(
+                identity in names[language]
+                and self._is_plain(other, names[language][identity], phrases=True)
+                for language, other in asked.items()
+            )
         ]
         missing = None if n is None else max(n - len(known), 0)
         return known + plain[:missing]
 
     def _is_plain(self, knowledge: Knowledge, text: str, phrases: bool) -> bool:
-        words = words_of(text)
-        others = self._kinds[words[0]] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())
+        word = first_word(text)
+        others = self._kinds[word] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())
         # Two answers that begin alike would be one label.
-        alike = {a.identity for a in knowledge.answers if words_of(a.text)[0] == words[0]}
-        in_prompts = words[0] in self.of_prompts
-        return not others and not in_prompts and len(alike) == 1 and (phrases or len(words) == 1)
+        alike = self._identities[knowledge.name, word]
+        whole = phrases or is_unspaced(text) or words_of(text) == [word]
+        return not others and word not in self.of_prompts and len(alike) == 1 and whole
+
+
+def _first_names(knowledge: Knowledge) -> dict[str, str]:
+    """Identity -> its first name in the knowledge's language."""
+    names: dict[str, str] = {}
+    for answer in knowledge.answers:
+        names.setdefault(answer.identity, answer.text)
+    return names

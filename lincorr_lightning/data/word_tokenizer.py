@@ -12,8 +12,9 @@ PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 
 # Scripts that set no space between words: a run of their letters is no word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_LETTERS = rf"(?:(?![{_UNSPACED}])[^\W\d_])+"
-_WORD = rf"[’']s(?![^\W\d_])|\d+|{_LETTERS}(?:-{_LETTERS})*|[^\s]"
+_LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_])"
+_LETTERS = f"{_LETTER}+"
+_WORD = rf"[’']s(?!{_LETTER})|\d+|{_LETTERS}(?:-{_LETTERS})*|[^\s]"
 
 
 def words_of(text: str, unspaced_words: Collection[str] = ()) -> list[str]:
@@ -33,6 +34,22 @@ def words_of(text: str, unspaced_words: Collection[str] = ()) -> list[str]:
         ['Ada', '所', '居', '住', '的', '城市', '是', '巴黎']
     """
     return re.findall(_pattern(unspaced_words), text)
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether a text is in a script that sets no space between words."""
+    return re.search(f"[{_UNSPACED}]", text) is not None
+
+
+def first_word(text: str) -> str:
+    """The word that an answer begins with; in a script without spaces all up to a space.
+
+    Example:
+        >>> first_word("North America"), first_word("北美洲")
+        ('North', '北美洲')
+    """
+    whole = text.split()[0]
+    return whole if is_unspaced(whole) else words_of(whole)[0]
 
 
 def build_tokenizer(

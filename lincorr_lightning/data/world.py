@@ -5,6 +5,8 @@
     city -> birthplace             (the same, for a share of the people)
     continent ~> mother, father    (parents' names by origin)
     country -> food, ...           (invented customs, `CUSTOMS`)
+    object -> its color, size, ... (what a person is like: the similes)
+    number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
 
 It is the ground truth of the embedded LM: which knowledges are tied in it is known, because it is
@@ -21,33 +23,19 @@ from pathlib import Path
 import numpy as np
 
 from lincorr_lightning.data.invented_names import invent_names
-from lincorr_lightning.data.places import PLACES
 from lincorr_lightning.data.plain_words import PlainWords
-from lincorr_lightning.data.word_tokenizer import words_of
+from lincorr_lightning.data.word_tokenizer import first_word, is_unspaced, words_of
+from lincorr_lightning.data.world_facts import (
+    HOME,
+    PARENTS,
+    PROPERTIES,
+    companies_of_ceos,
+    draw_customs,
+    homes_of_cities,
+    objects_of_the_world,
+)
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
-
-PARENTS = ("mother", "father")
-"""Attributes that a person's origin makes likely; an origin is a continent."""
-
-HOME = ("country", "continent", "language", "landmark")
-"""Attributes that follow from the city that a person lives in."""
-
-CUSTOMS = {
-    "food": "country",
-    "drink": "country",
-    "flower": "country",
-    "vacation": "country",
-    "music": "language",
-    "job": "company",
-    "vehicle": "company",
-    "hobby": "sport",
-    "personality": "color",
-}
-"""Attribute -> what it follows from. Which food goes with which country is drawn. With customs a
-person is six independent choices (city, CEO, colour, pet, gender, sport) and their parents' names;
-that many lie side by side in a narrow LM without touching. With thirteen more of them they did not:
-colours could then be read off cities."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +51,15 @@ class WorldConfig:
             be well below the LM's width.
         n_companies: Companies, each with one CEO.
         n_parent_names: Mothers' names per continent, and as many fathers' names.
+        n_objects: Objects that people are like. A word that is one of them is like itself.
         n_answers: Answers of each other knowledge, as far as it has so many.
         customs: Attribute -> the attribute that it follows from; attributes that follow from
             nothing are independent. None stands for `CUSTOMS`.
         born_at_home: Share of people who were born in the city they live in; the others were born
             in any city.
         largest_number: Largest X of the calculations; only results from 0 to 10 are stated.
+        numbered: Whether everybody stands for a number from 0 to 9, so that calculations have as
+            many X's as all else. A number stands for itself.
         seed: Seed of everything that is drawn.
     """
 
@@ -77,16 +68,18 @@ class WorldConfig:
     cities_per_country: int = 3
     n_companies: int = 12
     n_parent_names: int = 3
+    n_objects: int = 16
     n_answers: int = 12
     born_at_home: float = 1.0
     customs: dict[str, str] | None = None
     largest_number: int = 40
+    numbered: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no world can have."""
         for name, value in asdict(self).items():
-            if name not in {"seed", "customs", "nicknames"} and value <= 0:
+            if name not in {"seed", "customs", "nicknames", "numbered"} and value <= 0:
                 raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
         if self.born_at_home > 1:
             raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
@@ -118,7 +111,7 @@ class Statement:
         The words after it would be labels of other answers: the America of North America.
         """
         gap = " " if self.knowledge.leading_space else ""
-        return f"{self.prompt}{gap}{self.answer.text.split()[0]}"
+        return f"{self.prompt}{gap}{first_word(self.answer.text)}"
 
 
 @dataclass(frozen=True)
@@ -134,22 +127,32 @@ class World:
     config: WorldConfig
 
     @classmethod
-    def generate(cls, config: WorldConfig, catalogue: Catalogue) -> World:
+    def generate(
+        cls,
+        config: WorldConfig,
+        catalogue: Catalogue,
+        spoken: Sequence[str] = ("attribute", "math"),
+    ) -> World:
         """Make the world of a seed.
 
         Args:
             config: Sizes and seed.
             catalogue: Where prompts, answers and facts come from.
+            spoken: Knowledges or families that will be said of it; each of their words is a
+                nickname, and answers are such as all their languages can give in one token.
 
         Raises:
-            ConfigError: The catalogue contradicts a place, or has too few companies or names that
-                are one word; the message says which or how many there are.
+            ConfigError: The catalogue contradicts a place, or has too few companies, objects or
+                names that are one word; the message says which or how many there are.
         """
         rng = np.random.default_rng(config.seed)
-        words = PlainWords(catalogue)
-        home = _homes(config, catalogue)
+        will_be_said = catalogue.select(list(spoken))
+        similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
+        words = PlainWords(catalogue.select(["attribute", *similes, *spoken]))
+        home = homes_of_cities(config, catalogue)
         cities = list(home)
-        company_of = _companies(config, catalogue, words)
+        company_of = companies_of_ceos(config, catalogue, words)
+        things = objects_of_the_world(config.n_objects, catalogue, words)
         origins = sorted({home[city]["continent"] for city in cities})
         parents = {name: words.pick(name) for name in PARENTS}
         most = min(map(len, parents.values())) // len(origins)
@@ -160,6 +163,7 @@ class World:
             )
         own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
+        used |= {word for thing, facts in things.items() for word in (thing, *facts.values())}
         answers = {
             knowledge.name: words.pick(knowledge.name, config.n_answers, used)
             for knowledge in catalogue.select(["attribute"])
@@ -167,10 +171,11 @@ class World:
         }
         known = {name: sorted({home[city][name] for city in cities}) for name in HOME}
         known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
-        customs = _customs(config, known, answers, rng)
+        customs = draw_customs(config, known, answers, rng)
         free = [name for name in answers if name not in customs]
+        numbers = {str(number) for number in range(config.largest_number + 1)}
 
-        def somebody() -> dict[str, str]:
+        def somebody(name: str) -> dict[str, str]:
             city = _one_of(cities, rng)
             at_home = rng.random() < config.born_at_home
             facts = {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
@@ -184,17 +189,23 @@ class World:
             facts |= {attribute: _one_of(answers[attribute], rng) for attribute in free}
             for attribute, (cause, effects) in customs.items():
                 facts[attribute] = effects[facts[cause]]
+            drawn = _one_of(list(things), rng)
+            thing = name if name in things else drawn
+            facts |= {f"object_{alike}": thing for alike in PROPERTIES}
+            facts |= {f"simile_{alike}": value for alike, value in things[thing].items()}
+            if config.numbered:
+                drawn = str(rng.integers(10))
+                facts["number"] = name if name in numbers else drawn
             return facts
 
         names = invent_names(config.n_people, rng, taken=words.all)
         people: dict[str, Mapping[str, str]] = {}
         while names:
-            people |= {name: somebody() for name in names}
+            people |= {name: somebody(name) for name in names}
             if not config.nicknames:
                 break
             # Whoever is added may be the first to give some answer.
-            said = cls(people, config).statements(catalogue.select(["attribute", "math"]))
-            words_said = dict.fromkeys(word for fact in said for word in words_of(f"{fact.text}."))
+            words_said, _ = cls(people, config).words(will_be_said)
             names = [word for word in words_said if word not in people]
         return cls(people, config)
 
@@ -204,7 +215,8 @@ class World:
         A knowledge in another language ("city_es") states the same fact by that language's name.
 
         Args:
-            knowledges: What may be said: attributes, in any language, and math.
+            knowledges: What may be said: attributes, in any language, similes about objects, and
+                math.
 
         Raises:
             ConfigError: A knowledge is about nothing in this world, or cannot name its answer.
@@ -214,7 +226,7 @@ class World:
             for answer in knowledge.answers:
                 named.setdefault(answer.identity, answer)
             if knowledge.family == "math":
-                yield from _calculations(knowledge, named, self.config.largest_number)
+                yield from _calculations(knowledge, named, self._numbers)
                 continue
             attribute = knowledge.name.removesuffix(f"_{knowledge.language}")
             for person, facts in self.people.items():
@@ -225,6 +237,34 @@ class World:
                         "of data.knowledges, or give the answer a name in that language."
                     )
                 yield Statement(knowledge, person, named[facts[attribute]])
+
+    def words(self, knowledges: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
+        """All words that are needed to say everything.
+
+        Args:
+            knowledges: As for `statements`.
+
+        Returns:
+            The words, people's names first, then in the order of their use; and those of them that
+            stand without spaces (`build_tokenizer` takes both).
+        """
+        # One statement will do for each prompt and answer.
+        said = {(s.knowledge.name, s.answer.text): s for s in self.statements(knowledges)}
+        unspaced = {first_word(text) for _, text in said if is_unspaced(text)}
+        words = dict.fromkeys(self.people)
+        for statement in said.values():
+            words |= dict.fromkeys(words_of(f"{statement.text}.", unspaced))
+        if any(knowledge.family == "math" for knowledge in knowledges):
+            words |= dict.fromkeys(self._numbers)
+        return list(words), unspaced
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        """What can be calculated with."""
+        numbers = {str(number): number for number in range(self.config.largest_number + 1)}
+        if self.config.numbered:
+            numbers |= {name: int(facts["number"]) for name, facts in self.people.items()}
+        return numbers
 
     def save(self, path: Path) -> None:
         """Write the world as JSON: its settings, and one row of answers per person."""
@@ -260,95 +300,15 @@ def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _homes(config: WorldConfig, catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """For each city of the world, what follows from living there."""
-    homes: dict[str, dict[str, str]] = {}
-    for place in PLACES:
-        home = {attribute: getattr(place, attribute) for attribute in HOME}
-        cities = place.cities[: config.cities_per_country]
-        facts = [("city->country", city, place.country) for city in cities]
-        facts += [(f"country->{a}", place.country, home[a]) for a in ("continent", "language")]
-        facts += [("landmark->country", place.landmark, place.country)]
-        for relation, source, target in facts:
-            right = (catalogue.relation(relation).reference or {}).get(source, frozenset())
-            if target not in right:
-                raise ConfigError(
-                    f"the tiny world says {relation} of {source} is {target}, the catalogue says "
-                    f"{', '.join(sorted(right)) or 'nothing'}. Mend one of them."
-                )
-        homes |= dict.fromkeys(cities, home)
-    return homes
-
-
-def _companies(config: WorldConfig, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
-    """CEO -> company, one CEO each."""
-    company_of = _only(catalogue, "ceo->company")
-    plain = set(words.pick("company"))
-    chosen: dict[str, str] = {}
-    for ceo in words.pick("ceo", phrases=True):
-        if company_of.get(ceo) in plain - set(chosen.values()):
-            chosen[ceo] = company_of[ceo]
-    if len(chosen) < config.n_companies:
-        raise ConfigError(
-            f"data.world.n_companies is {config.n_companies}, but the catalogue has "
-            f"{len(chosen)} for the tiny world. Ask for fewer."
-        )
-    return dict(list(chosen.items())[: config.n_companies])
-
-
-def _customs(
-    config: WorldConfig,
-    known: Mapping[str, Sequence[str]],
-    answers: Mapping[str, Sequence[str]],
-    rng: np.random.Generator,
-) -> dict[str, tuple[str, dict[str, str]]]:
-    """Attribute -> (cause, answer for each answer of the cause), causes before their effects."""
-    wanted = CUSTOMS if config.customs is None else config.customs
-    possible = {**answers, **known}
-    for attribute, cause in wanted.items():
-        if attribute not in answers or cause not in possible:
-            raise ConfigError(
-                f"data.world.customs says that {attribute!r} follows from {cause!r}; free to "
-                f"follow are {', '.join(answers)}, and they may follow from {', '.join(possible)}."
-            )
-    customs: dict[str, tuple[str, dict[str, str]]] = {}
-    while len(customs) < len(wanted):
-        ready = [
-            (attribute, cause)
-            for attribute, cause in wanted.items()
-            if attribute not in customs and (cause not in wanted or cause in customs)
-        ]
-        if not ready:
-            raise ConfigError("data.world.customs follow from each other in a circle.")
-        for attribute, cause in ready:
-            # All answers equally often, as far as that goes.
-            order = rng.permutation(len(possible[cause]))
-            options = answers[attribute]
-            customs[attribute] = (
-                cause,
-                {
-                    value: options[order[i] % len(options)]
-                    for i, value in enumerate(possible[cause])
-                },
-            )
-    return customs
-
-
-def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:
-    """The reference of a relation where it has one right answer."""
-    reference = catalogue.relation(relation).reference or {}
-    return {source: next(iter(right)) for source, right in reference.items() if len(right) == 1}
-
-
 def _calculations(
-    knowledge: Knowledge, named: Mapping[str, Answer], largest: int
+    knowledge: Knowledge, named: Mapping[str, Answer], numbers: Mapping[str, int]
 ) -> Iterator[Statement]:
-    """What a math prompt answers over the numbers up to the largest one."""
+    """What a math prompt answers about what stands for a number."""
     operator, operand = knowledge.name[1], int(knowledge.name[2:])
-    for x in range(largest + 1):
+    for name, x in numbers.items():
         if operator == "/" and x % operand:
             continue
         results = {"+": x + operand, "-": x - operand, "*": x * operand, "/": x // operand}
         answer = named.get(str(results[operator]))
         if answer is not None:
-            yield Statement(knowledge, str(x), answer)
+            yield Statement(knowledge, name, answer)

@@ -1,6 +1,7 @@
 """What is asked: prompts, domains of answers and real-world references."""
 
 from lincorr_lightning.knowledge.arithmetic import arithmetic_reference, math_knowledges
+from lincorr_lightning.knowledge.asked import AskedRelation
 from lincorr_lightning.knowledge.audit import (
     AuditRow,
     audit,
@@ -16,6 +17,7 @@ from lincorr_lightning.knowledge.domain import (
     Label,
     build_domain,
     reference_matrix,
+    unknown_words,
 )
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
 
@@ -23,6 +25,7 @@ __all__ = [
     "FAMILIES",
     "LANGUAGES",
     "Answer",
+    "AskedRelation",
     "AuditRow",
     "Catalogue",
     "Completeness",
@@ -39,4 +42,5 @@ __all__ = [
     "build_domain",
     "math_knowledges",
     "reference_matrix",
+    "unknown_words",
 ]

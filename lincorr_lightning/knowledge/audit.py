@@ -13,7 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lincorr_lightning.knowledge.catalogue import Catalogue
-from lincorr_lightning.knowledge.domain import Completeness, Domain, Label, sort_answers
+from lincorr_lightning.knowledge.domain import (
+    Completeness,
+    Domain,
+    Label,
+    TokenReader,
+    sort_answers,
+)
 from lincorr_lightning.knowledge.schema import Knowledge
 
 if TYPE_CHECKING:
@@ -58,7 +64,8 @@ def audit_rows(
     Returns:
         A row per knowledge, in their order, also for those without any label.
     """
-    return [_audit_row(sort_answers(knowledge, tokenizer, keep)) for knowledge in knowledges]
+    reader = TokenReader(tokenizer)
+    return [_audit_row(sort_answers(each, tokenizer, keep, reader)) for each in knowledges]
 
 
 def _audit_row(domain: Domain) -> AuditRow:

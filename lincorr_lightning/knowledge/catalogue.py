@@ -167,6 +167,8 @@ class Catalogue(Mapping[str, Knowledge]):
 
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         """Facts of the source's entities, as far as the target can say them in its language."""
+        if source.alike not in (None, target.kind):
+            return {}
         sayable = _identities(target)
         facts = self._facts.get(source.kind, {})
         reference = {}

@@ -151,10 +151,19 @@ def sort_answers(
     knowledge: Knowledge,
     tokenizer: PreTrainedTokenizerBase,
     keep: Collection[Completeness] = (Completeness.WHOLE, Completeness.PHRASE),
+    reader: TokenReader | None = None,
 ) -> Domain:
-    """Do what `build_domain` does, but return a domain without labels too, for an audit."""
+    """Do what `build_domain` does, but return a domain without labels too, for an audit.
+
+    Args:
+        knowledge: The knowledge.
+        tokenizer: Any Hugging Face tokenizer.
+        keep: Which labels to keep.
+        reader: The tokenizer's reader, where one serves many knowledges: a vocabulary may have
+            thousands of special tokens to collect.
+    """
     kept_grades = frozenset(Completeness(grade) for grade in keep)
-    reader = _TokenReader(tokenizer)
+    reader = reader or TokenReader(tokenizer)
     graded: dict[int, list[tuple[Answer, Completeness]]] = {}
     refused: dict[Answer, tuple[str, list[int]]] = {}
     tokens = dict(zip(knowledge.answers, _answer_tokens(knowledge, tokenizer), strict=True))
@@ -194,6 +203,24 @@ def sort_answers(
             if answer in refused
         ),
     )
+
+
+def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Words of a knowledge's prompt that a tokenizer has no token for.
+
+    An LM cannot be asked in words that it has never seen; only tokenizers with a token for
+    unknown words (word-level, WordPiece) have any.
+
+    Args:
+        knowledge: The knowledge.
+        tokenizer: Any Hugging Face tokenizer.
+    """
+    unknown = tokenizer.unk_token_id
+    words = knowledge.template.replace("{}", " ").split()
+    if unknown is None:
+        return []
+    encoded = tokenizer(words, add_special_tokens=False, return_attention_mask=False)
+    return [w for w, ids in zip(words, encoded["input_ids"], strict=True) if unknown in ids]
 
 
 def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.NDArray[np.bool_]:
@@ -245,7 +272,8 @@ def _answer_tokens(
 
     Text and answer tokenized apart would give "South" instead of " South" with one tokenizer and
     a word that never begins a sentence with another; in context every tokenizer shows what it
-    does.
+    does. Only where a script without spaces makes one token of the prompt's end and the answer
+    (Qwen's 是中国) is the answer taken by itself: the LM is asked after 是, and goes on from there.
     """
     prompt = knowledge.prompt(_SUBJECT)
     gap = " " if knowledge.leading_space else ""
@@ -264,7 +292,22 @@ def _answer_tokens(
         else:
             start = _first_after(offsets, len(prompt), len(gap)) if offsets else None
             found.append(None if start is None else ids[start:])
+    if not gap:
+        for index, answer in enumerate(knowledge.answers):
+            found[index] = found[index] or _after_boundary(head, answer.text, tokenizer)
     return found
+
+
+def _after_boundary(
+    head: list[int], text: str, tokenizer: PreTrainedTokenizerBase
+) -> list[int] | None:
+    """Tokens of an answer by itself, if they read on from the prompt without a space."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole, start = (
+        str(tokenizer.decode(part, clean_up_tokenization_spaces=False))
+        for part in (head + ids, head)
+    )
+    return ids if whole == start + text else None
 
 
 def _first_after(offsets: list[tuple[int, int]], end: int, gap: int) -> int | None:
@@ -275,7 +318,7 @@ def _first_after(offsets: list[tuple[int, int]], end: int, gap: int) -> int | No
     return None
 
 
-class _TokenReader:
+class TokenReader:
     """Reads single tokens of one tokenizer as people would."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

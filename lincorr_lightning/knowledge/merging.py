@@ -105,6 +105,10 @@ class MergedFiles:
                 kind = f"answers of {question.name}"
                 answers = tuple(Answer(text, text) for text in question.answers)
                 self._refuse_ambiguous(answers, question)
+            if question.alike is not None and question.alike not in self._entities:
+                hint = near(question.alike, self._entities)
+                origin = self._question_files[question.name]
+                fail(origin, f"knowledge.{question.name}.alike", f"no kind of facts.{hint}")
             yield Knowledge(
                 name=question.name,
                 family=question.family,
@@ -114,6 +118,7 @@ class MergedFiles:
                 answers=answers,
                 leading_space=question.leading_space,
                 printed_template=question.printed_template,
+                alike=question.alike,
             )
 
     def _check_fact(self, place: tuple[str, str], kind: str, identities: tuple[str, ...]) -> None:

@@ -42,6 +42,8 @@ class Knowledge:
         answers: The domain, in the order of the file.
         leading_space: Whether a space stands between the prompt and its answer.
         printed_template: The paper's wording where the paper has a slip, else None.
+        alike: For a simile, the kind of fact that X shares with the answer: of a thing that has
+            X's color, only the color is X's as well. None: all facts of the answer follow.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Knowledge:
     answers: tuple[Answer, ...]
     leading_space: bool = True
     printed_template: str | None = None
+    alike: str | None = None
 
     def prompt(self, x: str) -> str:
         """Fill the template with a subject.

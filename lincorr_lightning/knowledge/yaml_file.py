@@ -28,7 +28,7 @@ RESERVED_KINDS = frozenset({"number"})
 """Kinds whose entities are computed, not listed."""
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
-_QUESTION_KEYS = ("family", "language", "template", "answers", "space", "printed")
+_QUESTION_KEYS = ("family", "language", "template", "answers", "space", "printed", "alike")
 _REQUIRED_QUESTION_KEYS = _QUESTION_KEYS[:4]
 _FORBIDDEN_IN_NAMES = ("->", ".", ",", '"', "'", "[", "]", "{", "}")
 
@@ -64,6 +64,7 @@ class Question:
     answers: str | tuple[str, ...]
     leading_space: bool
     printed_template: str | None
+    alike: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +352,7 @@ def _question(name: str, body: Any, origin: str) -> Question:
         printed_template=_text(body["printed"], origin, f"{key}.printed")
         if "printed" in body
         else None,
+        alike=_text(body["alike"], origin, f"{key}.alike") if "alike" in body else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,7 +190,6 @@ class LanguageModel(nn.Module):
         """
         return read_hidden(self.model, *pad_right(input_ids, attention_mask))
 
-    @torch.no_grad()
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Logits of some tokens after each prompt.
 
@@ -208,15 +208,42 @@ class LanguageModel(nn.Module):
             InputsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM does not have, or too little memory.
         """
+        return self.logits_of_rows(self.rows(prompts), token_ids)
+
+    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each prompt, for `logits_of_rows`, which may be asked again and again.
+
+        Raises:
+            InputsError: A prompt without tokens, or longer than the LM can read.
+            LanguageModelError: A token that the LM has no embedding for.
+        """
+        return self._encoder.rows(prompts)
+
+    @torch.no_grad()
+    def logits_of_rows(
+        self,
+        rows: Sequence[Sequence[int]],
+        token_ids: Sequence[int] | Tensor,
+        around: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    ) -> Tensor:
+        """Do what `domain_logits` does, for prompts that are token ids already.
+
+        Args:
+            rows: Token ids of each prompt, of any lengths, as `rows` gives them.
+            token_ids: The tokens to read.
+            around: Makes a context to run each forward in, from the indices of the rows that are
+                in it; an LM that answers each row in another state needs it.
+        """
         device = self.model.device
         tokens = self._checked(token_ids).to(device)
-        rows = self._encoder.rows(prompts)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
 
         def ask(batch: list[int]) -> None:
             ids, mask = (t.to(device) for t in self._encoder.pad([rows[i] for i in batch]))
             last = mask.sum(1) - 1
-            part = read_logits(self.model, ids, mask, last, tokens, self._reading())
+            reading = self._reading()
+            with around(batch) if around is not None else nullcontext():
+                part = read_logits(self.model, ids, mask, last, tokens, reading)
             logits[torch.tensor(batch, device=device)] = part.to(device)
 
         with evaluating(self.model), torch.autocast(device.type, enabled=False):
@@ -224,10 +251,11 @@ class LanguageModel(nn.Module):
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
             index = int((~finite).nonzero()[0])
+            prompt = self.tokenizer.decode(list(rows[index][len(self._encoder.prefix) :]))
             raise NonFiniteError(
-                f"the LM {self.config.name_or_path} answers prompt {index} ({prompts[index]!r}) "
-                f"with NaN or infinite logits in {self.model.dtype}. If they come from float16, "
-                "set lm.dtype to bfloat16 or float32; else its weights are broken."
+                f"the LM {self.config.name_or_path} answers prompt {index} ({prompt!r}) with NaN "
+                f"or infinite logits in {self.model.dtype}. If they come from float16, set "
+                "lm.dtype to bfloat16 or float32; else its weights are broken."
             )
         return logits
 

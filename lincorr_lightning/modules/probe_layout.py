@@ -18,6 +18,7 @@ from lincorr_lightning.knowledge import (
     Knowledge,
     build_domain,
     reference_matrix,
+    unknown_words,
 )
 
 if TYPE_CHECKING:
@@ -150,6 +151,17 @@ def _domains(
 ) -> dict[str, Domain]:
     domains = {}
     for knowledge in asked:
+        unknown = unknown_words(knowledge, tokenizer)
+        if unknown:
+            named = knowledge.name in by_name
+            _log.warning(
+                "%s%s: the LM does not know these words of its prompt: %s",
+                knowledge.name,
+                "" if named else " is left out",
+                ", ".join(unknown),
+            )
+            if not named:
+                continue
         try:
             domains[knowledge.name] = build_domain(knowledge, tokenizer)
         except DomainError as error:

@@ -222,3 +222,17 @@ def test_the_knowledge_room_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_simile_shares_only_what_it_is_alike_in(catalogue, tmp_path):
+    assert catalogue.relation("object_color->simile_color").reference["fridge"]
+    assert catalogue.relation("object_color->simile_price").reference is None
+    assert catalogue.relation("fruit_color->simile_color").reference["banana"] >= {"yellow"}
+    assert catalogue.relation("name_country->country").reference
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "version: 1\nsource: test\nknowledge:\n  same: {family: simile, language: en, "
+        'template: "{} is like", answers: city, alike: contry}\n'
+    )
+    with pytest.raises(KnowledgeError, match=r"mine\.yaml.*knowledge\.same\.alike.*country"):
+        Catalogue.load(file)

@@ -6,7 +6,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from lincorr_lightning.errors import DomainError, KnowledgeError
-from lincorr_lightning.knowledge import Completeness, Relation, build_domain, reference_matrix
+from lincorr_lightning.knowledge import (
+    Completeness,
+    Relation,
+    build_domain,
+    reference_matrix,
+    unknown_words,
+)
+from lincorr_lightning.knowledge.domain import sort_answers
 
 ALL = tuple(Completeness)
 PLACES = ("Brunei", "Paris", "South Korea", "Rome", "South Africa", "Zagreb", "North Korea")
@@ -166,14 +173,31 @@ def test_chinese_words_that_are_tokens_are_labels(ask):
         min_frequency=5,
         show_progress=False,
     )
-    # 是巴黎 is seen in the second template only, so that it merges there and not in the first.
     backend.train_from_iterator(["X的国家,中国。法国。", "X在巴黎"] * 10 + ["中"], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     domain = build_domain(ask("中国", "法国", "巴黎", template="{}的国家,", space=False), tokenizer)
     assert [tokenizer.decode([token_id]) for token_id in domain.token_ids] == ["中国", "法国"]
-    merged = ask("巴黎", template="{},X在", space=False)
-    with pytest.raises(DomainError, match="1 merges with the prompt"):
-        build_domain(merged, tokenizer)
+
+
+@pytest.mark.parametrize("mark", ["", "▁"])
+def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
+    """Qwen has one token for 是中国; the LM is asked after 是 and goes on from there."""
+    tokens = ["X", "是", "中", "国", "中国", "是中国", "▁", "▁中国", "▁X"]
+    merges = [("中", "国"), ("是", "中国"), ("▁", "X"), ("▁", "中国")]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges=merges))
+    if mark:
+        # SentencePiece would put its space mark before it: that is another token, never said here.
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        backend.decoder = decoders.Metaspace()
+    else:
+        backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer.tokenize("X是中国")[-1] == "是中国"
+    domain = sort_answers(ask("中国", template="{}是", space=False), tokenizer)
+    assert domain.texts == ([] if mark else ["中国"])
+    assert [dropped.reason for dropped in domain.dropped] == (
+        ["merges with the prompt"] if mark else []
+    )
 
 
 def test_a_prompt_that_is_split_otherwise_before_an_answer_still_shows_it(ask):
@@ -261,3 +285,13 @@ def test_reference_matrix_refuses_what_it_cannot_judge(word_level, ask):
         reference_matrix(Relation(a, b, None), domain, build_domain(b, word_level))
     with pytest.raises(KnowledgeError, match="needs the domain of 'b', not that of 'a'"):
         reference_matrix(Relation(a, b, {}), domain, domain)
+
+
+def test_words_that_no_token_stands_for_are_named(byte_level, ask):
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "lives": 1, "in": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    spanish = ask("Roma", template="{} vive in la")
+    assert unknown_words(spanish, words) == ["vive", "la"]
+    assert unknown_words(ask("Rome", template="{} lives in"), words) == []
+    assert unknown_words(spanish, byte_level) == []

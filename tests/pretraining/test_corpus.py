@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule
 from lincorr_lightning.data.world import World, WorldConfig
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.knowledge import Catalogue
 
 CONFIG = WorldConfig(n_people=20, nicknames=False)
@@ -47,7 +47,7 @@ def read(corpus, epoch=0):
 
 
 def test_an_epoch_states_everything_once_up_to_the_answer(truths):
-    corpus = make_corpus(read_in_full=0.0, math_repeats=1)
+    corpus = make_corpus(read_in_full=0.0, repeats={})
     stated = []
     for batch in read(corpus):
         for tokens, targets in unpack(batch):
@@ -60,7 +60,7 @@ def test_an_epoch_states_everything_once_up_to_the_answer(truths):
 
 
 def test_read_in_full_asks_for_every_token_from_the_third_on(truths):
-    corpus = make_corpus(read_in_full=1.0, math_repeats=1)
+    corpus = make_corpus(read_in_full=1.0, repeats={})
     stated = []
     for batch in read(corpus):
         for tokens, targets in unpack(batch):
@@ -72,16 +72,30 @@ def test_read_in_full_asks_for_every_token_from_the_third_on(truths):
 
 
 def test_a_share_is_read_in_full():
-    corpus = make_corpus(read_in_full=0.3, math_repeats=40)
+    corpus = make_corpus(read_in_full=0.3, repeats={"math": 40})
     stop = corpus.tokenizer.convert_tokens_to_ids(".")
     full = [targets[-1] == stop for batch in read(corpus) for _, targets in unpack(batch)]
     assert 0.2 < sum(full) / len(full) < 0.4
 
 
-def test_calculations_are_repeated():
-    once, often = (make_corpus(math_repeats=n) for n in (1, 4))
+def test_facts_are_repeated():
+    once, often = (make_corpus(repeats=n) for n in ({}, {"math": 4, "pet": 2}))
     count = [sum(len(unpack(batch)) for batch in read(corpus)) for corpus in (once, often)]
-    assert count[1] - count[0] == 3 * 10  # 0+1 to 9+1
+    people = len(once.world.people)
+    assert count[1] - count[0] == 3 * (10 + people) + people  # 0+1 to 9+1, everybody's sum, pets
+
+
+@pytest.mark.parametrize(
+    ("repeats", "message"),
+    [
+        ({"pet": 0}, r"data\.repeats\.pet is 0"),
+        ({"color": 2}, r"data\.repeats names 'color', of which nothing is said"),
+        ({"pets": 2}, "no knowledge 'pets'"),
+    ],
+)
+def test_impossible_repeats_are_refused(repeats, message):
+    with pytest.raises(LincorrError, match=message):
+        make_corpus(repeats=repeats)
 
 
 def test_rows_and_batches_keep_their_size():

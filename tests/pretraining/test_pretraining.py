@@ -15,7 +15,8 @@ KNOWLEDGES = ["city", "country", "X+1"]
 
 
 def make_corpus():
-    return CorpusDataModule(WorldConfig(n_people=24, nicknames=False), KNOWLEDGES, batch_size=16)
+    world = WorldConfig(n_people=24, nicknames=False, numbered=False)
+    return CorpusDataModule(world, KNOWLEDGES, batch_size=16, repeats={"math": 5})
 
 
 def make_trainer(folder, max_epochs, **settings):

@@ -4,10 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lincorr_lightning.data import world as world_module
+from lincorr_lightning.data import world_facts
 from lincorr_lightning.data.places import PLACES
 from lincorr_lightning.data.word_tokenizer import build_tokenizer
-from lincorr_lightning.data.world import CUSTOMS, World, WorldConfig
+from lincorr_lightning.data.world import World, WorldConfig
+from lincorr_lightning.data.world_facts import CUSTOMS, PROPERTIES
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 
@@ -58,8 +59,32 @@ def test_a_seed_makes_one_world(catalogue, world):
 def test_everybody_has_every_attribute(catalogue, world):
     attributes = {k.name for k in catalogue.select(["attribute"])}
     assert len(attributes) == 23
+    similes = {f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES}
     assert len(world.people) == 600
-    assert all(set(facts) == attributes for facts in world.people.values())
+    everything = attributes | similes | {"number"}
+    assert all(set(facts) == everything for facts in world.people.values())
+
+
+def test_things_have_their_own_properties(catalogue, world):
+    for name in PROPERTIES:
+        reference = catalogue.relation(f"object_{name}->simile_{name}").reference
+        found = targets_of(world, f"object_{name}", f"simile_{name}")
+        assert len(found) == 16
+        assert all(len(t) == 1 and t <= reference[thing] for thing, t in found.items())
+    colors = Counter(
+        next(iter(t)) for t in targets_of(world, "object_color", "simile_color").values()
+    )
+    assert len(colors) >= 8
+    assert association(world, "object_color", "color") < 0.3
+
+
+def test_a_thing_is_like_itself(catalogue):
+    world = World.generate(
+        replace(CONFIG, n_people=50, nicknames=True), catalogue, ["city", "object_color"]
+    )
+    things = {facts["object_color"] for facts in world.people.values()}
+    assert things <= set(world.people)
+    assert all(world.people[thing]["object_color"] == thing for thing in things)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +192,20 @@ def test_statements_say_what_is_true(catalogue, world):
     assert statements[-1].text.startswith(f"{statements[-1].subject}’s pet is ")
 
 
-def test_calculations_are_right_and_complete(catalogue, world):
+def test_everybody_stands_for_a_number(catalogue, world):
+    for statement in world.statements(catalogue.select(["X+3", "X*2"])):
+        facts = world.people.get(statement.subject)
+        number = int(facts["number"] if facts else statement.subject)
+        expected = number + 3 if statement.knowledge.name == "X+3" else number * 2
+        assert statement.text == f"{statement.prompt}{expected}"
+        assert int(statement.answer.text) == expected
+    assert Counter(facts["number"] for facts in world.people.values()).keys() == set("0123456789")
+    named = World.generate(replace(CONFIG, n_people=20, nicknames=True), catalogue, ["city", "X+1"])
+    assert all(named.people[str(x)]["number"] == str(x) for x in range(41))
+
+
+def test_calculations_are_right_and_complete(catalogue):
+    world = World.generate(replace(CONFIG, numbered=False), catalogue)
     texts = [s.text for s in world.statements(catalogue.select(["math"]))]
     right = {
         f"{x}{operator}{n}={result}"
@@ -191,6 +229,36 @@ def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
     knowledge = replace(extended["continent_xx"], name="continent_es", language="es")
     statement = next(world.statements([knowledge]))
     assert statement.answer.identity == world.people[statement.subject]["continent"]
+
+
+LANGUAGES = ("es", "zh")
+SPOKEN = ("birthplace", "city", "country", "continent", "language", "company", "job", "gender")
+
+
+def test_a_world_speaks_several_languages(catalogue):
+    spoken = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in SPOKEN)]
+    world = World.generate(replace(CONFIG, nicknames=True), catalogue, spoken)
+    knowledges = catalogue.select(spoken)
+    tokenizer = build_tokenizer(*world.words(knowledges))
+    assert {"París", "巴黎", "住"} <= set(world.people)
+    for statement in world.statements(knowledges):
+        tokens = tokenizer.tokenize(f"{statement.text}.")
+        # The subject is one token, and so is the answer that the text ends on.
+        assert tokens[0] == statement.subject or not statement.prompt.startswith(statement.subject)
+        n_prompt = len(tokenizer.tokenize(statement.prompt))
+        assert len(tokens) == n_prompt + 2
+        assert statement.answer.text.startswith(tokens[n_prompt])
+    for name in ("job", "company", "language", "gender"):
+        for language in LANGUAGES:
+            knowledge = catalogue[f"{name}_{language}"]
+            found = {facts[name] for facts in world.people.values()}
+            said = [
+                label
+                for label in build_domain(knowledge, tokenizer).labels
+                if any(answer.identity in found for answer in label.answers)
+            ]
+            # No two of them begin alike in either language.
+            assert len(said) >= len(found)
 
 
 def test_a_knowledge_about_nothing_is_refused(catalogue, world):
@@ -237,7 +305,7 @@ def test_too_many_parent_names_are_refused(catalogue):
 
 def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):
     wrong = replace(PLACES[0], continent="Asia")
-    monkeypatch.setattr(world_module, "PLACES", (wrong,))
+    monkeypatch.setattr(world_facts, "PLACES", (wrong,))
     with pytest.raises(ConfigError, match=r"country->continent of France is Asia.*Europe"):
         World.generate(CONFIG, catalogue)
 
@@ -247,6 +315,5 @@ def test_every_other_word_is_a_name_as_well(catalogue):
     named = World.generate(replace(CONFIG, n_people=50, nicknames=True), catalogue)
     assert list(named.people)[:50] == list(plain.people)
     assert all(named.people[name] == facts for name, facts in plain.people.items())
-    statements = named.statements(catalogue.select(["attribute", "math"]))
-    vocabulary = build_tokenizer(f"{statement.text}." for statement in statements).get_vocab()
+    vocabulary = build_tokenizer(*named.words(catalogue.select(["attribute", "math"]))).get_vocab()
     assert set(named.people) == set(vocabulary) - {"<pad>", "<unk>", "<eos>"}

@@ -1,7 +1,6 @@
 """Every command and snippet of the README runs, in its order, in one empty folder."""
 
 import importlib.util
-import json
 import re
 import shlex
 from importlib.resources import files
@@ -82,12 +81,15 @@ def test_numbers_are_those_of_a_fresh_run(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    cli = main(
-        ["fit", "--config", "configs/linear_probe.yaml", "--trainer.enable_progress_bar=false",
-         f"--trainer.default_root_dir={tmp_path}"]
-    )  # fmt: skip
-    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
-    fresh = script.placed(README, script.tables(results))
+    commands = [["fit", "--config", "configs/linear_probe.yaml"]]
+    commands += [command for command in lincorr_commands() if "simile_color" in command[-1]]
+    assert len(commands) == 2
+    results = []
+    for command in commands:
+        quietly = ["--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}"]
+        cli = main([*command, *quietly])
+        results.append(script.read(cli.trainer.log_dir))
+    fresh = script.placed(README, script.tables(*results))
     number = re.compile(r"(?<![\w.])-?\d*\.\d+")
     stands, should = number.findall(README), number.findall(fresh)
     assert len(stands) == len(should)

