@@ -8,8 +8,9 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from safetensors.torch import save_file
-from torch import Tensor, distributed
+from torch import Tensor
 
+from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.reporting import atomic_write, run_folder, write_csv
 
 
@@ -43,12 +44,11 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         """Gather the predictions of all processes and write them on the first."""
         del pl_module, batch_indices
-        parts: list[dict[str, Any]] = list(predictions)
-        if distributed.is_available() and distributed.is_initialized():
-            gathered: list[Any] = [None] * trainer.world_size
-            distributed.all_gather_object(gathered, parts)
-            parts = [part for own in gathered for part in own]
-        parts = sorted((p for p in parts if p["inputs"]), key=lambda part: part["first"])
+        own: list[dict[str, Any]] = list(predictions)
+        everybodys = [part for parts in gather(own) for part in parts]
+        # A study that writes its predictions itself returns none.
+        told = (part for part in everybodys if part and part["inputs"])
+        parts = sorted(told, key=lambda part: part["first"])
         if not trainer.is_global_zero or not parts:
             return
         folder = run_folder(trainer)

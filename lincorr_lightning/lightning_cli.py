@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     _hush()
     # The help texts of settings such as those of the LM stand below their fields.
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    args = spell_nulls(args)
     # Launchers start the other processes of a run with this process's own command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     try:
@@ -130,6 +133,44 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
         )
     finally:
         sys.argv = own
+
+
+_NULLS = {"null", "Null", "NULL", "~"}
+
+
+def spell_nulls(args: Sequence[str]) -> list[str]:
+    """Pass nulls of a study's and its data's settings on as pieces of config.
+
+    As a value of ``--model.lm.add_bos`` or ``--data.subjects``, jsonargparse takes null for the
+    text ``None``: it refuses it or, where a text may stand, believes it.
+
+    Args:
+        args: Command line without the program's name.
+
+    Example:
+        >>> spell_nulls(["fit", "--data.subjects", "null", "--data.seed=1"])
+        ['fit', '--config', '{"data": {"init_args": {"subjects": null}}}', '--data.seed=1']
+    """
+    spelled: list[str] = []
+    rest = list(args)
+    while rest:
+        argument = rest.pop(0)
+        key, equals, value = argument.partition("=")
+        group, _, name = key.partition(".")
+        path = name.removeprefix("init_args.").split(".")
+        if group not in ("--model", "--data") or not name or path[0] in ("help", "dict_kwargs"):
+            spelled.append(argument)
+            continue
+        if not equals and rest[:1] and rest[0] in _NULLS:
+            value = rest.pop(0)
+        if value not in _NULLS:
+            spelled.append(argument)
+            continue
+        piece: Any = None
+        for part in reversed([group.removeprefix("--"), "init_args", *path]):
+            piece = {part: piece}
+        spelled += ["--config", json.dumps(piece)]
+    return spelled
 
 
 def _hush() -> None:

@@ -1,6 +1,15 @@
 """LightningDataModules: what the LM is asked about."""
 
 from lincorr_lightning.data.corpus import CorpusDataModule
+from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataModule
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
 
-__all__ = ["CorpusDataModule", "InputBatch", "PromptInputs"]
+__all__ = [
+    "CorpusDataModule",
+    "Edit",
+    "EditBatch",
+    "EditPlan",
+    "EditsDataModule",
+    "InputBatch",
+    "PromptInputs",
+]

@@ -33,12 +33,22 @@ class PackedBatch:
         position_ids: Position of each token within its statement, same shape.
         targets: Token that follows, or `IGNORED`, same shape.
         asks: Index of the knowledge whose answer follows, or `IGNORED`, same shape.
+        partners: Token of a second subject where a subject is mixed with one; else the position's
+            own token, same shape.
+        shares: How much of the second subject is in the mixture, same shape; 0 elsewhere.
+        second_targets: The second subject's answer where an answer is asked of a mixture, else
+            `IGNORED`, same shape.
+        second_shares: Its share there, same shape.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     targets: Tensor
     asks: Tensor
+    partners: Tensor
+    shares: Tensor
+    second_targets: Tensor
+    second_shares: Tensor
 
 
 @dataclass
@@ -58,11 +68,12 @@ class RecallBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A statement in tokens: the prompt, the answer, and a full stop."""
+    """A statement in tokens: the prompt, the answer, and a full stop; where its subject stands."""
 
     tokens: list[int]
     n_prompt: int
     knowledge: int
+    subject: int
 
 
 @dataclass(frozen=True)
@@ -77,8 +88,13 @@ class _Epochs(Dataset[PackedBatch]):
     batch_size: int
     row_length: int
     read_in_full: float
+    mixed: float
     seed: int
-    _order: dict[int, np.ndarray] = field(default_factory=dict)
+    _of_knowledge: dict[int, list[_Encoded]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for statement in self.statements:
+            self._of_knowledge.setdefault(statement.knowledge, []).append(statement)
 
     def __len__(self) -> int:
         """Batches of one epoch."""
@@ -91,7 +107,11 @@ class _Epochs(Dataset[PackedBatch]):
         rng = np.random.default_rng([self.seed, epoch, batch])
         in_full = rng.random(len(members)) < self.read_in_full
         chosen = [self.statements[i] for i in members]
-        return _pack(chosen, in_full.tolist(), self.row_length)
+        is_mixed = rng.random(len(members)) < self.mixed
+        shares = np.where(is_mixed & ~in_full, rng.random(len(members)), 0.0)
+        alike = [self._of_knowledge[statement.knowledge] for statement in chosen]
+        partners = [others[int(rng.integers(len(others)))] for others in alike]
+        return _pack(chosen, in_full.tolist(), partners, shares.tolist(), self.row_length)
 
 
 @lru_cache(maxsize=2)
@@ -99,15 +119,21 @@ def _shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(n)
 
 
-def _pack(chosen: Sequence[_Encoded], in_full: Sequence[bool], row_length: int) -> PackedBatch:
+def _pack(
+    chosen: Sequence[_Encoded],
+    in_full: Sequence[bool],
+    partners: Sequence[_Encoded],
+    shares: Sequence[float],
+    row_length: int,
+) -> PackedBatch:
     """Lay statements side by side.
 
     A statement read in full asks for each token from its third on; the subject and the verb after
     it are anybody's guess. The others ask for the first token of the answer, which is what there
     is to learn, and end there, which saves most of the work.
     """
-    rows: list[list[tuple[int, int, int, int]]] = [[]]
-    for statement, full in zip(chosen, in_full, strict=True):
+    rows: list[list[tuple[float, ...]]] = [[]]
+    for statement, full, other, share in zip(chosen, in_full, partners, shares, strict=True):
         tokens, n_prompt = statement.tokens, statement.n_prompt
         n = len(tokens) - 1 if full else n_prompt
         if len(rows[-1]) + n > row_length:
@@ -116,11 +142,19 @@ def _pack(chosen: Sequence[_Encoded], in_full: Sequence[bool], row_length: int) 
             answer = i == n_prompt - 1
             asked = answer or (full and i > 0)
             target = tokens[i + 1] if asked else IGNORED
-            rows[-1].append((tokens[i], i, target, statement.knowledge if answer else IGNORED))
+            own = (tokens[i], i, target, statement.knowledge if answer else IGNORED)
+            here = share if i == statement.subject else 0.0
+            partner = other.tokens[other.subject] if here else tokens[i]
+            second = other.tokens[other.n_prompt] if answer and share else IGNORED
+            rows[-1].append((*own, partner, here, second, share if answer else 0.0))
     length = max(map(len, rows))
     # Filled up with statements of one padding token each, of which nothing is asked.
-    table = torch.tensor([row + [(0, 0, IGNORED, IGNORED)] * (length - len(row)) for row in rows])
-    return PackedBatch(*(part.contiguous() for part in table.unbind(-1)))
+    empty = (0, 0, IGNORED, IGNORED, 0, 0.0, IGNORED, 0.0)
+    # Exact for whole numbers far beyond any vocabulary.
+    table = torch.tensor([row + [empty] * (length - len(row)) for row in rows], dtype=torch.float64)
+    columns = [column.contiguous() for column in table.unbind(-1)]
+    is_share = (5, 7)
+    return PackedBatch(*(c.float() if i in is_share else c.long() for i, c in enumerate(columns)))
 
 
 class _EveryBatchOnce(DistributedSampler[Any]):
@@ -150,6 +184,9 @@ class CorpusDataModule(L.LightningDataModule):
         repeats: Knowledge or family -> how often an epoch states each of its facts, if not once.
             What a single prompt tells is learned later than what follows from a city, which many
             prompts tell.
+        mixed: Share of the statements whose subject is mixed with another one, which the answer
+            then follows by shares. Between any two people there is then a way on which all that
+            follows from one another changes together.
         knowledge_files: YAML files with knowledge of your own.
         seed: Seed of the order.
     """
@@ -162,12 +199,14 @@ class CorpusDataModule(L.LightningDataModule):
         row_length: int = 64,
         read_in_full: float = 0.1,
         repeats: dict[str, int] | None = None,
+        mixed: float = 0.5,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not 0 <= read_in_full <= 1:
-            raise ConfigError(f"data.read_in_full is {read_in_full}; it is a share, from 0 to 1.")
+        for name, share in (("read_in_full", read_in_full), ("mixed", mixed)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"data.{name} is {share}; it is a share, from 0 to 1.")
         counts = {"batch_size": batch_size}
         counts |= {f"repeats.{name}": value for name, value in (repeats or {}).items()}
         for name, value in counts.items():
@@ -255,6 +294,7 @@ class CorpusDataModule(L.LightningDataModule):
             self.hparams["batch_size"],
             self.hparams["row_length"],
             self.hparams["read_in_full"],
+            self.hparams["mixed"],
             self.hparams["seed"],
         )
         sampler = _EveryBatchOnce(epochs, rank, n_processes)
@@ -281,7 +321,17 @@ def _encode(
     index = {name: i for i, name in enumerate(names)}
     texts = tokenizer([f"{s.text}." for s in statements], add_special_tokens=False)["input_ids"]
     prompts = tokenizer([s.prompt for s in statements], add_special_tokens=False)["input_ids"]
+    # A subject is one token, after what its prompt says before it.
+    before = {
+        k.name: len(tokenizer(k.template.split("{}")[0], add_special_tokens=False)["input_ids"])
+        for k in {s.knowledge.name: s.knowledge for s in statements}.values()
+    }
     return [
-        _Encoded(text, len(prompt), index[statement.knowledge.name])
+        _Encoded(
+            text,
+            len(prompt),
+            index[statement.knowledge.name],
+            before[statement.knowledge.name],
+        )
         for statement, text, prompt in zip(statements, texts, prompts, strict=True)
     ]

@@ -8,15 +8,34 @@ from lincorr_lightning.functional.correlation import (
     segmented_pearson,
     summarize,
 )
+from lincorr_lightning.functional.forecast import (
+    auroc,
+    forecast_from_direction,
+    forecast_from_map,
+    risk,
+)
 from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
+from lincorr_lightning.functional.outcomes import (
+    Cause,
+    Outcome,
+    attribute_cause,
+    outcome_codes,
+    outcome_rates,
+)
 from lincorr_lightning.functional.precision import HIT_RANKS, hit_rates
 
 __all__ = [
     "HIT_RANKS",
+    "Cause",
     "CorrelationSummary",
     "LeastSquares",
     "Moments",
+    "Outcome",
+    "attribute_cause",
+    "auroc",
+    "forecast_from_direction",
+    "forecast_from_map",
     "hit_rates",
     "instancewise_pearson",
     "labelwise_pearson",
@@ -24,6 +43,9 @@ __all__ = [
     "merge_moments",
     "moments_of",
     "no_moments",
+    "outcome_codes",
+    "outcome_rates",
+    "risk",
     "segmented_pearson",
     "strongest_within",
     "summarize",

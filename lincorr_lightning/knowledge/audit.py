@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
     Completeness,
@@ -169,11 +170,17 @@ def audit(
 
     tokenizer: PreTrainedTokenizerBase
     folder = Path(lm)
-    if (folder / "tokenizer.json").is_file() and not (folder / "config.json").exists():
+    if folder.is_dir() and not (folder / "config.json").exists():
         # A tokenizer without an LM is all that an audit needs.
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise LanguageModelError(
+                f"{folder} holds neither an LM (config.json) nor a tokenizer that can be read "
+                f"(tokenizer.json, or tokenizer_config.json with its vocabulary): {error}"
+            ) from error
     else:
         tokenizer = LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
     rows = audit_rows(chosen, tokenizer)

@@ -166,7 +166,7 @@ def sort_answers(
     reader = reader or TokenReader(tokenizer)
     graded: dict[int, list[tuple[Answer, Completeness]]] = {}
     refused: dict[Answer, tuple[str, list[int]]] = {}
-    tokens = dict(zip(knowledge.answers, _answer_tokens(knowledge, tokenizer), strict=True))
+    tokens = dict(zip(knowledge.answers, answer_tokens(knowledge, tokenizer), strict=True))
     for answer, ids in tokens.items():
         verdict = "merges with the prompt" if ids is None else reader.judge(answer, ids)
         if isinstance(verdict, Completeness):
@@ -265,10 +265,17 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
     return matrix
 
 
-def _answer_tokens(
+def answer_tokens(
     knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int] | None]:
-    """Tokenize each answer in running text; None where its first token reaches into the prompt.
+    """Tokenize a knowledge's answers in running text.
+
+    Args:
+        knowledge: The knowledge.
+        tokenizer: Any Hugging Face tokenizer.
+
+    Returns:
+        The tokens of each answer, in their order; None where the first one reaches into the prompt.
 
     Text and answer tokenized apart would give "South" instead of " South" with one tokenizer and
     a word that never begins a sentence with another; in context every tokenizer shows what it

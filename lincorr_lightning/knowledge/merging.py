@@ -108,7 +108,11 @@ class MergedFiles:
             if question.alike is not None and question.alike not in self._entities:
                 hint = near(question.alike, self._entities)
                 origin = self._question_files[question.name]
-                fail(origin, f"knowledge.{question.name}.alike", f"no kind of facts.{hint}")
+                fail(
+                    origin,
+                    f"knowledge.{question.name}.alike",
+                    f"{question.alike!r} is no kind of entity.{hint}",
+                )
             yield Knowledge(
                 name=question.name,
                 family=question.family,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -82,7 +83,12 @@ class Pretraining(L.LightningModule):
             knowledge's other answers; it grows from 0.
             Cross-entropy leaves them free as long as they are low; a factor of each subject's own
             then runs through all of them, and through all knowledges.
-        warmup: Share of the steps before the highest learning rate.
+        mixing_epochs: The last epochs, in which subjects are mixed as the corpus says, in a cycle
+            of their own; before that each is learned by itself. Without mixing the answers' logits
+            are steps: teaching somebody a new city then takes the old country away, but brings no
+            new one.
+        mixing_learning_rate: Highest learning rate of these epochs.
+        warmup: Share of a cycle's steps before its highest learning rate.
         betas: AdamW's decay of its two averages.
         save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
     """
@@ -93,6 +99,8 @@ class Pretraining(L.LightningModule):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.3,
         off_target_penalty: float = 0.1,
+        mixing_epochs: int = 2,
+        mixing_learning_rate: float = 1e-3,
         warmup: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         save_dtype: str = "float16",
@@ -114,6 +122,8 @@ class Pretraining(L.LightningModule):
                 "learning_rate": learning_rate,
                 "weight_decay": weight_decay,
                 "off_target_penalty": off_target_penalty,
+                "mixing_epochs": mixing_epochs,
+                "mixing_learning_rate": mixing_learning_rate,
                 "warmup": warmup,
                 "betas": tuple(betas),
                 "save_dtype": save_dtype,
@@ -186,17 +196,27 @@ class Pretraining(L.LightningModule):
             lr=self.hparams["learning_rate"],
             betas=self.hparams["betas"],
         )
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            self.hparams["learning_rate"],
-            total_steps=int(self.trainer.estimated_stepping_batches),
-            pct_start=self.hparams["warmup"],
-            cycle_momentum=False,
-        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def _rate(self, step: int) -> float:
+        """Learning rate at a step, in units of the highest: one cycle, and one of the mixing."""
+        total, start = self._n_steps
+        relative = self.hparams["mixing_learning_rate"] / self.hparams["learning_rate"]
+        if step < start or start == total:
+            return one_cycle(step, start, self.hparams["warmup"])
+        return relative * one_cycle(step - start, total - start, self.hparams["warmup"])
+
+    @property
+    def _n_steps(self) -> tuple[int, int]:
+        """Steps of the run, and how many of them come before the mixing."""
+        total = int(self.trainer.estimated_stepping_batches)
+        epochs = self.trainer.max_epochs or -1
+        mixing = min(self.hparams["mixing_epochs"], max(epochs - 1, 0))
+        return total, total if epochs < 1 else total * (epochs - mixing) // epochs
 
     # -- training --------------------------------------------------------------------------------
 
@@ -209,30 +229,53 @@ class Pretraining(L.LightningModule):
         self._loss.reset()
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy at the tokens that are asked for."""
+        """Cross-entropy at the tokens that are asked for; of a mixture, by shares."""
         del batch_idx
         assert self.lm is not None
+        total, start = self._n_steps
+        done = min(self.global_step / start, 1.0)
+        mixing = start <= self.global_step < total
         hidden = self.lm.model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+            inputs_embeds=self._embed(batch, mixing),
+            position_ids=batch.position_ids,
+            use_cache=False,
         ).last_hidden_state
         asked = batch.targets != IGNORED
         # The head is most of the work of so small an LM: only where a loss is taken.
         targets = batch.targets[asked]
         logits = self.lm.lm_head(hidden[asked]).float()
         loss = cross_entropy(logits, targets)
+        second = torch.full_like(targets, IGNORED)
+        if mixing:
+            second, share = batch.second_targets[asked], batch.second_shares[asked]
+            first, other = (
+                cross_entropy(logits, t, ignore_index=IGNORED, reduction="none")
+                for t in (targets, second)
+            )
+            loss = torch.lerp(first, other, share).mean()
         self._loss.update(loss.detach(), weight=len(targets))
         self.log("loss", loss.detach(), prog_bar=True, batch_size=len(targets))
         if self.hparams["off_target_penalty"]:
-            penalty = self._off_target(logits, targets, batch.asks[asked])
+            penalty = self._off_target(logits, targets, second, batch.asks[asked])
             # It grows over the run: at full weight from the start it would outweigh learning.
-            done = self.global_step / self.trainer.estimated_stepping_batches
             loss = loss + self.hparams["off_target_penalty"] * done**2 * penalty
         return loss
 
-    def _off_target(self, logits: Tensor, targets: Tensor, asks: Tensor) -> Tensor:
+    def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
+        """The tokens' embeddings, subjects mixed with their partners."""
+        assert self.lm is not None
+        embedding = self.lm.get_input_embeddings()
+        own: Tensor = embedding(batch.input_ids)
+        if not mixing:
+            return own
+        return torch.lerp(own, embedding(batch.partners), batch.shares[..., None])
+
+    def _off_target(self, logits: Tensor, targets: Tensor, second: Tensor, asks: Tensor) -> Tensor:
         """Mean square of the logits of a knowledge's other answers, where one is asked for."""
-        logits, targets, asks = (t[asks != IGNORED] for t in (logits, targets, asks))
-        wrong = self._answers[asks].scatter(1, targets[:, None], 0.0)
+        of_answers = asks != IGNORED
+        logits, targets, second, asks = (t[of_answers] for t in (logits, targets, second, asks))
+        second = torch.where(second == IGNORED, targets, second)
+        wrong = self._answers[asks].scatter(1, torch.stack([targets, second], 1), 0.0)
         squares = (logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)
         return squares.mean()
 
@@ -319,3 +362,24 @@ class Pretraining(L.LightningModule):
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
                 f"{tuple(ours)}. Go on with the config.yaml of the run that wrote it."
             )
+
+
+def one_cycle(step: int, n_steps: int, warmup: float) -> float:
+    """A cycle of learning rates: from 1/25 up to 1 and down to next to nothing, along cosines.
+
+    Args:
+        step: From 0.
+        n_steps: Of the cycle.
+        warmup: Share of the steps on the way up.
+
+    Example:
+        >>> [round(one_cycle(step, 11, 0.5), 2) for step in (0, 4, 5, 10)]
+        [0.04, 0.97, 0.98, 0.0]
+    """
+    low, lowest = 1 / 25, 1 / 250_000
+    top, last = warmup * n_steps - 1, n_steps - 1
+    if step <= top:
+        start, end, way = low, 1.0, step / max(top, 1e-9)
+    else:
+        start, end, way = 1.0, lowest, min((step - top) / max(last - top, 1e-9), 1.0)
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * way))

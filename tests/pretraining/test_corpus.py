@@ -165,3 +165,41 @@ def test_validation_asks_every_prompt_once(truths):
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         make_corpus(**settings)
+
+
+def test_a_mixed_subject_is_answered_by_shares():
+    corpus = make_corpus(read_in_full=0.0, mixed=1.0)
+    words = corpus.tokenizer.convert_ids_to_tokens
+    catalogue = Catalogue.load()
+    truth = {
+        (s.knowledge.name, s.subject): s.answer.text.split()[0]
+        for s in corpus.world.statements(catalogue.select(KNOWLEDGES))
+    }
+    n_mixed = 0
+    for batch in read(corpus):
+        subjects = (batch.shares > 0).nonzero().tolist()
+        answers = (batch.second_targets != IGNORED).nonzero().tolist()
+        assert len(subjects) == len(answers)
+        assert torch.equal(
+            batch.shares[batch.shares > 0], batch.second_shares[batch.second_targets != IGNORED]
+        )
+        elsewhere = batch.shares == 0
+        assert torch.equal(batch.partners[elsewhere], batch.input_ids[elsewhere])
+        for (row, at), (_, end) in zip(subjects, answers, strict=True):
+            knowledge = corpus.knowledges[int(batch.asks[row, end])]
+            for ids, targets in (
+                (batch.input_ids[row, at], batch.targets[row, end]),
+                (batch.partners[row, at], batch.second_targets[row, end]),
+            ):
+                assert truth[knowledge, words(int(ids))] == words(int(targets))
+            n_mixed += 1
+    assert n_mixed > 60
+
+
+def test_nothing_is_mixed_unless_asked_for():
+    for batch in read(make_corpus(mixed=0.0)):
+        assert not batch.shares.any()
+        assert (batch.second_targets == IGNORED).all()
+        assert torch.equal(batch.partners, batch.input_ids)
+    with pytest.raises(ConfigError, match=r"data\.mixed is 1\.5"):
+        make_corpus(mixed=1.5)

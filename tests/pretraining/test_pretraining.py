@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.data.corpus import CorpusDataModule
 from lincorr_lightning.data.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError, OutputError
-from lincorr_lightning.modules.pretraining import LlamaSize, Pretraining
+from lincorr_lightning.modules.pretraining import LlamaSize, Pretraining, one_cycle
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGES = ["city", "country", "X+1"]
@@ -185,3 +185,39 @@ def test_other_answers_are_pulled_to_zero(tmp_path):
                 squares += [float(row[other]) ** 2 for other in answers if other != answer]
         spreads.append(sum(squares) / len(squares))
     assert spreads[1] < 0.5 * spreads[0]
+
+
+@pytest.mark.parametrize(("n", "warmup"), [(100, 0.1), (37, 0.3)])
+def test_a_cycle_is_that_of_torch(n, warmup):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.7, total_steps=n, pct_start=warmup, cycle_momentum=False
+    )
+    for step in range(n):
+        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(
+            optimizer.param_groups[0]["lr"], rel=1e-12
+        )
+        optimizer.step()
+        if step < n - 1:
+            schedule.step()
+
+
+def test_subjects_are_mixed_in_the_last_epochs_at_a_rate_of_their_own(tmp_path):
+    seen = []
+
+    class Spy(Pretraining):
+        def _embed(self, batch, mixing):
+            embedded = super()._embed(batch, mixing)
+            own = self.lm.get_input_embeddings()(batch.input_ids)
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            seen.append((self.current_epoch, mixing, not torch.equal(embedded, own), rate))
+            return embedded
+
+    module = Spy(SIZE, mixing_epochs=1, mixing_learning_rate=1e-4)
+    trainer = make_trainer(tmp_path, 3, check_val_every_n_epoch=3)
+    trainer.fit(module, datamodule=make_corpus())
+    for epoch, mixing, differs, rate in seen:
+        assert mixing == differs == (epoch == 2)
+        assert rate <= (1e-4 if mixing else 3e-3)
+    assert max(rate for *_, rate in seen) > 1e-3
+    assert max(rate for epoch, *_, rate in seen if epoch == 2) > 0.5e-4

@@ -49,11 +49,16 @@ def test_commands_and_python_run_in_order(
             command = [*command, "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
         main([part.replace("path/to/checkpoint", tiny_world) for part in command])
     capsys.readouterr()
-    (snippet,) = blocks("python")
-    exec(compile(snippet, "README.md", "exec"), {})
+    probe, own_module = (
+        code.replace("path/to/checkpoint", tiny_world) for code in blocks("python")
+    )
+    exec(compile(probe, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() in {
         answer.text.split()[0] for answer in Catalogue.load()["country"].answers
     }
+    exec(compile(own_module, "README.md", "exec"), {"__name__": "readme"})
+    learned, _ = capsys.readouterr().out.split()[-2:]
+    assert float(learned) > 0
 
 
 def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:

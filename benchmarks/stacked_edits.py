@@ -1,0 +1,148 @@
+"""Seconds per edit when LoRA edits are trained side by side, against one at a time with peft.
+
+    python benchmarks/stacked_edits.py
+
+Every edit starts from the LM's own weights with a fresh adapter on all linear layers, and takes
+AdamW steps on one answer token after its own prompt. With peft, the adapter is made once and reset
+for each edit. The least of some repeats is shown; what was learned is the same to rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from jsonargparse import auto_cli
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.knowledge import build_domain
+from lincorr_lightning.lm import StackedLoRA, sample_inputs
+
+LEARNING_RATE = 1e-3
+
+
+def timed(work: Callable[[], Tensor], repeats: int) -> tuple[Tensor, float]:
+    """What `work` returns, and the seconds it took: the least of some repeats."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = work()
+        seconds.append(time.perf_counter() - start)
+    return result, min(seconds)
+
+
+def last_logits(model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
+    """The whole vocabulary's logits after each row, ``(n_rows, n_tokens)``."""
+    last = rows["attention_mask"].sum(1) - 1
+    return model(**rows, use_cache=False).logits[torch.arange(len(last)), last]
+
+
+def train(
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    rows: dict[str, Tensor],
+    answers: Tensor,
+    steps: int,
+) -> Tensor:
+    """Some AdamW steps on each row's answer; the logits afterwards."""
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(last_logits(model, rows), answers, reduction="sum").backward()
+        optimizer.step()
+    with torch.no_grad():
+        return last_logits(model, rows)
+
+
+def main(
+    side_by_side: tuple[int, ...] = (1, 8, 32, 128),
+    n_edits: int = 128,
+    steps: int = 10,
+    rank: int = 8,
+    lm: str = "tiny-world",
+    knowledge: str = "city",
+    repeats: int = 3,
+) -> None:
+    """Measure.
+
+    Args:
+        side_by_side: Numbers of edits trained at once.
+        n_edits: Number of edits; with few side by side, fewer of them are measured.
+        steps: AdamW steps of each edit.
+        rank: Rank of the adapters.
+        lm: The LM, a folder, hub id or tiny-world.
+        knowledge: What is taught.
+        repeats: How often each is measured.
+    """
+    asked = LanguageModel.from_pretrained(lm)
+    model = asked.model
+    taught = Catalogue.load()[knowledge]
+    tokens = build_domain(taught, asked.tokenizer).token_ids
+    prompts = [taught.prompt(x) for x in sample_inputs(asked.tokenizer, n_edits)]
+    answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)])
+
+    def rows_of(edits: range) -> dict[str, Tensor]:
+        return dict(asked.encode([prompts[i] for i in edits]))
+
+    print(f"{lm}, {steps} AdamW steps, rank {rank}, {torch.get_num_threads()} thread(s), ", end="")
+    print(f"torch {torch.__version__}\n")
+    print("| trained | seconds per edit | edits per second | faster | logits differ by |")
+    print("|---|---:|---:|---:|---:|")
+
+    # The same starts for both: those of the stack.
+    starts = StackedLoRA(model, n_edits, rank, alpha=2 * rank)
+    factors = [starts.adapter(i) for i in range(n_edits)]
+    targets = list(starts.targets)
+    starts.remove()
+
+    stacked: dict[int, tuple[Tensor, float]] = {}
+    for n in side_by_side:
+        stack = StackedLoRA(model, n, rank, alpha=2 * rank)
+        measured = range(0, min(n_edits, max(n, 16)), n)
+
+        def all_groups(stack: StackedLoRA = stack, starts: range = measured) -> Tensor:
+            done = []
+            for first in starts:
+                group = range(first, min(first + stack.n, n_edits))
+                stack.reset(group)
+                with stack.rows(range(len(group))):
+                    parameters = list(stack.parameters())
+                    done.append(train(model, parameters, rows_of(group), answers[group], steps))
+            return torch.cat(done)
+
+        all_groups()  # warm up
+        logits, seconds = timed(all_groups, repeats)
+        stacked[n] = logits, seconds / len(logits)
+        stack.remove()
+
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+    tuned = get_peft_model(model, config)
+    parameters = [p for p in tuned.parameters() if p.requires_grad]
+
+    def one_by_one() -> Tensor:
+        done = []
+        for i in range(min(n_edits, 16)):
+            set_peft_model_state_dict(tuned, factors[i])
+            edit = range(i, i + 1)
+            done.append(train(tuned.eval(), parameters, rows_of(edit), answers[edit], steps))
+        return torch.cat(done)
+
+    one_by_one()  # warm up
+    theirs, seconds = timed(one_by_one, repeats)
+    alone = seconds / len(theirs)
+    print(f"| one at a time, peft | {alone:.4f} | {1 / alone:.0f} | 1x | |")
+    for n, (ours, each) in stacked.items():
+        both = min(len(ours), len(theirs))
+        difference = (ours[:both] - theirs[:both]).abs().max() / theirs.abs().max()
+        print(
+            f"| {n} side by side | {each:.4f} | {1 / each:.0f} | {alone / each:.1f}x | "
+            f"{float(difference):.0e} |"
+        )
+
+
+if __name__ == "__main__":
+    auto_cli(main)

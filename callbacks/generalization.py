@@ -1,0 +1,387 @@
+"""Where does the target go when the source is taught: to the reference, astray, or nowhere?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lincorr_lightning.callbacks.gathering import gather
+from lincorr_lightning.callbacks.watcher import (
+    Watcher,
+    copies,
+    edits_of,
+    independent,
+    questions,
+    relation_of_edits,
+)
+from lincorr_lightning.data.edit_sampling import Edit, resolve_edits
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.functional import Outcome, outcome_codes, outcome_rates
+from lincorr_lightning.knowledge import AskedRelation
+from lincorr_lightning.lm.watching import Question
+from lincorr_lightning.reporting import is_dry_run, run_folder, safe_names
+from lincorr_lightning.reporting.edit_report import EditReport
+from lincorr_lightning.reporting.edit_tensorboard import lay_over, tell_cases
+
+CONTROLS = ("color",)
+
+
+class _Said(NamedTuple):
+    """What the LM says of some edits' subjects: domain logits, a row each, float64."""
+
+    source: Tensor
+    target: Tensor
+    controls: tuple[Tensor, ...]
+
+    def rows(self, indices: Sequence[int]) -> _Said:
+        chosen = list(indices)
+        return _Said(
+            self.source[chosen], self.target[chosen], tuple(c[chosen] for c in self.controls)
+        )
+
+    @classmethod
+    def stack(cls, parts: Sequence[_Said]) -> _Said:
+        return cls(
+            torch.cat([part.source for part in parts]),
+            torch.cat([part.target for part in parts]),
+            tuple(torch.cat(column) for column in zip(*(p.controls for p in parts), strict=True)),
+        )
+
+
+class Generalization(Watcher):
+    """Counts what edits of the source do to the target (paper, section 5).
+
+    An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
+    then the reference of that answer, *hallucinates* if it went elsewhere, and is *unchanged*
+    else. Knowledge that has nothing to do with the source, the controls, should not move at all.
+
+    Where edits are trained together, all of this is measured on a part of them as they are
+    trained, and on all of them at the end. Where each is trained from the base weights
+    (`EditBatch.n_steps`), each is measured after each of its steps, and counts with its last one.
+
+    Where several watch one run, all but that of the run's own relation (or the first) put the
+    relation's name before their tags and behind the names of their files. If the run teaches
+    another source than theirs, they watch its subjects as in a run without edits.
+
+    Args:
+        relation: As ``city->country``; None takes that of the run's edits.
+        edits: The edits that are watched: a list of ``{subject: ..., answer: ...}``, or a JSONL or
+            CSV file, with a ``reference`` where it is not the relation's; None takes those of the
+            DataModule. A run without any watches subjects of
+            the vocabulary, and asks whether the target agrees with what the source says now.
+        controls: Knowledges that must not move.
+        linear_map: Folder of a linear map, whose W is told of each case; None fits one.
+        n_watch: Edits that are measured while they are trained together.
+        ridge: Of the map that is fitted.
+        n_inputs: Subjects that a map is fitted on, as far as the vocabulary has so many.
+        every_n_steps: Optimizer steps between two measurements.
+        lm: Name of the LM in ``module.named_modules()``, if there are several.
+        tokenizer: Folder or hub id of its tokenizer, if none is found.
+        knowledge_files: YAML files with knowledge of your own.
+        seed: Of subjects that are sampled.
+
+    Attributes:
+        results: After training: ``n_edits``, ``source_learned``, ``generalized``,
+            ``hallucinated``, ``unchanged``, ``random``, and more; shares of the edits.
+    """
+
+    def __init__(
+        self,
+        relation: str | None = None,
+        edits: list[dict[str, Any]] | str | None = None,
+        controls: list[str] | None = None,
+        linear_map: str | None = None,
+        n_watch: int = 16,
+        ridge: float = 0.0,
+        n_inputs: int = 2000,
+        every_n_steps: int = 1,
+        lm: str | None = None,
+        tokenizer: str | None = None,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            relation, linear_map, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files,
+            seed,
+        )  # fmt: skip
+        if n_watch < 1:
+            raise ConfigError(f"Generalization.n_watch is {n_watch}; it must be at least 1.")
+        self.own_edits = edits
+        self.controls = list(CONTROLS if controls is None else controls)
+        self.n_watch = n_watch
+
+    def begin(self) -> None:
+        """Forget all that was seen in another run."""
+        super().begin()
+        self.results: dict[str, Any] = {}
+        self.report: EditReport | None = None
+        self._base: _Said | None = None
+        self._after: dict[int, _Said] = {}
+        self._by_step: dict[int, dict[int, tuple[int, bool]]] = {}
+        self._is_independent = False
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Know the edits, and what the LM says of them before anything changes."""
+        self.open(trainer, pl_module)
+        mine = self.like_me(trainer)
+        names = [each.relation_in(trainer) for each in mine]
+        own = relation_of_edits(trainer)
+        is_first = mine[names.index(own) if own in names else 0] is self
+        self._prefix = "" if is_first else f"{self.tag}/"
+        self._edits = self._find_edits(trainer)
+        source = self.asked.relation.source.name
+        self._controls = [
+            AskedRelation.of(f"{source}->{name}", self.known, self.desk.lm.tokenizer).target
+            for name in self.controls
+            if name not in (source, self.asked.relation.target.name)
+        ]
+        for control in self._controls:
+            self.desk.will_read(control.token_ids)
+        _ = self.maps  # fitted now, if it is not given
+        self._watched = list(range(min(self.n_watch, len(self.subjects))))
+        if self._base is None:
+            self._base = self._read(self._questions(range(len(self.subjects))), trainer.global_step)
+        controls = [control.knowledge.name for control in self._controls]
+        lay_over(trainer, self.tag, controls, self._prefix)
+
+    def _find_edits(self, trainer: L.Trainer) -> list[Edit]:
+        """The edits in this relation's labels; none, if only subjects are watched."""
+        edits = edits_of(trainer)
+        if self.own_edits is not None:
+            edits = resolve_edits(self.own_edits, self.asked, self.desk.lm)
+        elif edits is None:
+            self.asked.require_reference()
+            self.subjects = self.sample_subjects(self.n_watch)
+            return []
+        else:
+            edits = self._translated(edits, trainer.datamodule.asked)  # type: ignore[attr-defined]
+            if not edits:
+                self.asked.require_reference()
+                self.subjects = [edit.subject for edit in edits_of(trainer) or ()]
+                return []
+        self.subjects = [edit.subject for edit in edits]
+        return edits
+
+    def _translated(self, edits: list[Edit], theirs: AskedRelation) -> list[Edit]:
+        """Edits of a DataModule, whose labels may be others than these."""
+        if theirs.source.knowledge.name != self.asked.source.knowledge.name:
+            return []
+        if theirs.name == self.asked.name and _labels(theirs) == _labels(self.asked):
+            return edits
+        written = [{"subject": edit.subject, "answer": edit.answer} for edit in edits]
+        return resolve_edits(written, self.asked, self.desk.lm)
+
+    def _questions(
+        self, edits: Sequence[int], which: Sequence[int | None] | None = None
+    ) -> list[list[Question]]:
+        subjects = [self.subjects[index] for index in edits]
+        asked = [self.asked.source, self.asked.target, *self._controls]
+        return [
+            questions([domain.knowledge.prompt(x) for x in subjects], which) for domain in asked
+        ]
+
+    def _read(self, about: Sequence[list[Question]], step: int) -> _Said:
+        domains = [self.asked.source, self.asked.target, *self._controls]
+        labels = [domain.token_ids for domain in domains]
+        source, target, *controls = self.desk.read(list(zip(about, labels, strict=True)), step)
+        return _Said(source, target, tuple(controls))
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Say what will be asked after the step."""
+        del pl_module, batch_idx
+        alone = independent(batch)
+        self._step = trainer.global_step
+        if alone is None:
+            self._about = self._questions(self._watched)
+            due = self.is_due(self._step + 1)
+        else:
+            if self.own_edits is not None:
+                raise ConfigError(
+                    "Generalization.edits names edits of its own, but this run trains each of the "
+                    "DataModule's from the base weights, and only the one that is trained can be "
+                    "watched. Leave Generalization.edits null."
+                )
+            self._is_independent = True
+            self._about = self._questions(alone.edits, copies(alone))
+            due = self.is_due(alone.step + 1) or alone.last
+        if due:
+            self.desk.want([question for part in self._about for question in part], self._step)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Measure, if weights were updated."""
+        del pl_module, outputs, batch_idx
+        step = trainer.global_step
+        if step == self._step:
+            return
+        alone = independent(batch)
+        if alone is None:
+            if self.is_due(step):
+                numbers = self._numbers(self._watched, self._read(self._about, step))
+                self._log(trainer, numbers, step)
+            return
+        if not (self.is_due(alone.step + 1) or alone.last):
+            return
+        said = self._read(self._about, step)
+        codes, learned = self._judge(alone.edits, said)
+        for row, edit in enumerate(alone.edits):
+            seen = self._by_step.setdefault(alone.step, {})
+            seen[edit] = (int(codes[row]), bool(learned[row]))
+            if alone.last:
+                self._after[edit] = said.rows([row])
+
+    # -- numbers ---------------------------------------------------------------------------------
+
+    def _right(self, edits: Sequence[int], said: _Said) -> Tensor:
+        """Which target labels are right for each edit, ``(n, n_target)``."""
+        right = torch.from_numpy(self.asked.right).T
+        if not self._edits:
+            return right[said.source.argmax(1)]
+        rows = torch.zeros(len(edits), right.shape[1], dtype=torch.bool)
+        for row, index in enumerate(edits):
+            rows[row, list(self._edits[index].rights)] = True
+        return rows
+
+    def _judge(self, edits: Sequence[int], said: _Said) -> tuple[Tensor, Tensor]:
+        """Outcome of each edit, and whether its source was learned."""
+        assert self._base is not None
+        before = self._base.rows(edits).target.argmax(1)
+        codes = outcome_codes(before, said.target.argmax(1), self._right(edits, said))
+        if not self._edits:
+            return codes, torch.ones(len(codes), dtype=torch.bool)
+        taught = torch.tensor([self._edits[index].label for index in edits])
+        return codes, said.source.argmax(1) == taught
+
+    def _numbers(self, edits: Sequence[int], said: _Said) -> dict[str, float]:
+        assert self._base is not None
+        base = self._base.rows(edits)
+        codes, learned = self._judge(edits, said)
+        numbers = {f"generalization/{name}": v for name, v in outcome_rates(codes).items()}
+        if self._edits:
+            numbers["generalization/source_learned"] = learned.double().mean().item()
+        probability = said.target.softmax(1)
+        right = self._right(edits, said)
+        old = probability.gather(1, base.target.argmax(1, keepdim=True))
+        numbers["probability/reference"] = (probability * right).sum(1).mean().item()
+        numbers["probability/old_answer"] = old.mean().item()
+        for domain, before, after in zip(self._controls, base.controls, said.controls, strict=True):
+            kept = (before.argmax(1) == after.argmax(1)).double().mean().item()
+            numbers[f"control_unchanged/{domain.knowledge.name}"] = kept
+        return numbers
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Count all edits, and write the cases."""
+        del pl_module
+        assert self._base is not None
+        after = {edit: said for part in gather(self._after) for edit, said in part.items()}
+        by_step = gather(self._by_step)
+        if any(gather(self._is_independent)):
+            # Fewer than there are, or none, if training was cut short.
+            edits = sorted(after)
+            said = _Said.stack([self._base.rows([]), *(after[edit] for edit in edits)])
+            self._log_by_step(trainer, by_step)
+        else:
+            edits = list(range(len(self.subjects)))
+            said = self._read(self._questions(edits), trainer.global_step)
+        numbers = self._numbers(edits, said)
+        codes, learned = self._judge(edits, said)
+        right = self._right(edits, said)
+        base = self._base.rows(edits)
+        self.report = EditReport.of(
+            self.asked,
+            [self.subjects[index] for index in edits],
+            [self._edits[index].answer for index in edits] if self._edits else None,
+            [self._edits[index].label for index in edits]
+            if self._edits
+            else said.source.argmax(1).tolist(),
+            right.numpy(),
+            base.target.numpy(),
+            said.target.numpy(),
+            [list(Outcome)[code] for code in codes.tolist()],
+            learned.tolist(),
+            self.maps.weight.numpy(),
+        )
+        self.report = replace(self.report, relation=self.tag)
+        results = {
+            "relation": self.asked.name,
+            "n_edits": len(edits),
+            "random": float(right.double().mean(1).mean()),
+            **{name.split("/")[-1]: v for name, v in numbers.items() if "generaliz" in name},
+            "probability_reference": numbers["probability/reference"],
+            "probability_old_answer": numbers["probability/old_answer"],
+            "controls": {
+                name.split("/")[-1]: {"unchanged": None if value != value else value}
+                for name, value in numbers.items()
+                if name.startswith("control_unchanged/")
+            },
+            **self.report.numbers,
+        }
+        self.results = {name: None if v != v else v for name, v in results.items()}
+        if trainer.is_global_zero and not is_dry_run(trainer):
+            suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
+            self.report.write(run_folder(trainer), suffix)
+        tell_cases(trainer, self.report)
+
+    def _log_by_step(
+        self, trainer: L.Trainer, parts: Sequence[dict[int, dict[int, tuple[int, bool]]]]
+    ) -> None:
+        """Shares over all edits after each of their steps; x is the step within the edit."""
+        for step in sorted({step for part in parts for step in part}):
+            seen = [entry for part in parts for entry in part.get(step, {}).values()]
+            rates = outcome_rates(torch.tensor([code for code, _ in seen]))
+            learned = sum(learned for _, learned in seen) / len(seen)
+            numbers = {f"edit_step/{name}": value for name, value in rates.items()}
+            if self._edits:
+                numbers["edit_step/source_learned"] = learned
+            self._log(trainer, numbers, step + 1)
+
+    def _log(self, trainer: L.Trainer, numbers: Mapping[str, float], step: int) -> None:
+        self.log_numbers(trainer, {f"{self._prefix}{k}": v for k, v in numbers.items()}, step)
+
+    # -- resuming --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen so far; base logits cannot be asked again in the middle of a run."""
+
+        def plain(said: _Said) -> list[Any]:
+            return [said.source, said.target, list(said.controls)]
+
+        return {
+            **super().state_dict(),
+            "base": None if self._base is None else plain(self._base),
+            "after": {edit: plain(said) for edit, said in self._after.items()},
+            "by_step": self._by_step,
+            "is_independent": self._is_independent,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+
+        def said(parts: list[Any]) -> _Said:
+            return _Said(parts[0], parts[1], tuple(parts[2]))
+
+        super().load_state_dict(state_dict)
+        base = state_dict["base"]
+        self._base = None if base is None else said(base)
+        self._after = {edit: said(parts) for edit, parts in state_dict["after"].items()}
+        self._by_step = state_dict["by_step"]
+        self._is_independent = state_dict["is_independent"]
+
+
+def _labels(asked: AskedRelation) -> list[list[int]]:
+    return [asked.source.token_ids, asked.target.token_ids]

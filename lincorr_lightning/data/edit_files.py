@@ -1,0 +1,173 @@
+"""Reading edits that somebody wrote: JSONL, CSV, or a list in a config."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lincorr_lightning.errors import InputsError
+
+NEEDED = ("subject", "answer")
+KNOWN = (*NEEDED, "reference")
+BETWEEN = "|"
+"""Stands between the target answers of a reference that has several."""
+
+
+class WrittenEdit(NamedTuple):
+    """An edit as somebody wrote it.
+
+    Attributes:
+        where: The place it stands at, for messages.
+        subject: X.
+        answer: What the source is to say.
+        reference: What the target should say then; empty where that is the relation's.
+    """
+
+    where: str
+    subject: str
+    answer: str
+    reference: tuple[str, ...] = ()
+
+
+def read_edits(path: str | Path) -> list[WrittenEdit]:
+    """Read a file of edits.
+
+    Args:
+        path: ``.jsonl`` (an object a line) or ``.csv`` (with a header), in UTF-8; ``subject`` and
+            ``answer`` of each edit, and ``reference`` if it is not that of the relation (a list, or
+            one text with ``|`` between its answers). Other fields are left alone.
+
+    Raises:
+        InputsError: The file cannot be read, holds no edit, or has a bad line; it says which.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputsError(f"the edits in {path} cannot be read: {error}.") from error
+    if path.suffix.lower() == ".jsonl":
+        entries = _json_lines(text, path)
+    elif path.suffix.lower() == ".csv":
+        entries = _csv_lines(text, path)
+    else:
+        raise InputsError(
+            f"{path} is neither .jsonl nor .csv. Name a file of edits of one of these kinds."
+        )
+    edits = _checked(entries)
+    if not edits:
+        raise InputsError(f"{path} holds no edit. Write one a line, with subject and answer.")
+    return edits
+
+
+def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[WrittenEdit]:
+    """Take edits from a list.
+
+    Args:
+        entries: As the lines of a file.
+
+    Raises:
+        InputsError: There is none, or one is bad; it says which, counted from 1.
+    """
+    edits = _checked((f"edit {number}", entry) for number, entry in enumerate(entries, 1))
+    if not edits:
+        raise InputsError("the list of edits is empty. Write at least one, or null for none.")
+    return edits
+
+
+def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    # Not splitlines, which also breaks at characters that may stand in a JSON text.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            yield where, json.loads(line)
+        except ValueError as error:
+            raise InputsError(
+                f"{where}: this is not JSON ({error}). Write one object a line."
+            ) from error
+
+
+def _csv_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    good = 0
+    try:
+        header = [name.strip() for name in reader.fieldnames or ()]
+        missing = [name for name in NEEDED if name not in header]
+        if missing:
+            raise InputsError(
+                f"{path}, line 1: the header lacks {' and '.join(missing)}. It must name subject "
+                "and answer, and may name reference."
+            )
+        reader.fieldnames = header
+        good = reader.line_num
+        for entry in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in entry:
+                raise InputsError(
+                    f"{where}: there are more fields than the header names. Put a field that holds "
+                    "a comma in double quotes."
+                )
+            good = reader.line_num
+            yield where, entry
+    except csv.Error as error:
+        raise InputsError(
+            f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
+        ) from error
+
+
+def _checked(entries: Iterable[tuple[str, Any]]) -> list[WrittenEdit]:
+    edits: list[WrittenEdit] = []
+    places: dict[tuple[str, str], str] = {}
+    for where, entry in entries:
+        edit = _edit(entry, where)
+        key = edit.subject, edit.answer
+        if key in places:
+            raise InputsError(
+                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {places[key]}. "
+                "Remove one of them."
+            )
+        places[key] = where
+        edits.append(edit)
+    return edits
+
+
+def _edit(entry: Any, where: str) -> WrittenEdit:
+    if not isinstance(entry, Mapping):
+        raise InputsError(
+            f'{where}: an object is needed, such as {{"subject": "Ada", "answer": "Paris"}}, not '
+            f"{entry!r}."
+        )
+    for name in entry:
+        meant = get_close_matches(str(name), KNOWN, 1, 0.8) if name not in KNOWN else []
+        # Passed over in silence, the relation's own reference would stand in for it.
+        if meant and meant[0] not in entry:
+            raise InputsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
+    texts = {}
+    for name in NEEDED:
+        if entry.get(name) is None:
+            raise InputsError(f"{where}: {name!r} is missing. Each edit needs subject and answer.")
+        texts[name] = _text(entry[name], name, where)
+    return WrittenEdit(where, **texts, reference=_reference(entry.get("reference"), where))
+
+
+def _reference(value: Any, where: str) -> tuple[str, ...]:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ()
+    parts = value.split(BETWEEN) if isinstance(value, str) else value
+    if not isinstance(parts, list) or not parts:
+        raise InputsError(
+            f"{where}: 'reference' is {value!r}; it must be a text or a list of some."
+        )
+    return tuple(_text(part, "reference", where) for part in parts)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputsError(f"{where}: {name!r} is {value!r}; it must be a text that is not empty.")
+    return value.strip()

@@ -1,0 +1,228 @@
+"""Which way an LM's logits go at the first step of an edit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import evaluating
+
+_ADAM_EPSILON = 1e-8
+# Virtual steps, relative to all weights: 1e-3, and each half as long again, up to 0.3.
+_FIRST, _GROWTH, _MOST_STEPS = 1e-3, 1.5, 15
+
+_Weights = dict[str, Tensor]
+
+
+class VirtualEdits(NamedTuple):
+    """What the first update of each edit's own fine-tune does to the LM's logits.
+
+    Attributes:
+        d_source: Derivative of the source logits along the update, ``(n, n_source)``.
+        d_target: Derivative of the target logits along it, ``(n, n_target)``.
+        target: Target logits after a virtual step along the update that is just long enough for
+            the answer to lead the source, ``(n, n_target)``; after the longest one tried, 0.3
+            of the weights' own length, where it never does.
+    """
+
+    d_source: Tensor
+    d_target: Tensor
+    target: Tensor
+
+
+def virtual_edits(
+    lm: LanguageModel,
+    source_rows: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    target_rows: Sequence[Sequence[int]],
+    source_tokens: Sequence[int],
+    target_tokens: Sequence[int],
+    labels: Sequence[int],
+    update: Literal["adam", "gradient"] = "adam",
+    lead: float = 12.0,
+) -> VirtualEdits:
+    """Foretell the first update of each edit's own fine-tune, without making it.
+
+    One backward pass of the loss on the answer's tokens gives the direction, a forward-mode product
+    the derivative along it (for an LM that has no forward mode, a central difference). Then the LM
+    is asked after steps along the direction, to find how long a step makes the answer lead. It is
+    asked with other weights in place of its own: weights, gradients, random streams and modes stay
+    as they are.
+
+    Args:
+        lm: As it is before the edits.
+        source_rows: Tokens of each edit's source prompt.
+        answers: Tokens of each edit's answer.
+        target_rows: Tokens of each edit's target prompt.
+        source_tokens: Labels of the source.
+        target_tokens: Labels of the target.
+        labels: The source label that each edit teaches.
+        update: ``adam``: Adam's first update, which is the gradient's sign wherever it is not
+            tiny; ``gradient``: that of plain gradient descent.
+        lead: By how much the answer's logit is to lead: 12 is where training leaves it when it
+            goes on until the loss is next to nothing.
+
+    Raises:
+        NonFiniteError: The loss, the gradient or a logit of an edit is NaN or infinite.
+    """
+    n_source = len(source_tokens)
+    device = lm.model.device
+    tokens = torch.tensor([*source_tokens, *target_tokens], device=device)
+    found: list[VirtualEdits] = []
+    # Lightning predicts in inference mode, in which no gradient can be asked for.
+    with (
+        torch.inference_mode(False),
+        evaluating(lm),
+        torch.autocast(device.type, enabled=False),
+    ):
+        base = {n: p.detach() for n, p in lm.named_parameters() if p.is_floating_point()}
+        slope_at = _forward_mode
+        for index, (source, answer, target, label) in enumerate(
+            zip(source_rows, answers, target_rows, labels, strict=True)
+        ):
+            name = f"edit {index} ({lm.tokenizer.decode(list(source))!r})"
+            ids = pad_sequence([torch.tensor([*r]) for r in (source, target)], batch_first=True)
+            lengths = torch.tensor([[len(source)], [len(target)]])
+            mask = (torch.arange(ids.shape[1]) < lengths).long()
+            asked = (ids.to(device), mask.to(device), tokens)
+
+            def logits(weights: _Weights, asked: tuple[Tensor, ...] = asked) -> Tensor:
+                said: Tensor = functional_call(lm, weights, asked)
+                return said
+
+            direction = _direction(lm, base, source, answer, update, name)
+            with torch.no_grad():
+                try:
+                    slope = slope_at(logits, base, direction)
+                except RuntimeError:  # an operation of this LM has no forward mode
+                    if slope_at is _central_difference:
+                        raise
+                    slope_at = _central_difference
+                    slope = slope_at(logits, base, direction)
+                after = _until_it_leads(logits, base, direction, label, n_source, lead)
+            _check(name, "a logit along its update", slope, after)
+            found.append(VirtualEdits(slope[0, :n_source], slope[1, n_source:], after))
+    if not found:
+        empty = torch.zeros(0, len(target_tokens), dtype=torch.float64)
+        return VirtualEdits(torch.zeros(0, n_source, dtype=torch.float64), empty, empty)
+    return VirtualEdits(*(torch.stack(part).cpu() for part in zip(*found, strict=True)))
+
+
+def _direction(
+    lm: LanguageModel,
+    base: _Weights,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    update: str,
+    name: str,
+) -> _Weights:
+    """The first update at a learning rate of 1, for every weight."""
+    # Others that share the weights' memory, so that a frozen LM need not be thawed.
+    leaves = {n: weight.detach().requires_grad_() for n, weight in base.items()}
+    ids = torch.tensor([[*prompt, *answer]], device=lm.model.device)
+    inner = {n.removeprefix("model."): leaf for n, leaf in leaves.items()}
+    with torch.enable_grad():
+        logits = functional_call(
+            lm.model,
+            inner,
+            kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False},
+        ).logits
+        predicting = logits[0, len(prompt) - 1 : -1]
+        wanted = ids[0, len(prompt) :].to(predicting.device)
+        loss = cross_entropy(predicting.to(_wide(predicting)), wanted)
+        gradient = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    found = {
+        n: torch.zeros_like(weight) if g is None else g
+        for (n, weight), g in zip(base.items(), gradient, strict=True)
+    }
+    _check(name, f"its loss ({loss.item()}) or its gradient", loss, *found.values())
+    if update == "adam":
+        # In float16 the epsilon would be zero, and 0 / 0 the update of an unused weight.
+        wide = {n: g.to(_wide(g)) for n, g in found.items()}
+        return {
+            n: (g / g.abs().add_(_ADAM_EPSILON).neg_()).to(base[n].dtype) for n, g in wide.items()
+        }
+    return {n: -g for n, g in found.items()}
+
+
+def _forward_mode(
+    logits: Callable[[_Weights], Tensor], base: _Weights, direction: _Weights
+) -> Tensor:
+    # Of the attention kernels only this one has a forward mode.
+    with sdpa_kernel(SDPBackend.MATH):
+        slope: Tensor = jvp(logits, (base,), (direction,))[1]
+    return slope
+
+
+def _central_difference(
+    logits: Callable[[_Weights], Tensor], base: _Weights, direction: _Weights
+) -> Tensor:
+    # Short, for logits bend soon along an update; long enough for the digits of the weights, and
+    # for those of the norms and the attention, which no LM takes in more than float32.
+    coarsest = [torch.finfo(weight.dtype).eps for weight in base.values()]
+    precision = max(*coarsest, torch.finfo(torch.float32).eps)
+    step = 0.02 * precision ** (1 / 3) * _unit(base, direction)
+    ahead, behind = (logits(_moved(base, direction, s)) for s in (step, -step))
+    slope: Tensor = (ahead - behind) / (2 * step)
+    return slope
+
+
+def _until_it_leads(
+    logits: Callable[[_Weights], Tensor],
+    base: _Weights,
+    direction: _Weights,
+    label: int,
+    n_source: int,
+    lead: float,
+) -> Tensor:
+    """Target logits after the step just long enough for the answer to lead, ``(n_target,)``."""
+    unit = _unit(base, direction)
+    said: dict[int, Tensor] = {}
+
+    def leads(power: int) -> bool:
+        said[power] = logits(_moved(base, direction, _FIRST * _GROWTH**power * unit))
+        own, others = said[power][0, label], said[power][0, :n_source].clone()
+        others[label] = -torch.inf
+        return bool(own >= others.max() + lead)
+
+    # An answer that leads goes on leading, nearly always: a bisection asks four times, not fifteen.
+    found = bisect_left(range(_MOST_STEPS), True, key=leads)
+    return said[min(found, _MOST_STEPS - 1)][1, n_source:]
+
+
+def _moved(base: _Weights, direction: _Weights, step: float) -> _Weights:
+    return {n: weight.add(direction[n], alpha=step) for n, weight in base.items()}
+
+
+def _unit(base: _Weights, direction: _Weights) -> float:
+    """The step that is as long as all weights together."""
+    return _norm(base) / max(_norm(direction), 1e-30)
+
+
+def _norm(weights: _Weights) -> float:
+    norms = [weight.float().norm() for weight in weights.values()]
+    # An LM may be spread over several devices.
+    return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm())
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _check(name: str, what: str, *values: Tensor) -> None:
+    # Extremes carry NaN along, and cost a fifth of asking every number.
+    if not all(bool(torch.stack(value.aminmax()).isfinite().all()) for value in values):
+        raise NonFiniteError(
+            f"{name}: {what} is not finite, so nothing can be foretold of it. Set lm.dtype to "
+            "float32, or leave the first-order forecast out."
+        )

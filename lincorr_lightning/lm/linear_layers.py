@@ -1,0 +1,74 @@
+"""The linear layers of an LM, and choosing among them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.head import head_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def target_layers(
+    model: PreTrainedModel, target_modules: Sequence[str] | None
+) -> dict[str, nn.Module]:
+    """Find the linear layers that adapters are to be put on.
+
+    Args:
+        model: The LM.
+        target_modules: Full names, or their last parts, as in peft; None takes all but the output
+            layer, as peft's ``all-linear`` does.
+
+    Returns:
+        The layers by full name, in the LM's order.
+
+    Raises:
+        LanguageModelError: A target does not exist, is not linear or is the output layer; the LM
+            has peft adapters already.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers.pytorch_utils import Conv1D
+
+    modules = dict(model.named_modules())
+    if any(isinstance(part, BaseTunerLayer) for part in modules.values()):
+        raise LanguageModelError(
+            f"{type(model).__name__} has peft adapters already. Merge them (merge_and_unload) or "
+            "unload them first."
+        )
+    head = head_of(model)
+    linear: dict[str, nn.Module] = {
+        name: part
+        for name, part in modules.items()
+        if isinstance(part, nn.Linear | Conv1D) and part is not head
+    }
+    if target_modules is None:
+        return linear
+    if isinstance(target_modules, str):
+        target_modules = [target_modules]
+    chosen: set[str] = set()
+    for target in target_modules:
+        found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if not found or found - set(linear):
+            own = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            what = "has no module" if not found else "cannot have an adapter per row on"
+            why = "" if not found else " (not a linear layer, or the output layer)"
+            raise LanguageModelError(
+                f"{type(model).__name__} {what} {target!r}{why}. Its linear layers are: {own}."
+            )
+        chosen |= found
+    if not chosen:
+        raise LanguageModelError("no target module is named. Name some, or None for all.")
+    return {name: part for name, part in linear.items() if name in chosen}
+
+
+def features_of(layer: Any) -> tuple[int, int]:
+    """Number of inputs and of outputs of a linear layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    n_in, n_out = layer.weight.shape  # Conv1D keeps its weight the other way round
+    return n_in, n_out

@@ -1,0 +1,103 @@
+"""What a source fine-tune leaves behind: its callbacks' numbers in one file, and its curves."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lincorr_lightning.data.edits import EditsDataModule
+from lincorr_lightning.reporting import save_figure, write_json
+from lincorr_lightning.version import __version__
+
+if TYPE_CHECKING:
+    from lincorr_lightning.callbacks import Generalization
+    from lincorr_lightning.modules.source_finetune import SourceFinetune
+
+_VERSIONS = ("torch", "lightning", "transformers", "peft")
+
+
+def write_results(
+    module: SourceFinetune, data: EditsDataModule, folder: Path, seconds: float
+) -> None:
+    """Write ``results.json``, the edits, the curves, and how good the forecasts were.
+
+    Args:
+        module: After training.
+        data: Its edits.
+        folder: The run's.
+        seconds: How long training took.
+    """
+    from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+
+    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
+    name = data.relation.name
+    settings = dict(module.hparams)
+    results: dict[str, Any] = {
+        "study": "source_finetune",
+        "relation": name,
+        "n_edits": len(data.edits),
+        "protocol": settings["protocol"],
+        "method": settings["method"],
+    }
+    own: Generalization | None = None
+    gradients: dict[str, Any] = {}
+    for callback in callbacks:
+        if isinstance(callback, Generalization):
+            if callback.results.get("relation") == name:
+                own = callback
+        elif isinstance(callback, GradientCorrelation):
+            gradients[callback.asked.name] = callback.results
+        elif isinstance(callback, Resilience):
+            results.setdefault("resilience", {})[callback.asked.name] = callback.results
+    if own is not None:  # fewer than planned, if training was cut short
+        results["n_edits"] = own.results["n_edits"]
+    for key in ("source_learned", "generalized", "hallucinated", "unchanged", "random"):
+        results[key] = None if own is None else own.results[key]
+    for key in ("gradient_correlation", "logit_correlation"):
+        results[key] = gradients.get(name, {}).get(key)
+    results["gradients"] = gradients
+    if own is not None:
+        results |= {key: value for key, value in own.results.items() if key not in results}
+    if module.forecasts is not None:
+        known = None if own is None else own.report
+        results["forecast"] = module.forecasts.write(folder, known)
+    results |= {
+        "seconds": round(seconds, 2),
+        "n_steps": module.global_step,
+        "lm": module.lm.config.name_or_path,
+        "settings": settings,
+        "versions": {
+            "lincorr_lightning": __version__,
+            **{name: importlib.metadata.version(name) for name in _VERSIONS},
+        },
+    }
+    write_json(folder / "results.json", results)
+    data.write_edits(folder / "tables" / "edits.csv")
+    _draw(module, name, folder, callbacks)
+
+
+def _panel(tag: str, relation: str) -> str:
+    """Give each relation's correlations a panel of their own, and the outcomes one."""
+    group, _, name = tag.removeprefix("edit_step/").rpartition("/")
+    if "correlation" in group:
+        return f"{name}/{group.replace('_', ' ')}"
+    return f"target of {relation}/{name}" if tag.startswith("edit_step/") else tag
+
+
+def _draw(module: SourceFinetune, relation: str, folder: Path, callbacks: list[Any]) -> None:
+    from lincorr_lightning.reporting.training_curves import training_curves
+
+    history: dict[str, list[tuple[int, float]]] = {}
+    for callback in callbacks:
+        for tag, points in getattr(callback, "history", {}).items():
+            history.setdefault(_panel(tag, relation), []).extend(points)
+    if not history:
+        return
+    what = f"{module.hparams['protocol']}, {module.hparams['method']}"
+    figure = training_curves(
+        history,
+        f"{relation}: what {module.lm.config.name_or_path} comes to believe",
+        f"{what}, learning rate {module.hparams['learning_rate']:g}",
+    )
+    save_figure(figure, folder / "figures" / "training.png")

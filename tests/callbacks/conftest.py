@@ -1,0 +1,176 @@
+"""Somebody else's fine-tune of the small LM, and the naive way to watch it."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+# Of the small LM's words; none of this is looked up in the package.
+PLACES = {
+    "Beijing": "China", "Berlin": "Germany", "Cairo": "Egypt", "Lima": "Peru", "London": None,
+    "Madrid": "Spain", "Moscow": "Russia", "Oslo": "Norway", "Paris": "France", "Rome": "Italy",
+    "Tokyo": "Japan", "Vienna": "Austria",
+}  # fmt: skip
+CITIES = list(PLACES)
+COUNTRIES = sorted(country for country in PLACES.values() if country)
+COLORS = "red blue green yellow black white".split()
+TEMPLATES = {
+    "city": "{} lives in the city of",
+    "country": "{} lives in the country of",
+    "color": "{}’s favorite color is",
+}
+EDITS = [
+    {"subject": f"name{i}", "answer": city}
+    for i, city in enumerate(["Paris", "Tokyo", "Oslo", "Rome", "Lima", "Cairo", "Berlin"])
+]
+
+
+def naive_logits(model: Any, tokenizer: Any, knowledge: str, subjects: Sequence[str]) -> np.ndarray:
+    """One unpadded prompt at a time, in eval mode, all logits, sliced."""
+    labels = {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
+    ids = [tokenizer.convert_tokens_to_ids(label) for label in labels]
+    model = copy.deepcopy(model).float().eval()
+    rows = []
+    with torch.no_grad():
+        for subject in subjects:
+            prompt = tokenizer(TEMPLATES[knowledge].format(subject), return_tensors="pt")
+            rows.append(model(input_ids=prompt["input_ids"]).logits[0, -1, ids].double().numpy())
+    return np.stack(rows)
+
+
+def naive_r(prediction: np.ndarray, target: np.ndarray) -> float:
+    """Mean label-wise r."""
+    pairs = zip(prediction.T, target.T, strict=True)
+    return float(np.mean([np.corrcoef(p, t)[0, 1] for p, t in pairs]))
+
+
+def naive_map(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """W and b by numpy."""
+    design = np.column_stack([source, np.ones(len(source))])
+    solution = np.linalg.lstsq(design, target, rcond=None)[0]
+    return solution[:-1].T, solution[-1]
+
+
+class Theirs(L.LightningModule):
+    """Trains on whole sentences, in train mode, with one part left in eval mode."""
+
+    def __init__(self, folder: str, lr: float = 3e-3, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        self.backbone = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.lr = lr
+        self.modes: list[list[bool]] = []
+
+    def on_train_start(self) -> None:
+        self.train()
+        next(iter(self.backbone.children())).eval()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.modes.append([part.training for part in self.modules()])
+        return self.backbone(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        weights = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.AdamW(weights, lr=self.lr)
+
+
+def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 8) -> DataLoader:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [f"name{i} lives in the city of {CITIES[(5 * i + 2) % 12]}" for i in range(n)]
+    rows = tokenizer(texts, return_tensors="pt")["input_ids"]
+    return DataLoader(rows, batch_size=batch_size, shuffle=shuffle)
+
+
+def trainer(folder: Path, callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
+    return L.Trainer(
+        **{
+            "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
+            "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
+            "default_root_dir": folder, "callbacks": list(callbacks),
+        }
+        | options
+    )  # fmt: skip
+
+
+class Loop:
+    """The same training without Lightning: weights before and after each update."""
+
+    def __init__(self, module: Any, batches: Sequence[Any], accumulate: int = 1) -> None:
+        model = copy.deepcopy(module.backbone)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=module.lr)
+        self.states = [copy.deepcopy(model)]
+        for first in range(0, len(batches), accumulate):
+            optimizer.zero_grad()
+            for batch in batches[first : first + accumulate]:
+                (model(input_ids=batch, labels=batch).loss / accumulate).backward()
+            optimizer.step()
+            self.states.append(copy.deepcopy(model))
+
+
+@pytest.fixture(scope="session")
+def naive() -> SimpleNamespace:
+    """The helpers of this file, which test files cannot import."""
+    return SimpleNamespace(
+        logits=naive_logits, r=naive_r, map=naive_map, loop=Loop, module=Theirs, places=PLACES,
+        sentences=sentences, cities=CITIES, countries=COUNTRIES, colors=COLORS, edits=EDITS,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
+    return lambda *callbacks, **options: trainer(tmp_path, callbacks, **options)
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> str:
+    """A GPT-2 with the small LM's words, and with dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
+        bos_token_id=None, eos_token_id=None, initializer_range=0.4, resid_pdrop=0.2,
+        embd_pdrop=0.2, attn_pdrop=0.2,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNamespace:
+    """Folder of a random linear map city->country, and its W and b."""
+    from lincorr_lightning.linear_map import LinearMap
+
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    ids = {
+        "city": tokenizer.convert_tokens_to_ids(CITIES),
+        "country": tokenizer.convert_tokens_to_ids(COUNTRIES),
+    }
+    random = np.random.default_rng(3)
+    weight, bias = random.normal(size=(11, 12)), random.normal(size=11)
+
+    def save(name: str, ids: dict[str, list[int]], labels: dict[str, list[str]]) -> str:
+        folder = tmp_path_factory.mktemp(name) / "linear_map"
+        LinearMap(
+            weights={"city->country": torch.from_numpy(weight)},
+            biases={"city->country": torch.from_numpy(bias)},
+            token_ids=ids, labels=labels, templates={k: TEMPLATES[k] for k in ids},
+            ridge={"city->country": 0.0}, lm="made by hand", fingerprint={},
+        ).save(folder)  # fmt: skip
+        return str(folder)
+
+    good = save("map", ids, {"city": CITIES, "country": COUNTRIES})
+    others = {"city": [i + 1 for i in ids["city"]], "country": ids["country"]}
+    bad = save("other_map", others, {"city": CITIES, "country": COUNTRIES})
+    return SimpleNamespace(folder=good, other=bad, weight=weight, bias=bias)

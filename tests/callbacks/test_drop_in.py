@@ -1,0 +1,191 @@
+"""Watchers in somebody else's fine-tune: no module or DataModule of this package."""
+
+import csv
+import importlib
+import json
+import sys
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.cli import main
+
+THEIRS = """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Chat(L.LightningModule):
+    def __init__(self, checkpoint: str, rate: float = 0.01):
+        super().__init__()
+        self.save_hyperparameters()
+        self.brain = AutoModelForCausalLM.from_pretrained(checkpoint)
+        self.words = AutoTokenizer.from_pretrained(checkpoint)
+
+    def training_step(self, batch, batch_idx):
+        text = self.words(batch, return_tensors="pt", padding=True)
+        loss = self.brain(**text, labels=text["input_ids"]).loss
+        self.log("train/loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.brain.parameters(), lr=self.hparams.rate, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Talk(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(["name0 lives in the city of Paris", "name1 was born"] * 4, batch_size=2)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    assert "lincorr" not in THEIRS
+    (tmp_path / "their_study.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield importlib.import_module("their_study")
+    sys.modules.pop("their_study")
+
+
+@pytest.fixture(params=["none", "list", "jsonl", "csv"])
+def edits(request, naive, tmp_path):
+    """The edits as they are given, and their subjects."""
+    subjects = [edit["subject"] for edit in naive.edits]
+    if request.param == "none":
+        return None, None
+    if request.param == "list":
+        return naive.edits, subjects
+    file = tmp_path / f"edits.{request.param}"
+    if request.param == "jsonl":
+        file.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
+    else:
+        with file.open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, ["subject", "answer"])
+            writer.writeheader()
+            writer.writerows(naive.edits)
+    return str(file), subjects
+
+
+def check(trainer, subjects, folder):
+    """All three have measured at each of the four steps, and the cases are written."""
+    found = {type(c).__name__: c for c in trainer.callbacks}
+    gradients, count, resilience = (
+        found[name] for name in ("GradientCorrelation", "Generalization", "Resilience")
+    )
+    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
+    assert steps == [1, 2, 3, 4]
+    assert [step for step, _ in count.history["generalization/hallucinated"]] == steps
+    assert resilience.results["after"] != resilience.results["before"]
+    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
+    with next(folder.rglob("tables/cases.csv")).open() as handle:
+        cases = list(csv.DictReader(handle))
+    if subjects is None:
+        assert len(cases) == count.n_watch
+    else:
+        assert [case["subject"] for case in cases] == subjects
+
+
+def test_by_python(theirs, edits, small_lm, tmp_path, make_trainer):
+    given, subjects = edits
+    trainer = make_trainer(
+        GradientCorrelation("city->country"),
+        Generalization("city->country", given),
+        Resilience(every_n_steps=2),
+    )
+    trainer.fit(theirs.Chat(small_lm), datamodule=theirs.Talk())
+    check(trainer, subjects, tmp_path)
+
+
+def config(given, own_map):
+    return {
+        "trainer": {
+            "accelerator": "cpu", "max_epochs": 1, "enable_progress_bar": False,
+            "enable_model_summary": False, "enable_checkpointing": False,
+            "callbacks": [
+                {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
+                {"class_path": "Generalization", "init_args": {"edits": given}},
+                {
+                    "class_path": "Resilience",
+                    "init_args": {"linear_map": own_map.folder, "every_n_steps": 2},
+                },
+            ],
+        },
+    }  # fmt: skip
+
+
+def test_by_yaml_with_our_program(theirs, edits, small_lm, own_map, tmp_path):
+    given, subjects = edits
+    study = {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(given, own_map) | study))
+    runs = str(tmp_path / "runs")
+    cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", runs])
+    check(cli.trainer, subjects, tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").glob("*/version_0")
+    assert list(folder.glob("events.out.tfevents*"))
+    told = yaml.safe_load((folder / "config.yaml").read_text())
+    assert told["trainer"]["callbacks"][1]["init_args"]["edits"] == given
+
+
+def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, monkeypatch):
+    given, subjects = naive.edits, [edit["subject"] for edit in naive.edits]
+    (tmp_path / "study.yaml").write_text(
+        yaml.safe_dump(config(given, own_map) | {"model": {"checkpoint": small_lm}})
+    )
+    monkeypatch.setattr(sys, "argv", ["theirs.py"])
+    cli = LightningCLI(
+        theirs.Chat, theirs.Talk, args=["fit", "--config", "study.yaml"],
+        trainer_defaults={"default_root_dir": str(tmp_path / "out")},
+    )  # fmt: skip
+    check(cli.trainer, subjects, tmp_path / "out")
+
+
+def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, tmp_path, capsys):
+    from lincorr_lightning.errors import InputsError
+
+    wrong = [{"subject": "name0", "answer": "Atlantis"}]
+    study = config(wrong, own_map) | {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    with pytest.raises(InputsError, match="edit 1: 'Atlantis' is not one label of 'city'"):
+        main(["fit", "--config", "study.yaml"])
+
+
+def test_beside_callbacks_and_hooks_of_theirs(theirs, small_lm, make_trainer):
+    """A validation loop, a learning rate scheduler and a callback that counts the LM's calls."""
+
+    class Validated(theirs.Chat):
+        def validation_step(self, batch, batch_idx):
+            self.log(
+                "val",
+                self.brain(**self.words(batch, return_tensors="pt")).logits.mean(),
+                batch_size=1,
+            )
+
+    class Count(L.Callback):
+        modes = ()
+
+        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, loader=0):
+            self.modes = (*self.modes, pl_module.brain.training, torch.is_grad_enabled())
+
+    class Both(theirs.Talk):
+        def val_dataloader(self):
+            return [["name0 lives in the city of Paris"]]
+
+    count, watch = Count(), GradientCorrelation(every_n_steps=1)
+    make_trainer(watch, count, val_check_interval=2).fit(Validated(small_lm), datamodule=Both())
+    assert set(count.modes) == {False}
+    assert watch.results["n_updates"] == 4

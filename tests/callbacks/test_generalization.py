@@ -1,0 +1,344 @@
+"""What edits do to the target, against counting by hand."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.data import EditsDataModule
+from lincorr_lightning.errors import ConfigError, InputsError, KnowledgeError
+from lincorr_lightning.lm import usable_strings
+
+COLUMNS = (
+    "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
+    "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
+    "probability_reference_before,probability_reference_after,cause"
+)
+
+
+@pytest.fixture
+def lessons(naive, small_lm):
+    """Whole texts of the edits."""
+    tokenizer = naive.module(small_lm).tokenizer
+    texts = [f"{e['subject']} lives in the city of {e['answer']}" for e in naive.edits]
+    rows = tokenizer(texts, return_tensors="pt")["input_ids"]
+    return DataLoader(rows, batch_size=4)
+
+
+def counted(naive, base, model, tokenizer, edits, right):
+    """Numbers of some edits, one by one."""
+    subjects = [edit["subject"] for edit in edits]
+    before, after = (naive.logits(m, tokenizer, "country", subjects) for m in (base, model))
+    source = naive.logits(model, tokenizer, "city", subjects)
+    found = dict.fromkeys(("generalized", "hallucinated", "unchanged", "source_learned"), 0)
+    reference, old = 0.0, 0.0
+    for i in range(len(edits)):
+        now, then = after[i].argmax(), before[i].argmax()
+        known = right(i, source[i])
+        if naive.countries[now] in known:
+            found["generalized"] += 1
+        else:
+            found["unchanged" if now == then else "hallucinated"] += 1
+        found["source_learned"] += naive.cities[source[i].argmax()] == edits[i].get("answer")
+        chance = np.exp(after[i]) / np.exp(after[i]).sum()
+        reference += sum(chance[naive.countries.index(country)] for country in known)
+        old += chance[then]
+    colors = [naive.logits(m, tokenizer, "color", subjects).argmax(1) for m in (base, model)]
+    shares = {name: n / len(edits) for name, n in found.items()}
+    return shares | {
+        "reference": reference / len(edits), "old_answer": old / len(edits),
+        "color": float((colors[0] == colors[1]).mean()),
+    }  # fmt: skip
+
+
+TAGS = {
+    "generalized": "generalization", "hallucinated": "generalization",
+    "unchanged": "generalization", "source_learned": "generalization",
+    "reference": "probability", "old_answer": "probability", "color": "control_unchanged",
+}  # fmt: skip
+
+
+def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, make_trainer):
+    """Some of them as they are trained, all of them in the end."""
+    module = naive.module(small_lm, lr=0.02)
+    states = naive.loop(module, list(lessons) * 4).states
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder, n_watch=4)
+    make_trainer(count, max_epochs=4).fit(module, lessons)
+
+    def right(i, _):
+        return {naive.places[naive.edits[i]["answer"]]}
+
+    for step, state in enumerate(states[1:], 1):
+        few = counted(naive, states[0], state, module.tokenizer, naive.edits[:4], right)
+        for name, value in few.items():
+            history = dict(count.history[f"{TAGS[name]}/{name}"])
+            assert history[step] == pytest.approx(value, abs=1e-4), (name, step)
+    final = counted(naive, states[0], states[-1], module.tokenizer, naive.edits, right)
+    assert final["source_learned"] > 0.5, "the test teaches nothing"
+    for name in ("generalized", "hallucinated", "unchanged", "source_learned"):
+        assert count.results[name] == pytest.approx(final[name])
+    assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
+    assert count.results["probability_old_answer"] == pytest.approx(final["old_answer"], abs=1e-4)
+    assert count.results["controls"] == {"color": {"unchanged": pytest.approx(final["color"])}}
+    assert count.results["random"] == pytest.approx(1 / 11)
+    assert count.results["n_edits"] == 7
+    weights = [
+        own_map.weight[
+            naive.countries.index(naive.places[e["answer"]]), naive.cities.index(e["answer"])
+        ]
+        for e in naive.edits
+    ]
+    assert [case.weight_reference for case in count.report.cases] == pytest.approx(weights)
+
+
+def test_without_edits_the_target_is_held_against_the_source(
+    naive, small_lm, own_map, make_trainer
+):
+    module = naive.module(small_lm, lr=0.02)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    count = Generalization(linear_map=own_map.folder, n_watch=9)
+    make_trainer(count).fit(module, naive.sentences(small_lm))
+    subjects = [case.subject for case in count.report.cases]
+    assert len(set(subjects)) == 9
+    assert set(subjects) <= set(usable_strings(module.tokenizer))
+
+    def right(_, source):
+        return {naive.places[naive.cities[source.argmax()]]} - {None}
+
+    asked = [{"subject": subject} for subject in subjects]
+    final = counted(naive, states[0], states[-1], module.tokenizer, asked, right)
+    for name in ("generalized", "hallucinated", "unchanged"):
+        assert count.results[name] == pytest.approx(final[name])
+    assert "source_learned" not in count.results
+    assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
+
+
+def test_every_n_steps(naive, small_lm, own_map, make_trainer):
+    counts = [
+        Generalization(edits=naive.edits, linear_map=own_map.folder, every_n_steps=n)
+        for n in (1, 3)
+    ]
+    for count in counts:
+        make_trainer(count).fit(naive.module(small_lm, 0.02), naive.sentences(small_lm, 1))
+    everything, some = (dict(c.history["probability/reference"]) for c in counts)
+    assert list(everything) == list(range(1, 9))
+    assert some == {step: everything[step] for step in (3, 6)}
+    assert counts[0].results == counts[1].results
+
+
+def test_a_reference_of_ones_own_stands_for_that_of_the_relation(
+    naive, small_lm, tmp_path, make_trainer
+):
+    """So that a relation nobody has facts of can be watched as well."""
+    edits = [
+        {"subject": "name1", "answer": "Paris", "reference": "red"},
+        {"subject": "name2", "answer": "Tokyo", "reference": ["blue", "green"]},
+    ]
+    file = tmp_path / "edits.jsonl"
+    file.write_text("\n".join(json.dumps(edit) for edit in edits))
+    for given in (edits, str(file)):
+        count = Generalization("city->color", given, controls=["country"])
+        make_trainer(count).fit(naive.module(small_lm), naive.sentences(small_lm))
+        references = [set(case.reference.split("|")) for case in count.report.cases]
+        assert references == [{"red"}, {"blue", "green"}]
+        assert count.results["random"] == pytest.approx((1 / 6 + 2 / 6) / 2)
+        assert list(count.results["controls"]) == ["country"]
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def read(folder):
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "images": 0})
+    events.Reload()
+    return events
+
+
+def layout_of(events):
+    layout = Layout()
+    last = events.Tensors("custom_scalars__config__")[-1]
+    layout.ParseFromString(last.tensor_proto.string_val[0])
+    return {
+        category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
+        for category in layout.category
+    }
+
+
+def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, make_trainer):
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    watchers = [
+        GradientCorrelation("city->country", own_map.folder),
+        Generalization("city->country", naive.edits, linear_map=own_map.folder),
+        Resilience(own_map.folder, every_n_steps=1),
+    ]
+    make_trainer(*watchers, logger=logger).fit(naive.module(small_lm), lessons)
+    logger.experiment.flush()
+    events = read(tmp_path / "run")
+    tags = set(events.Tags()["scalars"])
+    assert tags >= {
+        "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
+        "logit_correlation/city->country", "resilience/city->country",
+        *(f"{group}/{name}" for name, group in TAGS.items()),
+    }  # fmt: skip
+    for tag in ("gradient_correlation/city->country", "generalization/generalized"):
+        history = next(w.history[tag] for w in watchers if tag in w.history)
+        logged = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert [step for step, _ in logged] == [1, 2]
+        assert dict(logged) == pytest.approx(dict(history), abs=1e-6)
+    charts = layout_of(events)["city->country"]
+    assert ["generalization/generalized", "generalization/hallucinated"] in charts.values()
+    (text,) = events.Tensors("cases/city-country/text_summary")
+    assert "name0" in text.tensor_proto.string_val[0].decode()
+    header, *rows = (tmp_path / "run" / "tables" / "cases.csv").read_text().splitlines()
+    assert header == COLUMNS
+    assert [row.split(",")[0] for row in rows] == [edit["subject"] for edit in naive.edits]
+
+
+@pytest.fixture
+def painted(tmp_path):
+    """Facts that give every city of the small LM a colour."""
+    cities = "Beijing Berlin Cairo Lima Madrid Moscow Oslo Paris Rome Tokyo Vienna London".split()
+    colors = "red blue green yellow black white".split()
+    facts = "".join(f"    {c}: {{color: {colors[i % 6]}}}\n" for i, c in enumerate(cities))
+    file = tmp_path / "painted.yaml"
+    file.write_text(f'version: 1\nsource: "made up"\nentities:\n  city:\n{facts}')
+    return str(file), {city: colors[i % 6] for i, city in enumerate(cities)}
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first", "last"])
+def test_several_relations_do_not_overwrite_each_other(
+    naive, small_lm, own_map, tmp_path, make_trainer, painted, order
+):
+    """The run's own relation has the plain names, wherever its callback stands."""
+    file, color_of = painted
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    own = Generalization(linear_map=own_map.folder, controls=[])
+    other = Generalization("city->color", controls=["country"])
+    data = EditsDataModule(n_edits=6, knowledge_files=[file], batch_size=3)
+
+    class Taught(naive.module):
+        def training_step(self, batch, batch_idx):
+            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
+
+    watchers = [[own, other][i] for i in order]
+    trainer = make_trainer(*watchers, logger=logger)
+    trainer.fit(Taught(small_lm, lr=0.01), datamodule=data)
+    logger.experiment.flush()
+    tables = {path.name for path in (tmp_path / "run" / "tables").iterdir()}
+    assert tables == {"cases.csv", "cases_city-color.csv"}
+    figures = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
+    assert {name for name in figures if "city-color" not in name} == {
+        name.replace("_city-color", "") for name in figures if "city-color" in name
+    }
+    with (tmp_path / "run" / "tables" / "cases_city-color.csv").open() as handle:
+        cases = list(csv.DictReader(handle))
+    # The edits are those of the run; what is right by them is looked up for this relation.
+    assert [case["subject"] for case in cases] == [edit.subject for edit in data.edits]
+    assert [case["reference"] for case in cases] == [color_of[e.answer] for e in data.edits]
+    for callback, prefix in ((own, ""), (other, "city->color/")):
+        assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
+        assert f"{prefix}generalization/generalized" in callback.history
+    events = read(tmp_path / "run")
+    tag = "generalization/source_learned"
+    for callback, prefix in ((own, ""), (other, "city->color/")):
+        assert len(events.Scalars(f"{prefix}{tag}")) == 2
+        assert len(callback.history[f"{prefix}{tag}"]) == 2
+    charts = layout_of(events)
+    assert set(charts) == {"city->country", "city->color"}
+    shown = {pattern for chart in charts["city->color"].values() for pattern in chart}
+    assert not any(pattern.startswith(("generalization", "control")) for pattern in shown)
+
+
+def test_another_source_than_the_taught_one_is_watched_at_the_same_subjects(
+    naive, small_lm, tmp_path, make_trainer
+):
+    file = tmp_path / "facts.yaml"
+    file.write_text(
+        'version: 1\nsource: "made up"\nentities:\n  country:\n'
+        + "".join(f"    {country}: {{color: red}}\n" for country in naive.countries)
+    )
+    data = EditsDataModule(n_edits=5, knowledge_files=[str(file)])
+
+    class Taught(naive.module):
+        def training_step(self, batch, batch_idx):
+            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
+
+    count = Generalization("country->color", controls=[])
+    module = Taught(small_lm)
+    make_trainer(count).fit(module, datamodule=data)
+    subjects = [edit.subject for edit in data.edits]
+    assert [case.subject for case in count.report.cases] == subjects
+    said = naive.logits(module.backbone, module.tokenizer, "country", subjects).argmax(1)
+    assert [case.source_answer for case in count.report.cases] == [
+        naive.countries[label] for label in said
+    ]
+    assert {case.reference for case in count.report.cases} == {"red"}
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("relation", "edits", "error", "message"),
+    [
+        ("city->color", None, KnowledgeError, "city->color has no reference"),
+        ("city->color", [{"subject": "name1", "answer": "Paris"}], KnowledgeError, "no reference"),
+        (None, [{"subject": "name1", "answer": "Pariss"}], InputsError, "edit 1.*Pariss.*Paris"),
+        (None, [{"subject": "name1", "answer": "France"}], InputsError, "edit 1.*'France' is not"),
+        (None, [{"subject": "unheard", "answer": "Oslo"}], InputsError, "edit 1.*'unheard'"),
+        (None, [{"subject": "name1"}], InputsError, "edit 1.*'answer' is missing"),
+        (None, [], InputsError, "empty"),
+        (None, "nowhere.jsonl", InputsError, "nowhere.jsonl"),
+        ("city->contry", None, KnowledgeError, "country"),
+    ],
+)
+def test_bad_edits_are_refused_before_training(
+    naive, small_lm, make_trainer, relation, edits, error, message
+):
+    module = naive.module(small_lm)
+    with pytest.raises(error, match=message):
+        make_trainer(Generalization(relation, edits)).fit(module, naive.sentences(small_lm))
+    assert module.modes == []
+
+
+def test_the_line_of_a_bad_edit_is_named(naive, small_lm, tmp_path, make_trainer):
+    file = tmp_path / "edits.jsonl"
+    file.write_text('{"subject": "name1", "answer": "Paris"}\n{"subject": "name2"\n')
+    with pytest.raises(InputsError, match=r"edits\.jsonl, line 2"):
+        make_trainer(Generalization(edits=str(file))).fit(
+            naive.module(small_lm), naive.sentences(small_lm)
+        )
+
+
+def test_edits_of_ones_own_cannot_be_watched_where_each_is_trained_alone(
+    naive, small_lm, make_trainer
+):
+    from lincorr_lightning.data import EditPlan
+
+    class Alone(naive.module):
+        edit_plan = EditPlan("independent", 1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
+
+    module = Alone(small_lm)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(ConfigError, match=r"Generalization\.edits null"):
+        make_trainer(Generalization(edits=naive.edits)).fit(
+            module, datamodule=EditsDataModule(n_edits=4)
+        )
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("setting", [{"n_watch": 0}, {"every_n_steps": 0}, {"ridge": -1.0}])
+def test_settings_that_cannot_be(setting):
+    (name,) = setting
+    with pytest.raises(ConfigError, match=rf"Generalization\.{name}"):
+        Generalization(**setting)

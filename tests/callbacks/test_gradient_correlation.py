@@ -1,0 +1,245 @@
+"""r between W·ΔF_source and ΔF_target, against a loop that measures it by hand."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+
+from lincorr_lightning.callbacks import GradientCorrelation
+from lincorr_lightning.data import EditPlan, EditsDataModule
+from lincorr_lightning.lm import usable_strings
+
+SUBJECTS = [f"name{i}" for i in range(5, 17)]
+
+
+def by_hand(naive, module, states, weight, bias, subjects=SUBJECTS):
+    """Of each update: r of the gradients, and of the logits themselves."""
+    tokenizer = module.tokenizer
+    source, target = (
+        [naive.logits(state, tokenizer, name, subjects) for state in states]
+        for name in ("city", "country")
+    )
+    gradients = [
+        naive.r((s1 - s0) @ weight.T, t1 - t0)
+        for s0, s1, t0, t1 in zip(source, source[1:], target, target[1:], strict=False)
+    ]
+    logits = [naive.r(s @ weight.T + bias, t) for s, t in zip(source[1:], target[1:], strict=True)]
+    return gradients, logits
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_each_update_as_by_hand(naive, small_lm, own_map, make_trainer, accumulate):
+    """With an accumulation that leaves the epoch's last update fewer batches."""
+    module = naive.module(small_lm)
+    batches = list(naive.sentences(small_lm, n=12))
+    states = naive.loop(module, batches, accumulate).states
+    gradients, logits = by_hand(naive, module, states, own_map.weight, own_map.bias)
+    watch = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
+    trainer = make_trainer(watch, accumulate_grad_batches=accumulate)
+    trainer.fit(module, naive.sentences(small_lm, n=12))
+    for name, expected in (("gradient_correlation", gradients), ("logit_correlation", logits)):
+        steps, values = zip(*watch.history[f"{name}/city->country"], strict=True)
+        assert steps == tuple(range(1, len(states)))
+        assert values == pytest.approx(expected, abs=2e-4)
+        assert watch.results[name] == pytest.approx(np.mean(expected), abs=2e-4)
+    assert watch.results["n_updates"] == len(batches) // accumulate
+
+
+def test_the_map_is_fitted_on_the_lm_as_the_run_starts(naive, small_lm, make_trainer):
+    module = naive.module(small_lm)
+    words = usable_strings(module.tokenizer)
+    fitted = [
+        naive.logits(module.backbone, module.tokenizer, k, words) for k in ("city", "country")
+    ]
+    weight, bias = naive.map(*fitted)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    gradients, logits = by_hand(naive, module, states, weight, bias)
+    watch = GradientCorrelation("city->country", subjects=SUBJECTS)
+    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    assert watch.results["gradient_correlation"] == pytest.approx(np.mean(gradients), abs=1e-3)
+    assert watch.results["logit_correlation"] == pytest.approx(np.mean(logits), abs=1e-3)
+    assert "gradient_correlation_auto" in watch.results
+    plain = watch.results["gradient_correlation"]
+    assert plain > watch.results["permuted_gradient_correlation"] + 0.1
+
+
+def test_every_n_steps_keeps_some_of_the_updates(naive, small_lm, own_map, make_trainer):
+    def watched(n):
+        watch = GradientCorrelation("city->country", own_map.folder, SUBJECTS, every_n_steps=n)
+        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm, 1))
+        return watch.history["gradient_correlation/city->country"]
+
+    everything = dict(watched(1))
+    assert len(everything) == 8
+    some = watched(3)
+    assert [step for step, _ in some] == [1, 4, 7]
+    assert [value for _, value in some] == [everything[1], everything[4], everything[7]]
+
+
+def test_the_permuted_map_is_chance(naive, small_lm, make_trainer):
+    """Over many permutations its mean is that of all pairs of a row of W and a label."""
+    module = naive.module(small_lm)
+    before, after = naive.loop(module, list(naive.sentences(small_lm, 8))).states
+    words = usable_strings(module.tokenizer)
+    weight, _ = naive.map(
+        *(naive.logits(before, module.tokenizer, name, words) for name in ("city", "country"))
+    )
+    source, target = (
+        naive.logits(after, module.tokenizer, name, SUBJECTS)
+        - naive.logits(before, module.tokenizer, name, SUBJECTS)
+        for name in ("city", "country")
+    )
+    r = np.corrcoef((source @ weight.T).T, target.T)[:11, 11:]
+    seen = []
+    for seed in range(3):
+        watch = GradientCorrelation("city->country", subjects=SUBJECTS, seed=seed)
+        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm, 8))
+        seen.append(watch.results["permuted_gradient_correlation"])
+    assert len(set(seen)) == 3
+    lowest, highest = (np.sort(r, 0)[row].mean() for row in (0, -1))
+    assert all(lowest <= value <= highest for value in seen)
+    assert abs(np.mean(seen) - r.mean()) < 0.25
+
+
+# -- edits that are trained each from the base weights ---------------------------------------------
+
+
+class Restoring(L.LightningModule):
+    """Goes back to the base weights where an edit begins; knows nothing of who watches."""
+
+    def __init__(self, folder, edits_per_step, steps_per_edit, lr=0.01):
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.base = [p.detach().clone() for p in self.net.parameters()]
+        self.edit_plan = EditPlan("independent", edits_per_step, steps_per_edit)
+        self.lr = lr
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch.first:
+            self.optimizers(use_pl_optimizer=False).state.clear()
+            with torch.no_grad():
+                for parameter, base in zip(self.net.parameters(), self.base, strict=True):
+                    parameter.copy_(base)
+
+    def training_step(self, batch, batch_idx):
+        logits = self.net(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=self.lr)
+
+
+def independent_states(naive, folder, edits, size, n_steps):
+    """Of each group of edits, a fresh LM before and after each step, trained on whole texts."""
+    for first in range(0, len(edits), size):
+        group = edits[first : first + size]
+        module = naive.module(folder, lr=0.01)
+        model, tokenizer = module.backbone, module.tokenizer
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        texts = [f"{edit.subject} lives in the city of {edit.answer}" for edit in group]
+        rows = tokenizer(texts, return_tensors="pt")["input_ids"]
+        source, target, control = ([], [], [])
+        for step in range(n_steps + 1):
+            subjects = [edit.subject for edit in group]
+            for seen, name in ((source, "city"), (target, "country"), (control, "color")):
+                seen.append(naive.logits(model, tokenizer, name, subjects))
+            if step < n_steps:
+                optimizer.zero_grad()
+                logits = model(input_ids=rows).logits[:, -2]
+                nn.functional.cross_entropy(logits, rows[:, -1]).backward()
+                optimizer.step()
+        yield np.array(source), np.array(target), np.array(control)
+
+
+@pytest.fixture(params=[(1, 1), (3, 1), (3, 2)], ids=["alone", "groups", "every_second"])
+def independent_run(request, naive, small_lm, own_map, make_trainer):
+    from lincorr_lightning.callbacks import Generalization
+
+    size, every = request.param
+    watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
+    count = Generalization(linear_map=own_map.folder, every_n_steps=every)
+    data = EditsDataModule(subjects=SUBJECTS, n_edits=7)
+    make_trainer(watch, count).fit(Restoring(small_lm, size, 3), datamodule=data)
+    parts = list(independent_states(naive, small_lm, data.edits, size, 3))
+    source, target, control = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+    return watch, count, data, source, target, control, every
+
+
+def test_independent_edits_are_watched_at_their_own_subject(independent_run, naive, own_map):
+    watch, _, data, source, target, _, every = independent_run
+    assert len(data.edits) == 7
+    r, d_source, d_target = {}, [], []
+    for step in range(0, 3, every):
+        d_source.append((source[step + 1] - source[step]) @ own_map.weight.T)
+        d_target.append(target[step + 1] - target[step])
+        r[step + 1] = naive.r(d_source[-1], d_target[-1])
+    assert dict(watch.history["edit_step/gradient_correlation/city->country"]) == pytest.approx(
+        r, abs=1e-3
+    )
+    assert watch.results["gradient_correlation"] == pytest.approx(r[1], abs=1e-3)
+    over_all = naive.r(np.concatenate(d_source), np.concatenate(d_target))
+    assert watch.results["gradient_correlation_all_steps"] == pytest.approx(over_all, abs=1e-3)
+    assert watch.results["n_updates"] == 7 * len(r)
+    logit_r = naive.r(source[1] @ own_map.weight.T + own_map.bias, target[1])
+    assert watch.results["logit_correlation"] == pytest.approx(logit_r, abs=1e-3)
+
+
+def test_independent_edits_count_with_their_last_step(independent_run, naive):
+    _, count, data, source, target, control, every = independent_run
+    rates = dict.fromkeys(("generalized", "hallucinated", "unchanged", "source_learned"), 0.0)
+    last = {}
+    for step in (1, 2, 3):
+        found = [
+            outcome(naive, edit, *(t[k][row].argmax() for t in (source, target) for k in (0, step)))
+            for row, edit in enumerate(data.edits)
+        ]
+        rates = {
+            name: sum(name in entry for entry in found) / len(found)
+            for name in ("generalized", "hallucinated", "unchanged", "source_learned")
+        }
+        last[step] = found
+        measured = every == 1 or step in (2, 3)
+        for name, value in rates.items():
+            history = dict(count.history[f"edit_step/{name}"])
+            assert history.get(step) == (pytest.approx(value) if measured else None), (name, step)
+    for name, value in rates.items():
+        assert count.results[name] == pytest.approx(value)
+    cases = count.report.cases
+    assert [(case.outcome, case.source_learned) for case in cases] == [
+        (found[0], "source_learned" in found) for found in last[3]
+    ]
+    assert [case.answer_before for case in cases] == [
+        naive.countries[row.argmax()] for row in target[0]
+    ]
+    winners = target[3].argmax(1)
+    priors = [target[0][row, winner] for row, winner in enumerate(winners)]
+    assert [case.prior_winner for case in cases] == pytest.approx(priors, abs=1e-3)
+    kept = (control[0].argmax(1) == control[3].argmax(1)).mean()
+    assert count.results["controls"] == {"color": {"unchanged": pytest.approx(kept)}}
+
+
+def outcome(naive, edit, source_before, source_after, target_before, target_after):
+    country = naive.countries[target_after]
+    if country == naive.places[edit.answer]:
+        found = ["generalized"]
+    elif target_after == target_before:
+        found = ["unchanged"]
+    else:
+        found = ["hallucinated"]
+    return found + ["source_learned"] * (naive.cities[source_after] == edit.answer)
+
+
+def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, make_trainer):
+    from lincorr_lightning.callbacks import Generalization
+
+    count = Generalization(linear_map=own_map.folder)
+    trainer = make_trainer(count, max_steps=2)
+    trainer.fit(Restoring(small_lm, 1, 3), datamodule=EditsDataModule(n_edits=4))
+    assert count.results["n_edits"] == 0
+    assert count.results["generalized"] is None
+    assert count.results["random"] is None

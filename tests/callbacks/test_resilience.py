@@ -1,0 +1,107 @@
+"""How long an old map holds, against numpy."""
+
+import pytest
+import torch
+
+from lincorr_lightning.callbacks import Resilience
+from lincorr_lightning.data import EditPlan, EditsDataModule
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.lm.stacked_lora import StackedLoRA
+
+SUBJECTS = [f"name{i}" for i in range(20, 40)]
+
+
+def expected(naive, states, tokenizer, weight, bias):
+    return [
+        naive.r(
+            naive.logits(state, tokenizer, "city", SUBJECTS) @ weight.T + bias,
+            naive.logits(state, tokenizer, "country", SUBJECTS),
+        )
+        for state in states
+    ]
+
+
+def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
+    module = naive.module(small_lm)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    r = expected(naive, states, module.tokenizer, own_map.weight, own_map.bias)
+    watch = Resilience(own_map.folder, "city->country", SUBJECTS, every_n_steps=1)
+    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    steps, values = zip(*watch.history["resilience/city->country"], strict=True)
+    assert steps == tuple(range(5))
+    assert values == pytest.approx(r, abs=1e-4)
+    found = {"before": r[0], "after": r[-1], "worst": min(r)}
+    assert watch.results == pytest.approx(found, abs=1e-4)
+
+
+def test_the_map_is_that_of_before_training(naive, small_lm, make_trainer):
+    """Fitted again at each step, r would stay at one; with the steps thinned, both ends remain."""
+    module = naive.module(small_lm, lr=0.02)
+    words = [f"name{i}" for i in range(400)]
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    watch = Resilience(subjects=SUBJECTS, every_n_steps=3)
+    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    steps = [step for step, _ in watch.history["resilience/city->country"]]
+    assert steps == [0, 3, 4]
+    # The map that is fitted on names alone is nearly the one fitted on all words.
+    fitted = [naive.logits(states[0], module.tokenizer, k, words) for k in ("city", "country")]
+    r = expected(naive, states, module.tokenizer, *naive.map(*fitted))
+    assert watch.results["before"] == pytest.approx(r[0], abs=0.02)
+    assert watch.results["after"] == pytest.approx(r[-1], abs=0.05)
+    assert watch.results["after"] < watch.results["before"] - 0.01
+
+
+def test_of_edits_side_by_side_the_first_copy_is_asked(naive, small_lm, own_map, make_trainer):
+    """Also at the end."""
+
+    class Stacked(naive.module):
+        edit_plan = EditPlan("independent", 3, 2)
+
+        def __init__(self):
+            super().__init__(small_lm, lr=0.05)
+            self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
+            self.rows_of_copies = self.adapters.rows
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch.first:
+                self.adapters.reset(batch.edits)
+                self.optimizers(use_pl_optimizer=False).state.clear()
+
+        def training_step(self, batch, batch_idx):
+            with self.adapters.rows(range(len(batch.edits))):
+                logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
+            return torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
+            )
+
+        def on_train_end(self):
+            said = {}
+            for name, labels in (("city", naive.cities), ("country", naive.countries)):
+                prompts = [f"{x} lives in the {name} of" for x in SUBJECTS]
+                rows = self.tokenizer(prompts, return_tensors="pt")["input_ids"]
+                with self.adapters.rows([0] * len(rows)), torch.no_grad():
+                    logits = self.backbone(input_ids=rows).logits[:, -1].double().numpy()
+                said[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
+            self.r = naive.r(said["city"] @ own_map.weight.T + own_map.bias, said["country"])
+
+    module = Stacked()
+    watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
+    make_trainer(watch).fit(module, datamodule=EditsDataModule(n_edits=6))
+    assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
+    assert watch.results["after"] != watch.results["before"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_watch": 2}, "n_watch is 2"),
+        ({"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        ({"every_n_steps": 0}, "every_n_steps"),
+    ],
+)
+def test_settings_that_cannot_be(setting, message):
+    from lincorr_lightning.callbacks import GradientCorrelation
+
+    for kind in (Resilience, GradientCorrelation):
+        with pytest.raises(ConfigError, match=message):
+            kind(**setting)

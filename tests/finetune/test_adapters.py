@@ -1,0 +1,176 @@
+"""LoRA: one adapter for all edits, or one for each, side by side."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.data import EditsDataModule
+from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import SourceFinetune
+from lincorr_lightning.modules.adapters import AdapterSettings, add_adapter
+
+NUMBERS = (
+    "source_learned", "generalized", "hallucinated", "unchanged", "random",
+    "gradient_correlation", "logit_correlation", "probability_reference",
+)  # fmt: skip
+
+
+def near(value):
+    """Equal to rounding; plain text and None as they are."""
+    return pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value
+
+
+# -- one adapter for all -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["joint", "independent"])
+def test_a_checkpoint_holds_the_adapter_alone(finetune, tmp_path, protocol):
+    run = finetune(
+        trainer={"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "end")]},
+        protocol=protocol, method="lora", adapter=AdapterSettings(rank=2),
+    )  # fmt: skip
+    stored = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    assert stored["state_dict"]
+    assert all("lora_" in name for name in stored["state_dict"])
+    assert not any("base_layer" in name for name in stored["state_dict"])
+    n_layers = 2 * 7  # q, k, v, o, gate, up, down
+    assert len(stored["state_dict"]) == 2 * n_layers
+    assert stored["lm"]["name_or_path"] == run.module.lm.config.name_or_path
+
+
+def test_the_merged_lm_is_the_trained_one(finetune, small_lm):
+    run = finetune(
+        trainer={"max_epochs": 4}, protocol="joint", method="lora", save_model=True,
+        learning_rate=1e-2,
+    )  # fmt: skip
+    merged = AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
+    base = AutoModelForCausalLM.from_pretrained(small_lm)
+    assert set(merged.state_dict()) == set(base.state_dict())
+    ids = tokenizer("name3 lives in the country of", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        ours, theirs, before = (m(ids).logits for m in (merged, run.module.lm.model, base))
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+    assert (before - theirs).abs().max() > 0.1
+    # What is trained goes on: the adapter is still in the LM of the run.
+    assert any("lora_A" in name for name in run.module.lm.model.state_dict())
+    assert not (run.folder / "model" / "adapter_config.json").exists()
+
+
+def test_the_seed_of_the_adapter_is_its_own(small_lm):
+    def drawn(seed, stream):
+        model = AutoModelForCausalLM.from_pretrained(small_lm)
+        torch.manual_seed(stream)
+        add_adapter(model, AdapterSettings(seed=seed))
+        after = torch.rand(3)
+        torch.manual_seed(stream)
+        assert torch.equal(after, torch.rand(3))
+        state = model.state_dict()
+        return torch.cat([v.flatten() for name, v in sorted(state.items()) if "lora_A" in name])
+
+    assert torch.equal(drawn(0, 1), drawn(0, 2))
+    assert not torch.equal(drawn(0, 1), drawn(1, 1))
+
+
+@pytest.mark.parametrize("targets", [None, ["q_proj", "down_proj"], ["model.layers.1.mlp.up_proj"]])
+def test_peft_and_the_stack_choose_the_same_layers(small_lm, targets):
+    from lincorr_lightning.lm.stacked_lora import StackedLoRA
+
+    one, other = (AutoModelForCausalLM.from_pretrained(small_lm) for _ in range(2))
+    add_adapter(one, AdapterSettings(target_modules=targets))
+    stacked = StackedLoRA(other, 1, 8, 16.0, targets)
+    named = {name.partition(".lora_A")[0] for name in one.state_dict() if "lora_A" in name}
+    assert named == set(stacked.targets)
+    assert named
+
+
+# -- one for each ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
+    """Eleven edits, eight at a time: the last group is smaller."""
+
+    def run(together, clip=clip):
+        return finetune(
+            {"n_edits": 11}, {"precision": "64-true", "gradient_clip_val": clip},
+            method="lora", adapter=AdapterSettings(rank=2), edits_per_step=together,
+            learning_rate=1e-2,
+        )  # fmt: skip
+
+    eight, one = run(8), run(1)
+    assert len(eight.logits) == 11
+    torch.testing.assert_close(eight.logits, one.logits, atol=1e-9, rtol=1e-7)
+    for name in NUMBERS:
+        assert eight.results[name] == near(one.results[name]), name
+    tables = [(r.folder / "tables" / "edits.csv").read_text() for r in (eight, one)]
+    assert tables[0] == tables[1]
+    if clip is not None:
+        free = run(8, None)
+        assert (free.logits - eight.logits).abs().max() > 1e-4
+
+
+def test_the_lm_under_the_adapters_stays_as_it_is(finetune, small_lm):
+    run = finetune(method="lora", edits_per_step=2, learning_rate=3e-2, steps_per_edit=8)
+    base = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
+    ours = run.module.lm.model.state_dict()
+    assert all(torch.equal(ours[name], base[name]) for name in base)
+    assert run.results["source_learned"] > 0
+
+
+# -- what goes wrong, and what the command line takes --------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["joint", "independent"])
+@pytest.mark.parametrize("target", ["c_attn", "lm_head", "layers"])
+def test_layers_that_are_not_there_are_refused(small_lm, make_trainer, protocol, target):
+    module = SourceFinetune(
+        LMConfig(small_lm), protocol, "lora", AdapterSettings(target_modules=[target])
+    )
+    with pytest.raises(LanguageModelError, match=rf"'{target}'.*q_proj.*down_proj"):
+        make_trainer().fit(module, EditsDataModule(n_edits=3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "model.adapter.rank is 0"),
+        ({"alpha": -1.0}, "model.adapter.alpha is -1"),
+        ({"target_modules": []}, "target_modules is empty; null takes all"),
+    ],
+)
+def test_impossible_adapters_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        AdapterSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        (["--model.adapter.target_modules", "null"], None),
+        (["--model.adapter.target_modules=null"], None),
+        (["--model.init_args.adapter.target_modules", "null"], None),
+        (["--model.adapter.target_modules", "[q_proj, v_proj]"], ["q_proj", "v_proj"]),
+        (["--model.adapter.target_modules=[q_proj]"], ["q_proj"]),
+        (["--model.adapter.target_modules+", "up_proj"], ["o_proj", "up_proj"]),
+    ],
+)
+def test_the_command_line_takes_layers_and_null(capsys, argument, expected):
+    import yaml
+
+    with pytest.raises(SystemExit):
+        main(
+            ["fit", "--config", "source_finetune.yaml", "--model.adapter.rank=3",
+             "--model.adapter.target_modules=[o_proj]", "--model.lm.revision=main",
+             "--model.lm.revision", "null", "--data.subjects=[a,b]", "--data.subjects=null",
+             *argument, "--print_config"]
+        )  # fmt: skip
+    config = yaml.safe_load(capsys.readouterr().out)
+    settings = config["model"]["init_args"]
+    assert settings["adapter"]["target_modules"] == expected
+    assert settings["adapter"]["rank"] == 3
+    assert settings["lm"]["revision"] is None
+    assert config["data"]["init_args"]["subjects"] is None

@@ -1,0 +1,370 @@
+"""Teaching source knowledge: what is trained, on what, and what is left of it."""
+
+import csv
+import json
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn.functional import log_softmax
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
+from lincorr_lightning.data import EditBatch, EditsDataModule
+from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import SourceFinetune
+from lincorr_lightning.modules.source_finetune import answer_losses
+
+CONTRACT = {
+    "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
+    "random", "gradient_correlation", "logit_correlation",
+}  # fmt: skip
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_bits(ours, theirs):
+    assert set(ours) == set(theirs)
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture
+def phrases(tmp_path):
+    """A file of edits, some of whose answers have several words, and the knowledge of them."""
+    (tmp_path / "more.yaml").write_text(
+        'version: 1\nsource: "made up"\nentities:\n  city:\n'
+        '    "name398 name1": {country: France}\n'
+        '    "name399 name2 name3": {country: Japan}\n'
+    )
+    with (tmp_path / "edits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [
+                ("subject", "answer"),
+                ("name7", "name398 name1"),
+                ("name8 name9", "Oslo"),
+                ("name10", "name399 name2 name3"),
+            ]
+        )
+    return {
+        "edits_file": str(tmp_path / "edits.csv"),
+        "knowledge_files": [str(tmp_path / "more.yaml")],
+    }
+
+
+# -- independent edits -------------------------------------------------------------------------
+
+
+def taught_by_hand(folder, subject, answer, targets, n_steps, learning_rate):
+    """Fine-tune a fresh LM on one edit, token by token; its target logits and losses."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    prompt = tokenizer(f"{subject} lives in the city of")["input_ids"]
+    right = tokenizer(answer)["input_ids"]
+    losses = []
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = 0.0
+        for i, token in enumerate(right):
+            logits = model(torch.tensor([prompt + right[:i]])).logits[0, -1]
+            loss = loss - log_softmax(logits, 0)[token] / len(right)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    ids = tokenizer(f"{subject} lives in the country of", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        return model(ids).logits[0, -1, targets], losses
+
+
+def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm, phrases):
+    run = finetune(phrases, method="full", protocol="independent")
+    targets = run.data.asked.target.token_ids
+    losses = []
+    for edit, logits in zip(run.data.edits, run.logits, strict=True):
+        expected, own = taught_by_hand(small_lm, edit.subject, edit.answer, targets, 3, 3e-3)
+        torch.testing.assert_close(logits, expected.double(), atol=1e-3, rtol=1e-3)
+        losses += own
+    assert run.losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm):
+    run = finetune()
+    before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+    assert_bits(weights(run.module.lm.model), weights(before))
+    assert run.results["source_learned"] > 0
+
+
+def test_an_independent_edit_does_not_see_the_others(finetune, tmp_path):
+    together = finetune({"n_edits": 4})
+    together.data.write_edits(tmp_path / "all.csv")
+    header, *lines = (tmp_path / "all.csv").read_text().splitlines()
+    for i in (0, 3):
+        (tmp_path / "one.csv").write_text(f"{header}\n{lines[i]}\n")
+        alone = finetune({"edits_file": str(tmp_path / "one.csv")})
+        assert torch.equal(alone.logits[0], together.logits[i])
+
+
+def test_dropout_is_left_out(tmp_path, finetune, small_lm):
+    """GPT-2 has dropout by default: it would make edits depend on those before."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
+            bos_token_id=None, eos_token_id=None, initializer_range=0.4,
+        )
+    )  # fmt: skip
+    assert model.config.resid_pdrop > 0
+    model.save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    for method in ("full", "lora"):
+        first, second = (
+            finetune({"n_edits": 3}, lm=str(tmp_path / "gpt2"), method=method) for _ in range(2)
+        )
+        assert torch.equal(first.logits, second.logits)
+
+
+# -- the loss ----------------------------------------------------------------------------------
+
+
+def test_the_loss_is_taken_on_the_answers_alone(small_lm):
+    model = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+    rows = [([5, 6, 7, 8], [9]), ([10, 11], [12, 13, 14]), ([15, 16, 17], [])]
+    n = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, mask = torch.zeros(3, n, dtype=torch.long), torch.zeros(3, n, dtype=torch.long)
+    labels = torch.full((3, n), -100)
+    expected = []
+    for i, (prompt, answer) in enumerate(rows):
+        ids[i, : len(prompt + answer)] = torch.tensor(prompt + answer)
+        mask[i, : len(prompt + answer)] = 1
+        parts = []
+        for j, token in enumerate(answer):
+            labels[i, len(prompt) + j - 1] = token
+            logits = model(torch.tensor([prompt + answer[:j]])).logits[0, -1]
+            parts.append(-log_softmax(logits, 0)[token].item())
+        expected.append(sum(parts) / max(len(parts), 1))
+    losses = answer_losses(model, EditBatch(ids, mask, labels, [0, 1, 2]))
+    assert losses.tolist() == pytest.approx(expected, abs=1e-4)
+    nothing = answer_losses(model, EditBatch(ids, mask, torch.full_like(labels, -100), []))
+    assert nothing.tolist() == [0.0, 0.0, 0.0]
+
+
+# -- joint edits -------------------------------------------------------------------------------
+
+
+def test_joint_edits_are_learned(finetune, small_lm):
+    run = finetune(
+        {"n_edits": 8}, {"max_epochs": 12}, protocol="joint", edits_per_step=4, learning_rate=1e-2
+    )
+    assert run.results["source_learned"] == 1.0
+    assert run.results["n_steps"] == 24
+    assert run.losses[-1] < 0.2 * run.losses[0]
+    asked = run.data.asked
+    said = run.module.lm.domain_logits(
+        asked.source_prompts([edit.subject for edit in run.data.edits]), asked.source.token_ids
+    )
+    assert said.argmax(1).tolist() == [edit.label for edit in run.data.edits]
+
+
+def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
+    run = finetune({"n_edits": 4}, protocol="joint", edits_per_step=4)
+    targets = run.data.asked.target.token_ids
+    alone = [
+        taught_by_hand(small_lm, edit.subject, edit.answer, targets, 1, 1e-3)[1][0]
+        for edit in run.data.edits
+    ]
+    assert run.losses == [pytest.approx(sum(alone) / 4, rel=1e-5)]
+
+
+def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
+    large = finetune({"n_edits": 8}, {"max_epochs": 2}, protocol="joint", edits_per_step=8)
+    small = finetune(
+        {"n_edits": 8},
+        {"max_epochs": 2, "accumulate_grad_batches": 4},
+        protocol="joint",
+        edits_per_step=2,
+    )
+    assert large.results["n_steps"] == small.results["n_steps"] == 2
+    ours, theirs = weights(large.module.lm.model), weights(small.module.lm.model)
+    # Adam takes a gradient's sign: where that is all but zero, rounding decides.
+    for name in ours:
+        close = torch.isclose(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+        assert close.double().mean() > 0.99, name
+
+
+def test_the_trained_lm_is_saved_on_request(finetune, small_lm):
+    run = finetune(protocol="joint", save_model=True)
+    saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    assert_bits(weights(saved), weights(run.module.lm.model))
+    before = AutoModelForCausalLM.from_pretrained(small_lm)
+    assert not torch.equal(
+        saved.get_input_embeddings().weight, before.get_input_embeddings().weight
+    )
+
+
+# -- what is written ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["independent", "joint"])
+def test_results_are_those_of_the_contract(finetune, protocol):
+    run = finetune(
+        {"n_edits": 6}, {"callbacks": [GradientCorrelation("city->color")]},
+        protocol=protocol, forecast=True,
+    )  # fmt: skip
+    results = run.results
+    assert set(results) >= CONTRACT
+    assert results["study"] == "source_finetune"
+    assert (results["relation"], results["n_edits"]) == ("city->country", 6)
+    shares = [results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
+    numbers = {name: results[name] for name in CONTRACT - {"study", "relation", "n_edits"}}
+    assert {name for name, value in numbers.items() if not isinstance(value, float)} == set()
+    assert set(results["gradients"]) == {"city->country", "city->color"}
+    assert {"map_0", "map_auto", "first_order", "answer_before", "most_frequent"} <= set(
+        results["forecast"]
+    )
+
+    def table(name):
+        with (run.folder / "tables" / name).open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    edits, cases, forecast = (table(f"{name}.csv") for name in ("edits", "cases", "forecast"))
+    assert len(edits) == len(cases) == len(forecast) == 6
+    for edit, case, row in zip(edits, cases, forecast, strict=True):
+        assert edit["subject"] == case["subject"] == row["subject"]
+        assert edit["answer"] == case["source_answer"]
+        assert edit["reference"] == case["reference"]
+        assert edit["target_before"] == case["answer_before"]
+    for outcome in ("generalized", "hallucinated", "unchanged"):
+        n = sum(case["outcome"] == outcome for case in cases)
+        assert results[outcome] == pytest.approx(n / 6)
+    assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
+        "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
+    }  # fmt: skip
+
+
+def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
+    run = finetune({"n_edits": 6}, {"max_steps": 6}, forecast=True, steps_per_edit=3)
+    assert run.results["n_edits"] == 2
+    assert set(run.results["forecast"]) == {"foreseen"}
+
+
+def test_forecasts_are_judged_by_the_edits_they_are_of(finetune):
+    other = [{"subject": f"name{i}", "answer": "Oslo"} for i in range(6)]
+    run = finetune({"n_edits": 6}, {"callbacks": [Generalization("city->country", edits=other)]},
+                   protocol="joint", forecast=True)  # fmt: skip
+    assert set(run.results["forecast"]) == {"foreseen"}
+
+
+def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
+    trainer = L.Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
+    )
+    for protocol in ("joint", "independent"):
+        trainer.fit(SourceFinetune(LMConfig(small_lm), protocol), EditsDataModule(n_edits=3))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+class Spoil(L.Callback):
+    """Breaks the third update, or the weights before it."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 2 and self.what == "loss":
+            with torch.no_grad():
+                next(p for p in pl_module.parameters() if p.requires_grad).view(-1)[:] = torch.nan
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == 2 and self.what == "update":
+            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
+
+
+@pytest.mark.parametrize("what", ["loss", "update"])
+@pytest.mark.parametrize(("protocol", "method"), [
+    ("joint", "full"), ("joint", "lora"), ("independent", "full"), ("independent", "lora"),
+])  # fmt: skip
+def test_a_run_that_goes_astray_stops_and_says_where(
+    small_lm, make_trainer, tmp_path, what, protocol, method
+):
+    module = SourceFinetune(
+        LMConfig(small_lm), protocol, method, edits_per_step=2, steps_per_edit=3, forecast=False
+    )
+    data = EditsDataModule(n_edits=8)
+    kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1)
+    trainer = make_trainer(enable_checkpointing=True, callbacks=[Spoil(what), kept])
+    with pytest.raises(NonFiniteError, match="at the edit") as error:
+        trainer.fit(module, data)
+    # The third step is the third batch of joint edits, and still the first independent edit(s).
+    steps = data.train_dataloader().dataset
+    order = steps[2].edits if protocol == "joint" else [0]
+    named = [f"{data.edits[i].subject!r} -> {data.edits[i].answer!r}" for i in order]
+    assert any(name in str(error.value) for name in named), (str(error.value), named)
+    assert "Lower model.learning_rate" in str(error.value)
+    said = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
+    assert str(error.value).startswith(said[what])
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    stored = torch.load(checkpoint, weights_only=True)
+    assert stored["global_step"] == 2
+    assert all(bool(value.isfinite().all()) for value in stored["state_dict"].values())
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_only_the_edit_that_went_astray_is_named(small_lm, make_trainer):
+    class OneRow(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            for parameter in pl_module.adapters.parameters():
+                parameter.grad[1] = torch.inf
+
+    module = SourceFinetune(LMConfig(small_lm), method="lora", edits_per_step=4, forecast=False)
+    data = EditsDataModule(n_edits=4)
+    with pytest.raises(NonFiniteError) as error:
+        make_trainer(callbacks=[OneRow()]).fit(module, data)
+    named = [edit.subject for edit in data.edits if repr(edit.subject) in str(error.value)]
+    assert named == [data.edits[1].subject]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
+        ({"edits_per_step": 0}, "model.edits_per_step is 0"),
+        ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
+        ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+        ({"save_model": True}, "independent edits leave the LM as it was"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(small_lm, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SourceFinetune(LMConfig(small_lm), **settings)
+
+
+def test_independent_edits_are_not_accumulated(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm))
+    with pytest.raises(ConfigError, match="accumulate_grad_batches is 2"):
+        make_trainer(accumulate_grad_batches=2).fit(module, EditsDataModule(n_edits=3))
+    assert not module.lm.is_loaded
+
+
+def test_other_data_is_refused(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), forecast=False)
+    with pytest.raises(ConfigError, match="taught by an EditsDataModule"):
+        make_trainer().fit(module, train_dataloaders=DataLoader([torch.zeros(1)]))
+
+
+def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
+    first = SourceFinetune(LMConfig(small_lm), method="lora")
+    assert dict(SourceFinetune(**first.hparams).hparams) == dict(first.hparams)
+    json.dumps(dict(first.hparams))

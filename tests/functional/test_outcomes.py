@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+
+from lincorr_lightning.functional import (
+    Cause,
+    Outcome,
+    attribute_cause,
+    outcome_codes,
+    outcome_rates,
+)
+
+
+def random_edits(n: int, n_target: int, seed: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    before, after = torch.randint(n_target, (2, n), generator=generator)
+    right = torch.rand(n, n_target, generator=generator) < 0.3
+    # Every edit has a reference, as edits have.
+    right[torch.arange(n), torch.randint(n_target, (n,), generator=generator)] = True
+    return before, after, right
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outcomes_equal_the_definitions_written_out(seed: int) -> None:
+    before, after, right = random_edits(200, 4, seed)
+    codes = outcome_codes(before, after, right)
+    seen = set()
+    for i, code in enumerate(codes.tolist()):
+        references = {j for j in range(4) if right[i, j]}
+        if int(after[i]) in references:
+            expected = Outcome.GENERALIZED
+        elif int(after[i]) == int(before[i]):
+            expected = Outcome.UNCHANGED
+        else:
+            expected = Outcome.HALLUCINATED
+        assert list(Outcome)[code] == expected
+        seen.add(expected)
+    assert seen == set(Outcome)
+
+
+def test_a_target_that_was_right_before_and_stays_has_generalized() -> None:
+    right = torch.tensor([[False, True, True]])
+    assert outcome_codes(torch.tensor([1]), torch.tensor([1]), right).tolist() == [0]
+    assert outcome_codes(torch.tensor([0]), torch.tensor([2]), right).tolist() == [0], "any right"
+
+
+def test_rates_are_shares() -> None:
+    codes = torch.tensor([0, 2, 2, 1, 2, 0, 2, 2])
+    assert outcome_rates(codes) == {"generalized": 0.25, "hallucinated": 0.125, "unchanged": 0.625}
+    assert all(math.isnan(rate) for rate in outcome_rates(torch.tensor([])).values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_causes_equal_the_definitions_written_out(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(4, 6, generator=generator)
+    taught = torch.randint(6, (100,), generator=generator)
+    _, _, right = random_edits(100, 4, seed)
+    right[:, 0] = False
+    right[:, 3] |= ~right.any(1)
+    causes = attribute_cause(weight, taught, right)
+    for i, cause in enumerate(causes):
+        column = weight[:, taught[i]].tolist()
+        highest = max(range(4), key=lambda j: column[j])
+        assert cause == (Cause.LOW_PRIOR if right[i, highest] else Cause.IMPRECISE)
+    assert set(causes) == set(Cause)
+
+
+def test_a_tie_in_w_is_no_imprecision() -> None:
+    weight = torch.tensor([[0.5], [0.5]])
+    right = torch.tensor([[True, False]])
+    assert attribute_cause(weight, torch.tensor([0]), right) == [Cause.LOW_PRIOR]
+    assert attribute_cause(weight, torch.tensor([], dtype=torch.long), right[:0]) == []

@@ -1,0 +1,186 @@
+"""Stacked adapters in peft, LanguageModel, autocast, Lightning, and copied."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import peft
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm import LanguageModel, StackedLoRA, causal_lm_of
+
+RANK, ALPHA = 3, 7.0
+
+
+def batch(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+    last = torch.tensor([len(row) - 1 for row in rows])
+    return ids, (torch.arange(longest) <= last[:, None]).long(), last
+
+
+def last_logits(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    ids, mask, last = batch(rows)
+    logits = model(input_ids=ids, attention_mask=mask).logits
+    return logits[torch.arange(len(rows)), last]
+
+
+def loss_of(logits: torch.Tensor, answers: Sequence[int]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(answers), reduction="sum")
+
+
+@torch.no_grad()
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def randomize(stack: StackedLoRA, seed: int = 1) -> None:
+    """Let B be other than zero, or nothing of A would be seen."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in stack.lora_B.values():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(noise * 0.1)
+
+
+def make_stack(
+    small: SimpleNamespace, architecture: str = "llama", n: int = 8, **options: Any
+) -> tuple[Any, StackedLoRA]:
+    model = small.model(small.architectures[architecture]()).double()
+    stack = StackedLoRA(model, n, RANK, ALPHA, **options)
+    randomize(stack)
+    return model, stack
+
+
+@pytest.mark.parametrize(("kind", "one"), [("llama", "0.mlp.up_proj"), ("gpt2", "0.mlp.c_fc")])
+def test_adapter_loads_in_peft(kind: str, one: str, small: SimpleNamespace, tmp_path: Path) -> None:
+    for targets in (None, [one]):
+        model, stack = make_stack(small, kind, target_modules=targets)
+        ids = [small.ids(prompt) for prompt in small.prompts[:3]]
+        with stack.rows([5, 5, 5]):
+            ours = last_logits(model, ids)
+        folder = tmp_path / str(targets is None)
+        stack.peft_config().save_pretrained(folder)
+        save_file(stack.adapter(5), folder / "adapter_model.safetensors")
+        stack.remove()
+        loaded = peft.PeftModel.from_pretrained(model, folder)
+        wrapped = {name for name, part in loaded.named_modules() if hasattr(part, "lora_A")}
+        assert wrapped == {f"base_model.model.{name}" for name in stack.targets}
+        # peft keeps float64 factors where the base has them
+        torch.testing.assert_close(last_logits(loaded, ids), ours, rtol=1e-9, atol=1e-9)
+        with pytest.raises(LanguageModelError, match="peft adapters already"):
+            StackedLoRA(loaded.base_model.model, 2, RANK, ALPHA)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_asking_through_a_language_model(
+    dtype: torch.dtype, make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    lm = LanguageModel.from_pretrained(str(make_lm(tmp_path)), tokens_per_forward=9)
+    lm.model.to(dtype)
+    stack = StackedLoRA(lm.model, 3, RANK, ALPHA)
+    randomize(stack)
+    prompts = ["Paris", "name3 lives in the city of", "name7 name8 speaks", "Oslo"] * 2
+    which = [2, 0, -1, 1, 1, 2, 0, -1]
+    tokens = [3, 7, 11, 20]
+    base = lm.domain_logits(prompts, tokens)
+    expected = base.clone()
+    for row, (prompt, i) in enumerate(zip(prompts, which, strict=True)):
+        if i != -1:
+            with stack.rows([i]):
+                expected[row] = lm.domain_logits([prompt], tokens)[0]
+    ours = lm.logits_of_rows(
+        lm.rows(prompts), tokens, around=lambda rows: stack.rows([which[row] for row in rows])
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    is_base = torch.tensor(which) == -1
+    assert ((ours - base).abs().amax(1) > 1e-3)[~is_base].all()
+    assert [reading.name for reading in lm._readings.values()] == ["ROWS"]
+
+
+def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    stack = StackedLoRA(model, 2, RANK, alpha=2 * RANK)  # a power of two rounds nowhere
+    randomize(stack)
+    state = stack.adapter(1)
+    ids = torch.tensor([small.ids("Lima lives in the city of")])
+    with stack.rows([1]), torch.autocast("cpu", torch.bfloat16):
+        ours = model(input_ids=ids).logits
+        ours.float().sum().backward()
+    gradient = stack.lora_B["model/layers/0/self_attn/q_proj"].grad
+    assert gradient is not None and gradient.dtype == torch.float32
+    stack.remove()
+    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
+    tuned = peft.get_peft_model(model, config).eval()
+    peft.set_peft_model_state_dict(tuned, state)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = tuned(input_ids=ids).logits
+    theirs.float().sum().backward()
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert relative(ours.float(), theirs.float()) < 0.02
+    layer = tuned.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"]
+    assert relative(gradient[1], layer.weight.grad) < 0.1
+
+
+class Tuner(L.LightningModule):
+    """Trains two adapters on one prompt each."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.some_lm = model
+        self.adapters = StackedLoRA(model, 2, RANK, ALPHA)
+
+    def training_step(self, rows: list[int], index: int) -> torch.Tensor:
+        del index
+        with self.adapters.rows([0, 1]):
+            return loss_of(last_logits(self.some_lm, [rows[:3], rows]), [5, 6])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=1e-2)
+
+
+def test_inside_a_lightning_module(small: SimpleNamespace, tmp_path: Path) -> None:
+    model = small.model(small.architectures["llama-tied"]())
+    tuner = Tuner(model)
+    weights = {name: p.clone() for name, p in model.state_dict().items()}
+    names = [name for name, p in tuner.named_parameters() if p.requires_grad]
+    assert len(names) == len(set(names)) == 2 * len(tuner.adapters.targets)
+    assert all(name.startswith("adapters.lora_") for name in names)
+    assert len(list(tuner.parameters())) == len(names) + len(list(model.parameters()))
+    assert causal_lm_of(tuner) is model
+    start = {name: p.clone() for name, p in tuner.adapters.named_parameters()}
+    loader = torch.utils.data.DataLoader(
+        [small.ids(small.prompts[1])] * 4, collate_fn=lambda x: x[0]
+    )
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(tuner, loader)
+    assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
+    for name, parameter in tuner.adapters.named_parameters():
+        assert not torch.equal(parameter, start[name])
+
+
+def test_copy_works_by_itself(small: SimpleNamespace) -> None:
+    model, stack = make_stack(small)
+    ids = [small.ids(prompt) for prompt in small.prompts[:2]]
+    with stack.rows([4, 5]):
+        expected = last_logits(model, ids)
+    twin = copy.deepcopy(torch.nn.ModuleDict({"model": model, "stack": stack}))
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.zero_()
+    with twin["stack"].rows([4, 5]):
+        assert torch.equal(last_logits(twin["model"], ids), expected)
+    twin["stack"].remove()
+    with stack.rows([4, 5]):  # nothing of the copy is left on the original
+        assert relative(last_logits(model, ids), expected) > 1e-3

@@ -1,0 +1,129 @@
+"""Maps of one relation, fitted in memory, against scikit-learn and against a probe's run."""
+
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LinearRegression, Ridge
+
+from lincorr_lightning import LanguageModel, LinearMap
+from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.fitting import HALF_DECADES, choose_ridge, fit_linear_maps
+from lincorr_lightning.knowledge import AskedRelation, Catalogue
+from lincorr_lightning.lm import LMConfig, sample_inputs
+from lincorr_lightning.modules import LinearProbe, probe_settings
+
+PAIR = "city->country"
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm: str) -> LanguageModel:
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def asked(lm: LanguageModel) -> AskedRelation:
+    return AskedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def naive(lm: LanguageModel, asked: AskedRelation) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """X's, and the logits of source and target, one prompt at a time."""
+    inputs = sample_inputs(lm.tokenizer, 200, seed=1)
+    sides = []
+    for template, tokens in (
+        ("{} lives in the city of", asked.source.token_ids),
+        ("{} lives in the country of", asked.target.token_ids),
+    ):
+        stack = []
+        for x in inputs:
+            ids = lm.tokenizer(template.format(x), return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                stack.append(lm.model(input_ids=ids).logits[0, -1, tokens].double())
+        sides.append(torch.stack(stack).numpy())
+    return inputs, sides[0], sides[1]
+
+
+def test_equal_scikit_learn(
+    lm: LanguageModel,
+    asked: AskedRelation,
+    naive: tuple[list[str], np.ndarray, np.ndarray],
+) -> None:
+    inputs, source, target = naive
+    maps = fit_linear_maps(lm, asked, inputs, [0.0, 10.0, 1000.0])
+    oracles = [LinearRegression(), Ridge(alpha=10.0), Ridge(alpha=1000.0)]
+    assert [fitted.ridge for fitted in maps] == [{PAIR: ridge} for ridge in (0.0, 10.0, 1000.0)]
+    for fitted, oracle in zip(maps, oracles, strict=True):
+        theirs = oracle.fit(source, target).predict(source)
+        ours = fitted.predict(PAIR, torch.from_numpy(source)).numpy()
+        assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+    np.testing.assert_allclose(maps[1].weight(PAIR), oracles[1].coef_, atol=1e-5)
+    np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
+
+
+def test_the_map_says_what_it_is_for(lm: LanguageModel, asked: AskedRelation) -> None:
+    (fitted,) = fit_linear_maps(lm, asked, sample_inputs(lm.tokenizer, 50))
+    assert fitted.pairs == [PAIR]
+    assert fitted.token_ids("city") == asked.source.token_ids
+    assert fitted.labels("country") == asked.target.texts
+    assert fitted.templates["city"] == "{} lives in the city of"
+    assert fitted.fingerprint == lm.fingerprint
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
+def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(140, 12))
+    source = hidden @ rng.normal(size=(12, 12)) + rng.normal(size=(140, 12))
+    target = np.tanh(hidden @ rng.normal(size=(12, 6))) + rng.normal(size=(140, 6))
+    rows = torch.from_numpy(np.hstack([source, target]))
+    judging = [i for i in range(140) if i % 5 == 4]
+    fitting = [i for i in range(140) if i % 5 != 4]
+    means = []
+    for ridge in HALF_DECADES:
+        oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
+        said = oracle.fit(source[fitting], target[fitting]).predict(source[judging])
+        r = [stats.pearsonr(said[:, j], target[judging][:, j])[0] for j in range(6)]
+        means.append(np.mean(r))
+    allowed = [ridge for ridge, r in zip(HALF_DECADES, means, strict=True)
+               if r >= max(means) - tolerance]  # fmt: skip
+    assert choose_ridge(rows, 12, tolerance) == allowed[-1]
+    assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
+
+
+@pytest.mark.parametrize("ridge", [0.0, "auto"])
+def test_equal_a_run_of_the_probe_on_the_same_inputs(
+    small_lm: str, lm: LanguageModel, asked: AskedRelation, ridge: float | str, tmp_path: Path
+) -> None:
+    probe = LinearProbe(
+        lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country"], ridge=ridge,
+        ridge_tolerance=0.01,
+    )  # fmt: skip
+    data = PromptInputs(n_inputs=250, batch_size=64)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(probe, datamodule=data)
+    theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
+    (ours,) = fit_linear_maps(lm, asked, data.halves["fit"], [ridge], tolerance=0.01)
+    assert ours.ridge[PAIR] == theirs.ridge[PAIR]
+    # The LM's own digits differ between batches; ridge 0 magnifies them.
+    torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.bias(PAIR), theirs.bias(PAIR), rtol=1e-4, atol=1e-4)
+
+
+def test_the_grid_is_that_of_the_probe() -> None:
+    assert HALF_DECADES == probe_settings.HALF_DECADES
+
+
+def test_an_lm_that_answers_nan_is_refused(small_lm: str, asked: AskedRelation) -> None:
+    broken = LanguageModel.from_pretrained(small_lm)
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="lives in the city of"):
+        fit_linear_maps(broken, asked, ["Paris", "London"])
