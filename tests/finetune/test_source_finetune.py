@@ -285,7 +285,8 @@ class Spoil(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == 2 and self.what == "loss":
             with torch.no_grad():
-                next(p for p in pl_module.parameters() if p.requires_grad).view(-1)[:] = torch.nan
+                for parameter in (p for p in pl_module.parameters() if p.requires_grad):
+                    parameter[:] = torch.nan
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         if trainer.global_step == 2 and self.what == "update":

@@ -47,6 +47,11 @@ def test_commands_and_python_run_in_order(
         if "configs/pretraining.yaml" in command:
             # Minutes as it stands; a few steps show that it runs.
             command = [*command, "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
+        if any("source_finetune" in part for part in command):
+            # tests/cli runs the configs as they stand.
+            command = [*command, "--data.n_edits=16"]
+        if "all" in command:
+            command = [*command, "--data.n_inputs=600"]
         main([part.replace("path/to/checkpoint", tiny_world) for part in command])
     capsys.readouterr()
     probe, own_module = (
