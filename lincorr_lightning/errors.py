@@ -37,5 +37,13 @@ class ConfigError(LincorrError):
     """Settings that contradict each other or that this study cannot run under."""
 
 
+class SparseAutoencoderError(LincorrError):
+    """A sparse autoencoder cannot be read, or does not fit the LM, place or feature asked for."""
+
+
+class ReportError(LincorrError):
+    """A run's folder cannot be told of, or not on one page with the others."""
+
+
 class OutputError(LincorrError):
     """The run's folder cannot be written."""

@@ -1,0 +1,140 @@
+"""SAEs from local folders, in the formats people have them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.sae.place import Place
+from lincorr_lightning.sae.readers import (
+    Wishes,
+    read_gemma_scope,
+    read_llama_scope,
+    read_saelens,
+)
+from lincorr_lightning.sae.reading import fail_to_read
+from lincorr_lightning.sae.sparse_autoencoder import CONFIG_FILE, TENSORS_FILE, SparseAutoencoder
+
+Reader = Callable[[Path, Wishes], SparseAutoencoder]
+
+
+@dataclass(frozen=True)
+class SAEFormat:
+    """A format of an SAE's folder.
+
+    Attributes:
+        name: As in ``gemma_scope``.
+        files: A folder that holds all of these is of this format.
+        read: From a folder and what the caller knows to an SAE.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    read: Reader
+
+
+FORMATS: dict[str, SAEFormat] = {}
+
+
+def register_format(name: str, files: Iterable[str], read: Reader) -> None:
+    """Add a format that `load_sae` reads.
+
+    Args:
+        name: A new name.
+        files: Files by which a folder of this format is known.
+        read: From a folder and what the caller knows to an SAE.
+
+    Raises:
+        ValueError: The name is taken.
+    """
+    if name in FORMATS:
+        raise ValueError(f"the SAE format {name!r} is registered already")
+    FORMATS[name] = SAEFormat(name, tuple(files), read)
+
+
+def load_sae(
+    folder: str | Path,
+    *,
+    place: Place | None = None,
+    input_scale: float | None = None,
+    output_projection: Tensor | None = None,
+) -> SparseAutoencoder:
+    """Read an SAE from a local folder of any known format; nothing is ever unpickled.
+
+    Its norms stay as they are in the file: `SparseAutoencoder.folded` folds them.
+
+    Args:
+        folder: Ours, SAELens', Gemma Scope's or Llama Scope's.
+        place: Where it belongs. Only needed where neither the files nor the path say it; where
+            they do, it must be the same.
+        input_scale: By how much activations are multiplied before the SAE, for a SAELens checkpoint
+            that leaves it open: ``sqrt(width) / mean norm`` of the activations.
+        output_projection: For an SAE that reads the attention's concatenated heads (Gemma Scope's
+            attention SAEs, SAELens at ``hook_z``): the weight of the attention's output projection,
+            ``(width, n_heads * head_size)``, no wider than it is high. The SAE then reads and
+            writes the attention's output.
+
+    Returns:
+        The SAE in float32, in evaluation mode.
+
+    Raises:
+        SparseAutoencoderError: The format is unknown, a file is missing or damaged, the SAE is of a
+            kind this package does not have, or its place is unknown or another than `place`.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        fail_to_read(folder, "there is no such folder")
+    for form in FORMATS.values():
+        if all((folder / name).is_file() for name in form.files):
+            sae = form.read(folder, Wishes(place, input_scale, output_projection))
+            break
+    else:
+        inside = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
+        known = "; ".join(f"{form.name} ({', '.join(form.files)})" for form in FORMATS.values())
+        raise SparseAutoencoderError(
+            f"{folder} is in no known format of SAEs: it holds {inside}. Known are {known}. "
+            "Pass the folder that holds one SAE's files itself."
+        )
+    if place is not None and sae.place != place:
+        raise SparseAutoencoderError(
+            f"the SAE in {folder} belongs to {sae.place}, not to {place}. "
+            "Pass the folder of that place's SAE."
+        )
+    return sae.float().eval()
+
+
+def load_saes(folders: Iterable[str | Path]) -> dict[Place, SparseAutoencoder]:
+    """Read one SAE per place.
+
+    Args:
+        folders: A folder for each SAE.
+
+    Raises:
+        SparseAutoencoderError: One cannot be read, or two belong to the same place.
+    """
+    saes: dict[Place, SparseAutoencoder] = {}
+    for folder in folders:
+        sae = load_sae(folder)
+        if sae.place in saes:
+            raise SparseAutoencoderError(
+                f"{folder} holds a second SAE for {sae.place}. Pass one for each place."
+            )
+        saes[sae.place] = sae
+    return saes
+
+
+def _read_own(folder: Path, wishes: Wishes) -> SparseAutoencoder:
+    del wishes  # it says all there is to say
+    return SparseAutoencoder.from_pretrained(folder)
+
+
+register_format("lincorr", (CONFIG_FILE, TENSORS_FILE), _read_own)
+register_format("saelens", ("cfg.json", "sae_weights.safetensors"), read_saelens)
+register_format("gemma_scope", ("params.npz",), read_gemma_scope)
+register_format(
+    "llama_scope", ("hyperparams.json", "checkpoints/final.safetensors"), read_llama_scope
+)

@@ -1,0 +1,63 @@
+"""Places of a transformer where SAEs read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lincorr_lightning.errors import SparseAutoencoderError
+
+Kind = Literal["residual", "mlp_out", "attention_out"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A place in the transformer where an SAE reads and writes.
+
+    Attributes:
+        layer: Counted from 0.
+        kind: The residual stream after the layer, or what the layer's MLP or attention adds to it.
+
+    Raises:
+        SparseAutoencoderError: There is no such layer or kind.
+
+    Example:
+        >>> str(Place(3, "mlp_out"))
+        'mlp_out of layer 3'
+    """
+
+    layer: int
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
+            raise SparseAutoencoderError(
+                f"{self.layer!r} is no layer of an LM; layers are whole numbers from 0."
+            )
+        if self.kind not in KINDS:
+            raise SparseAutoencoderError(
+                f"{self.kind!r} is no kind of place; there are {', '.join(KINDS)}."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind} of layer {self.layer}"
+
+
+def check_index(index: int, n_features: int, place: Place) -> int:
+    """Refuse a feature that the SAE at a place does not have.
+
+    Args:
+        index: Counted from 0.
+        n_features: Of the SAE.
+        place: Of the SAE.
+
+    Raises:
+        SparseAutoencoderError: It is out of range.
+    """
+    if not 0 <= index < n_features:
+        raise SparseAutoencoderError(
+            f"the SAE at {place} has no feature {index}; it has {n_features}, "
+            f"counted from 0 to {n_features - 1}."
+        )
+    return index

@@ -1,0 +1,376 @@
+"""One sparse autoencoder: what it computes, where it belongs, and its folder on the disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.reporting.files import atomic_folder, atomic_write, write_json
+from lincorr_lightning.sae.place import Place, check_index
+from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors
+from lincorr_lightning.version import __version__
+
+Activation = Literal["relu", "jumprelu", "topk", "batchtopk"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+FORMAT = "lincorr sparse autoencoder"
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+TENSORS_FILE = "sparse_autoencoder.safetensors"
+_THRESHOLDED = ("jumprelu", "batchtopk")
+
+
+class SparseAutoencoder(nn.Module):
+    """``x̂ = (f D + b_D) / s`` with sparse features ``f = activation(x' Eᵀ + b_E)`` of ``x' = s x``.
+
+    A feature is a row of `encoder` and `decoder` (a column of the decoder in the papers' notation).
+    The activations, on the pre-activations p:
+
+    - ``relu``: ``max(p, 0)``;
+    - ``jumprelu``: ``max(p, 0)`` where ``p > threshold``, else 0 (Rajamanoharan et al., 2024,
+      arXiv 2407.14435);
+    - ``topk``: ``max(p, 0)`` of the `k` features with the largest ``p * score_scale``, else 0 (Gao
+      et al., 2024, arXiv 2406.04093);
+    - ``batchtopk``: as it is used after training, with the threshold learned then in place of the
+      batch: ``max(p, 0)`` where ``p > threshold`` (Bussmann et al., 2024, arXiv 2412.06410).
+
+    Args:
+        place: Where it reads and writes.
+        encoder: E, ``(n_features, width)``.
+        decoder: D, ``(n_features, width)``.
+        encoder_bias: ``(n_features,)``.
+        decoder_bias: ``(width,)``.
+        activation: One of the four.
+        threshold: Of jumprelu and batchtopk, ``(n_features,)``, in units of the pre-activations.
+        k: Features kept by topk; batchtopk's mean number, kept as a note.
+        score_scale: What topk multiplies pre-activations by to choose, ``(n_features,)``; None
+            where it chooses by the pre-activations themselves.
+        input_scale: s, by which activations of the LM are multiplied.
+        subtract_decoder_bias: Whether the encoder reads ``x' - b_D`` instead of x'.
+        lm: Name of the LM it was trained on, if known.
+
+    Raises:
+        SparseAutoencoderError: The parts do not belong together; the message names the part.
+
+    Example:
+        >>> eye = torch.eye(2)
+        >>> sae = SparseAutoencoder(place=Place(0, "residual"), encoder=eye, decoder=eye,
+        ...     encoder_bias=torch.zeros(2), decoder_bias=torch.zeros(2), activation="jumprelu",
+        ...     threshold=torch.tensor([0.5, 0.5]))
+        >>> sae(torch.tensor([[0.4, 2.0]])).tolist()
+        [[0.0, 2.0]]
+    """
+
+    threshold: Tensor | None
+    score_scale: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        place: Place,
+        encoder: Tensor,
+        decoder: Tensor,
+        encoder_bias: Tensor,
+        decoder_bias: Tensor,
+        activation: Activation = "relu",
+        threshold: Tensor | None = None,
+        k: int | None = None,
+        score_scale: Tensor | None = None,
+        input_scale: float = 1.0,
+        subtract_decoder_bias: bool = False,
+        lm: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.place = place
+        self.activation = activation
+        self.k = k
+        self.input_scale = float(input_scale)
+        self.subtract_decoder_bias = bool(subtract_decoder_bias)
+        self.lm = lm
+        self.encoder = nn.Parameter(encoder)
+        self.decoder = nn.Parameter(decoder)
+        self.encoder_bias = nn.Parameter(encoder_bias)
+        self.decoder_bias = nn.Parameter(decoder_bias)
+        self.register_buffer("threshold", threshold)
+        self.register_buffer("score_scale", score_scale)
+        self._check()
+
+    def _check(self) -> None:
+        def refuse(reason: str) -> NoReturn:
+            raise SparseAutoencoderError(f"the SAE at {self.place}: {reason}.")
+
+        if self.activation not in ACTIVATIONS:
+            refuse(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
+        if self.decoder.ndim != 2:
+            refuse(f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)")
+        n, width = self.decoder.shape
+        shapes = {
+            "encoder": (n, width),
+            "encoder_bias": (n,),
+            "decoder_bias": (width,),
+            "threshold": (n,),
+            "score_scale": (n,),
+        }
+        tensors = {"decoder": self.decoder} | {name: getattr(self, name) for name in shapes}
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shapes.get(name, (n, width)):
+                refuse(
+                    f"{name} has the shape {tuple(tensor.shape)}; "
+                    f"the decoder {(n, width)} asks for {shapes[name]}"
+                )
+            if not tensor.isfinite().all():
+                refuse(f"{name} holds NaN or infinite numbers")
+        if (self.threshold is not None) != (self.activation in _THRESHOLDED):
+            given = "has" if self.threshold is not None else "needs"
+            refuse(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
+        if self.score_scale is not None and self.activation != "topk":
+            refuse(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
+        if self.activation == "topk" and not (self.k is not None and 1 <= self.k <= n):
+            refuse(f"topk needs a k from 1 to its {n} features, not {self.k}")
+        if not (math.isfinite(self.input_scale) and self.input_scale > 0):
+            refuse(f"input_scale is {self.input_scale}; it must be a number above 0")
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"{self.place}, {self.n_features} features of width {self.width}, {self.activation}"
+
+    # -- what it holds -----------------------------------------------------------------------
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return self.decoder.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Width of the activations it reads and writes."""
+        return self.decoder.shape[1]
+
+    @property
+    def zero_norm(self) -> Tensor:
+        """Features whose decoder is zero: no direction; ``(n_features,)`` bool."""
+        return (self.decoder.detach() == 0).all(1)
+
+    def check_feature(self, index: int) -> int:
+        """Refuse a feature that it does not have.
+
+        Args:
+            index: Counted from 0.
+
+        Raises:
+            SparseAutoencoderError: It is out of range.
+        """
+        return check_index(index, self.n_features, self.place)
+
+    def check_fits(self, width: int, n_layers: int, lm: str = "the LM") -> None:
+        """Refuse an LM of another width, or with too few layers for the place.
+
+        Args:
+            width: The LM's hidden size.
+            n_layers: Its number of layers.
+            lm: What to call it in the message.
+
+        Raises:
+            SparseAutoencoderError: It says what the SAE and the LM have.
+        """
+        trained = f" (trained on {self.lm})" if self.lm else ""
+        if self.width != width:
+            raise SparseAutoencoderError(
+                f"the SAE at {self.place}{trained} is {self.width} wide, but {lm} is {width} wide. "
+                "Take an SAE of this very LM."
+            )
+        if self.place.layer >= n_layers:
+            raise SparseAutoencoderError(
+                f"the SAE{trained} belongs to {self.place}, but {lm} has {n_layers} layers, "
+                f"counted from 0 to {n_layers - 1}. Take an SAE of this very LM."
+            )
+
+    # -- what it computes --------------------------------------------------------------------
+
+    def pre_activations(self, x: Tensor) -> Tensor:
+        """What the activation is applied to.
+
+        Args:
+            x: Activations of the LM, ``(..., width)``, as they are in the LM.
+
+        Returns:
+            ``(..., n_features)``, in the SAE's precision.
+
+        Raises:
+            SparseAutoencoderError: They are of another width.
+        """
+        if x.shape[-1] != self.width:
+            raise SparseAutoencoderError(
+                f"the SAE at {self.place} reads activations of width {self.width}, not "
+                f"{x.shape[-1]}. Take those of {self.place} in the LM it was trained on."
+            )
+        x = x.to(self.encoder.dtype) * self.input_scale
+        if self.subtract_decoder_bias:
+            x = x - self.decoder_bias
+        return nn.functional.linear(x, self.encoder, self.encoder_bias)
+
+    def activate(self, pre_activations: Tensor) -> Tensor:
+        """Apply the activation.
+
+        Args:
+            pre_activations: ``(..., n_features)``.
+
+        Returns:
+            Features, of the same shape, none below 0.
+        """
+        features = pre_activations.relu()
+        if self.threshold is not None:
+            return features * (pre_activations > self.threshold)
+        if self.activation == "topk":
+            scores = pre_activations
+            if self.score_scale is not None:
+                scores = scores * self.score_scale
+            chosen = scores.topk(self.k or 1, dim=-1).indices
+            kept = features.gather(-1, chosen)
+            return torch.zeros_like(features).scatter(-1, chosen, kept)
+        return features
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Features of activations of the LM.
+
+        Args:
+            x: ``(..., width)``, as they are in the LM.
+
+        Returns:
+            ``(..., n_features)``.
+
+        Raises:
+            SparseAutoencoderError: They are of another width.
+        """
+        return self.activate(self.pre_activations(x))
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Activations of the LM from features.
+
+        Args:
+            features: ``(..., n_features)``.
+
+        Returns:
+            ``(..., width)``, on the LM's scale.
+        """
+        return (features @ self.decoder + self.decoder_bias) / self.input_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruct activations of the LM, ``(..., width)``."""
+        return self.decode(self.encode(x))
+
+    # -- folding -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def folded(self) -> SparseAutoencoder:
+        """The same reconstruction with everything beside E, D and the biases folded into them.
+
+        Afterwards `input_scale` is 1, the encoder reads the LM's activations as they are, every
+        decoder row has the norm 1 (zero rows stay zero), and thresholds are in the units of the
+        features: a feature's value is the length of what it adds to the LM's activations. The order
+        in which topk chooses is kept by `score_scale`.
+
+        Returns:
+            A new SAE, in evaluation mode; this one is left as it is.
+        """
+        encoder = self.encoder.double() * self.input_scale
+        decoder = self.decoder.double() / self.input_scale
+        decoder_bias = self.decoder_bias.double() / self.input_scale
+        encoder_bias = self.encoder_bias.double()
+        if self.subtract_decoder_bias:
+            encoder_bias = encoder_bias - encoder @ decoder_bias
+        norm = decoder.norm(dim=1)
+        norm = torch.where(self.zero_norm, 1.0, norm)
+        threshold, score_scale = self.threshold, self.score_scale
+        if threshold is not None:
+            threshold = (threshold.double() * norm).to(threshold)
+        if self.activation == "topk":
+            # A larger decoder must not let a feature in that was not chosen before.
+            before = 1.0 if score_scale is None else score_scale.double()
+            score_scale = (before / norm).to(self.encoder)
+        return SparseAutoencoder(
+            place=self.place,
+            encoder=(encoder * norm[:, None]).to(self.encoder),
+            decoder=(decoder / norm[:, None]).to(self.decoder),
+            encoder_bias=(encoder_bias * norm).to(self.encoder_bias),
+            decoder_bias=decoder_bias.to(self.decoder_bias),
+            activation=self.activation,
+            threshold=threshold,
+            k=self.k,
+            score_scale=score_scale,
+            lm=self.lm,
+        ).eval()
+
+    # -- to and from the disk ----------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``sparse_autoencoder.safetensors``.
+
+        They appear as a whole: the SAE that was there stays until the new one is complete.
+
+        Args:
+            folder: A new folder, or one that holds an SAE written by this method alone.
+
+        Raises:
+            OutputError: It cannot be written, or holds other files.
+        """
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
+        }
+        config = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "place": {"layer": self.place.layer, "kind": self.place.kind},
+            "activation": self.activation,
+            "k": self.k,
+            "input_scale": self.input_scale,
+            "subtract_decoder_bias": self.subtract_decoder_bias,
+            "lm": self.lm,
+            "versions": {
+                "lincorr_lightning": __version__,
+                "torch": importlib.metadata.version("torch"),
+            },
+        }
+        with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
+            with atomic_write(new / TENSORS_FILE) as part:
+                save_file(tensors, part)
+            write_json(new / CONFIG_FILE, config)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> SparseAutoencoder:
+        """Read what `save` wrote; `load_sae` reads the other formats too.
+
+        Args:
+            folder: The SAE's folder.
+
+        Raises:
+            SparseAutoencoderError: A file is missing or damaged, or is of an unknown version.
+        """
+        folder = Path(folder)
+        config = read_json(folder / CONFIG_FILE)
+        version = config.get("format_version")
+        if config.get("format") != FORMAT or version != FORMAT_VERSION:
+            fail_to_read(
+                folder / CONFIG_FILE,
+                f"its format is {config.get('format')!r} of version {version}, and this version of "
+                f"lincorr-lightning ({__version__}) reads {FORMAT!r} of version {FORMAT_VERSION}",
+            )
+        tensors = read_tensors(folder / TENSORS_FILE)
+        try:
+            place = Place(**config["place"])
+            names = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
+            parts: dict[str, Any] = {**tensors, **{name: config[name] for name in names}}
+            return cls(place=place, **parts).eval()
+        except KeyError as error:
+            fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")
+        except (TypeError, ValueError) as error:
+            fail_to_read(folder, f"its files do not belong together ({error})")

@@ -1,0 +1,226 @@
+"""GRIDE against DADApy.
+
+DADApy (0.3.4 is the newest) needs numpy < 2, this package numpy >= 2, so that the two cannot be
+installed together. What it finds in clouds that numpy makes alike for ever (`RandomState`) is
+recorded below; `python benchmarks/token_geometry.py --dadapy ...` compares with it live. Clouds of
+hidden states are checked against its recipe, written here with scipy and plain loops, after that
+recipe has met the record itself.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.spatial.distance import cdist
+from transformers import AutoModelForCausalLM
+
+import lincorr_lightning.lm
+from lincorr_lightning.functional.distances import nearest_tokens
+from lincorr_lightning.functional.intrinsic_dimension import (
+    RANGE_SCALINGS,
+    IntrinsicDimension,
+    intrinsic_dimension,
+)
+
+# Data(coordinates=ball(d)).return_id_scaling_gride(range_max=256): estimates, errors.
+DADAPY = {
+    1: (
+        [1.072824, 0.958742, 1.002045, 1.026376, 1.005088, 1.020058, 1.064700, 1.025622],
+        [0.043798, 0.028230, 0.020913, 0.015130, 0.010475, 0.007513, 0.005546, 0.003778],
+    ),
+    2: (
+        [2.045480, 2.083344, 2.068293, 2.051317, 2.100319, 2.015197, 1.989824, 1.832181],
+        [0.083506, 0.061272, 0.043106, 0.030242, 0.021883, 0.014849, 0.010367, 0.006748],
+    ),
+    5: (
+        [5.101801, 4.956622, 4.780346, 4.779352, 4.813583, 4.538428, 4.137194, 3.457705],
+        [0.208280, 0.145906, 0.099718, 0.070473, 0.050159, 0.033428, 0.021545, 0.012732],
+    ),
+    10: (
+        [9.515048, 9.428823, 8.795952, 8.494157, 7.807818, 7.349854, 6.473807, 5.284952],
+        [0.388450, 0.277358, 0.183432, 0.125204, 0.081352, 0.054136, 0.033711, 0.019458],
+    ),
+}
+
+
+def ball(d: int, n: int = 600, seed: int | None = None) -> np.ndarray:
+    return np.random.RandomState(d if seed is None else seed).standard_normal((n, d))
+
+
+def ratios(cloud: np.ndarray, n2: int) -> np.ndarray:
+    distances = np.sort(cdist(*[np.unique(cloud, axis=0)] * 2), axis=1)
+    return distances[:, n2] / distances[:, n2 // 2]
+
+
+def recipe(cloud: np.ndarray, n2: int) -> float:
+    mu = ratios(cloud.astype(np.float64), n2)
+    high, middle = np.percentile(mu, [95, 50])
+    mu = mu[mu < 20 * (high - middle) + middle]
+    n1 = n2 // 2
+
+    def score(d: float) -> float:
+        log_mu = np.log(mu)
+        rising = (n2 - n1 - 1) * np.sum(log_mu / (1 - mu**-d)) if n1 > 1 else 0.0
+        return (len(mu) - 1) / d + rising - (n2 - 1) * np.sum(log_mu)
+
+    return brentq(score, 1e-3, 1e3, xtol=1e-10)
+
+
+def estimate(
+    clouds: np.ndarray | torch.Tensor, scalings: tuple[int, ...] = RANGE_SCALINGS
+) -> IntrinsicDimension:
+    clouds = torch.as_tensor(clouds)
+    return intrinsic_dimension(nearest_tokens(clouds, max(scalings), k=1), scalings)
+
+
+@pytest.fixture(scope="module")
+def hidden() -> torch.Tensor:
+    """Embedded and last hidden states of 12 sequences of the tiny world, each layer one cloud."""
+    folder = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
+    lm = AutoModelForCausalLM.from_pretrained(folder).eval()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, lm.config.vocab_size, (12, 48), generator=generator)
+    with torch.no_grad():
+        out = lm(ids, output_hidden_states=True)
+    return torch.stack(out.hidden_states).flatten(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("d", DADAPY)
+def test_balls_are_as_dadapy_finds_them(d: int, dtype: type) -> None:
+    found = estimate(ball(d)[None].astype(dtype))
+    np.testing.assert_allclose(found.dimension[0], DADAPY[d][0], rtol=2e-5)
+    # DADApy takes the error over all ratios, also those left out of the estimate.
+    np.testing.assert_allclose(found.standard_error[0], DADAPY[d][1], rtol=1e-2)
+
+
+@pytest.mark.parametrize("d", DADAPY)
+def test_recipe_is_that_of_dadapy(d: int) -> None:
+    found = [recipe(ball(d), n2) for n2 in RANGE_SCALINGS]
+    np.testing.assert_allclose(found, DADAPY[d][0], rtol=1e-6)
+
+
+def test_hidden_states_are_as_the_recipe_finds_them(hidden: torch.Tensor) -> None:
+    found = estimate(hidden)
+    expected = [[recipe(layer.numpy(), n2) for n2 in RANGE_SCALINGS] for layer in hidden]
+    np.testing.assert_allclose(found.dimension, expected, rtol=1e-4)
+    # A token that comes twice is embedded alike, and counted once.
+    assert found.n_tokens.tolist() == [len(np.unique(layer.numpy(), axis=0)) for layer in hidden]
+    assert found.n_tokens[0] < hidden.shape[1]
+
+
+def test_probabilities_are_a_cloud_too(hidden: torch.Tensor) -> None:
+    heads = torch.randn(hidden.shape[-1], 900, generator=torch.Generator().manual_seed(1))
+    probabilities = torch.softmax(hidden[1:] @ heads / hidden[1:].norm(dim=-1, keepdim=True), -1)
+    found = estimate(probabilities, (2, 16))
+    expected = [recipe(probabilities[0].numpy(), n2) for n2 in (2, 16)]
+    np.testing.assert_allclose(found.dimension[0], expected, rtol=1e-4)
+
+
+def test_known_manifolds() -> None:
+    random = np.random.RandomState(0)
+    turn = 1.5 * np.pi * (1 + 2 * random.rand(2000))
+    roll = np.stack([turn * np.cos(turn), 21 * random.rand(2000), turn * np.sin(turn)], 1)
+    sphere = random.standard_normal((2000, 8))
+    sphere /= np.linalg.norm(sphere, axis=1, keepdims=True)
+    for manifold, dimension in ((roll, 2), (sphere, 7)):
+        np.testing.assert_allclose(
+            estimate(manifold[None], (2, 4, 8)).dimension, dimension, rtol=0.1
+        )
+
+
+def test_2nn_has_its_closed_form() -> None:
+    cloud = np.random.RandomState(0).rand(400, 6)
+    expected = 399 / np.log(ratios(cloud, 2)).sum()
+    np.testing.assert_allclose(estimate(cloud[None], (2,)).dimension[0, 0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n2", [2, 8, 64])
+def test_standard_error_is_the_curvature_of_the_likelihood(n2: int) -> None:
+    cloud = np.random.RandomState(0).rand(400, 4)
+    found = estimate(cloud[None], (n2,))
+    mu, n1, d = ratios(cloud, n2), n2 // 2, found.dimension.item()
+
+    def log_likelihood(d: float) -> float:
+        inner = (n2 - n1 - 1) * np.log(mu**d - 1) if n2 > 2 else 0.0
+        return np.sum(np.log(d) + inner - ((n2 - 1) * d + 1) * np.log(mu))
+
+    h = 1e-3 * d
+    curvature = log_likelihood(d + h) - 2 * log_likelihood(d) + log_likelihood(d - h)
+    expected = (-curvature / h**2) ** -0.5
+    np.testing.assert_allclose(found.standard_error.item(), expected, rtol=1e-5)
+
+
+def test_any_even_scalings_in_any_order() -> None:
+    found = estimate(ball(3)[None], (30, 2, 6))
+    expected = [recipe(ball(3), n2) for n2 in (30, 2, 6)]
+    np.testing.assert_allclose(found.dimension[0], expected, rtol=1e-6)
+
+
+def test_layers_and_prompts_together_are_as_alone() -> None:
+    clouds = np.stack([ball(4, 300, seed) for seed in range(6)]).reshape(2, 3, 300, 4)
+    together = estimate(clouds, (2, 8, 32))
+    assert together.dimension.shape == (2, 3, 3) and together.n_tokens.shape == (2, 3)
+    for prompt in range(2):
+        for layer in range(3):
+            alone = estimate(clouds[prompt, layer][None], (2, 8, 32))
+            torch.testing.assert_close(together.dimension[prompt, layer], alone.dimension[0])
+            torch.testing.assert_close(together.standard_error[prompt, layer], alone[1][0])
+
+
+def test_copies_do_not_count() -> None:
+    cloud = ball(3, 200)
+    copied = np.concatenate([cloud, cloud[50:150], cloud[60:70]])
+    shuffled = copied[np.random.RandomState(0).permutation(len(copied))]
+    scalings = (2, 4, 64)
+    found, expected = estimate(shuffled[None], scalings), estimate(cloud[None], scalings)
+    assert found.n_tokens.tolist() == [200]
+    torch.testing.assert_close(found.dimension, expected.dimension, rtol=1e-9, atol=0)
+
+
+def test_near_copies_are_outliers() -> None:
+    cloud = ball(3, 300)
+    cloud[:6] = cloud[6:12] + 1e-9
+    expected = [recipe(cloud, n2) for n2 in (2, 4)]
+    np.testing.assert_allclose(estimate(cloud[None], (2, 4)).dimension[0], expected, rtol=1e-6)
+    naive = 299 / np.log(ratios(cloud, 2)).sum()
+    assert naive < 0.8 * expected[0]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e8, 1e30])
+def test_scale_does_not_matter(scale: float) -> None:
+    cloud = ball(5, 300).astype(np.float32)
+    found = estimate((cloud * scale)[None].astype(np.float32), (2, 16))
+    torch.testing.assert_close(found.dimension, estimate(cloud[None], (2, 16)).dimension)
+
+
+def test_ties_give_no_nan() -> None:
+    grid = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), -1).reshape(1, -1, 3)
+    found = estimate(grid, (2, 8, 64))
+    assert not any(part.isnan().any() for part in found)
+    assert found.dimension[0, 2].isfinite()
+    simplex = intrinsic_dimension(nearest_tokens(torch.eye(20)[None], 4), (2, 4))
+    assert simplex.dimension.tolist() == simplex.standard_error.tolist() == [[torch.inf] * 2]
+
+
+@pytest.mark.parametrize(
+    ("leading", "named"), [((4,), "layer 2 "), ((2, 2), "layer 0 of prompt 1 ")]
+)
+def test_too_few_distinct_tokens_name_the_layer(leading: tuple[int, ...], named: str) -> None:
+    clouds = np.stack([ball(2, 40, seed) for seed in range(4)])
+    clouds[2, 8:] = clouds[2, 7]
+    clouds = clouds.reshape(*leading, 40, 2)
+    assert estimate(clouds, (2, 4)).n_tokens.min() == 8
+    with pytest.raises(ValueError, match=f"{named}.* has 8 distinct tokens of 40; .*8 needs 9"):
+        estimate(clouds, (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("scalings", "said"),
+    [((2, 5), "5 must be even"), ((0,), "0 must be even"), ((16,), "are 8"), ((), "such as 2")],
+)
+def test_wrong_scalings_are_refused(scalings: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        intrinsic_dimension(nearest_tokens(torch.rand(1, 40, 2), 8), scalings)

@@ -1,0 +1,396 @@
+"""Folders of other libraries, written here by hand, against those libraries' formulas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.sae import (
+    FORMATS,
+    Place,
+    SparseAutoencoder,
+    load_sae,
+    load_saes,
+    register_format,
+)
+
+N, WIDTH, K = 30, 8, 4
+RNG = np.random.default_rng(0)
+X = (RNG.normal(size=(50, WIDTH)) * 5).astype(np.float32)
+
+
+def _draw(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def _weights() -> dict[str, np.ndarray]:
+    decoder = _draw(N, WIDTH) * np.exp(_draw(N, 1))
+    return {"W_enc": _draw(WIDTH, N), "W_dec": decoder, "b_enc": _draw(N), "b_dec": _draw(WIDTH)}
+
+
+def _top_k(pre: np.ndarray) -> np.ndarray:
+    """The k largest of each row, and of these the positive ones."""
+    level = np.sort(pre, axis=1)[:, -K][:, None]
+    return np.where(pre >= level, np.maximum(pre, 0), 0)
+
+
+def _same(sae: SparseAutoencoder, reconstruction: np.ndarray) -> None:
+    """As it is read, and folded."""
+    x = torch.from_numpy(X)
+    for one in (sae, sae.folded()):
+        np.testing.assert_allclose(one(x).detach(), reconstruction, rtol=1e-3, atol=1e-3)
+
+
+# -- SAELens -----------------------------------------------------------------------------------
+
+
+def _saelens(
+    folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], new: bool = True
+) -> Path:
+    """New: version 6, with the LM's part under metadata; old: all in one."""
+    about = {"model_name": "gemma-2-2b", "hook_name": "blocks.4.hook_resid_post"}
+    about |= {"hook_head_index": None}
+    own = {"d_in": WIDTH, "d_sae": N, "dtype": "float32", "normalize_activations": "none"}
+    old = {"hook_layer": 4, "activation_fn_str": "relu", "activation_fn_kwargs": {}}
+    for key in [key for key in config if key in about]:
+        about[key] = config[key]
+    rest = {key: value for key, value in config.items() if key not in about}
+    content = {**own, "metadata": about, **rest} if new else {**own, **about, **old, **rest}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cfg.json").write_text(json.dumps(content))
+    save_file({k: np.ascontiguousarray(v) for k, v in weights.items()},
+              folder / "sae_weights.safetensors")  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("subtract", [True, False])
+def test_saelens_standard(new: bool, subtract: bool, tmp_path: Path) -> None:
+    w = _weights()
+    config = {"architecture": "standard", "apply_b_dec_to_input": subtract}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
+    pre = (X - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]
+    _same(sae, np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
+    assert sae.place == Place(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_saelens_jumprelu(training: bool, tmp_path: Path) -> None:
+    w = _weights()
+    threshold = np.exp(_draw(N))
+    extra = {"log_threshold": np.log(threshold)} if training else {"threshold": threshold}
+    config = {"architecture": "jumprelu", "apply_b_dec_to_input": True}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w | extra))
+    pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
+    _same(sae, np.where(pre > threshold, pre, 0) @ w["W_dec"] + w["b_dec"])
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("new", [True, False])
+def test_saelens_topk(rescaled: bool, new: bool, tmp_path: Path) -> None:
+    w = _weights()
+    config: dict[str, Any] = {"architecture": "topk", "k": K}
+    if not new:
+        config = {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}}
+    config |= {"apply_b_dec_to_input": False, "rescale_acts_by_decoder_norm": rescaled}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
+    norm = np.linalg.norm(w["W_dec"], axis=1) if rescaled else np.ones(N)
+    features = _top_k((X @ w["W_enc"] + w["b_enc"]) * norm)
+    _same(sae, (features / norm) @ w["W_dec"] + w["b_dec"])
+    np.testing.assert_allclose(
+        sae.encode(torch.from_numpy(X)).detach(), features, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_saelens_batchtopk_checkpoint(tmp_path: Path) -> None:
+    w = _weights()
+    config = {"architecture": "batchtopk", "k": 2.5, "apply_b_dec_to_input": True}
+    extra = {"topk_threshold": np.array(1.5)}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w | extra))
+    pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
+    _same(sae, np.where(pre > 1.5, pre, 0) @ w["W_dec"] + w["b_dec"])
+
+
+@pytest.mark.parametrize("where", ["argument", "file"])
+def test_saelens_average_norm(where: str, tmp_path: Path) -> None:
+    w = _weights()
+    config = {
+        "architecture": "standard",
+        "normalize_activations": "expected_average_only_in",
+        "apply_b_dec_to_input": True,
+    }
+    folder = _saelens(tmp_path / "sae", config, w)
+    with pytest.raises(SparseAutoencoderError, match=r"Pass it as input_scale: sqrt\(width\)"):
+        load_sae(folder)
+    scale = 0.4
+    if where == "file":
+        (folder / "activation_scaler.json").write_text(json.dumps({"scaling_factor": scale}))
+    sae = load_sae(folder, input_scale=scale if where == "argument" else None)
+    assert sae.input_scale == scale
+    pre = (scale * X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
+    _same(sae, (np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"]) / scale)
+
+
+def test_saelens_finetuning_factor(tmp_path: Path) -> None:
+    w, factor = _weights(), np.exp(_draw(N))
+    config = {"architecture": "standard", "apply_b_dec_to_input": False}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w | {"scaling_factor": factor}, new=False))
+    pre = X @ w["W_enc"] + w["b_enc"]
+    _same(sae, (np.maximum(pre, 0) * factor) @ w["W_dec"] + w["b_dec"])
+
+
+@pytest.mark.parametrize(
+    ("hook", "place"),
+    [
+        ("blocks.4.hook_mlp_out", Place(4, "mlp_out")),
+        ("blocks.12.hook_attn_out", Place(12, "attention_out")),
+        ("blocks.4.hook_resid_pre", Place(3, "residual")),
+    ],
+)
+def test_saelens_places(hook: str, place: Place, tmp_path: Path) -> None:
+    config = {"architecture": "standard", "hook_name": hook}
+    folder = _saelens(tmp_path / "sae", config, _weights())
+    assert load_sae(folder).place == place == load_sae(folder, place=place).place
+    with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer 9"):
+        load_sae(folder, place=Place(9, "mlp_out"))
+
+
+def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None:
+    config = {"architecture": "standard", "hook_name": "model.layers.3"}
+    folder = _saelens(tmp_path / "sae", config, _weights())
+    assert load_sae(folder, place=Place(3, "residual")).place == Place(3, "residual")
+    with pytest.raises(SparseAutoencoderError, match=r"reads model\.layers\.3, none of residual"):
+        load_sae(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architecture": "gated"}, r"cfg\.json: its architecture is 'gated'.* has standard"),
+        ({"architecture": "standard", "activation_fn": "tanh-relu"}, "'tanh-relu'"),
+        ({"architecture": "standard", "hook_head_index": 3}, "single attention head"),
+        ({"architecture": "standard", "hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
+        ({"architecture": "standard", "hook_name": "blocks.0.hook_resid_mid"}, "none of residual"),
+        ({"architecture": "standard", "normalize_activations": "layer_norm"}, "every token by it"),
+        ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
+    ],
+)
+def test_saelens_kinds_that_are_refused(config: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SparseAutoencoderError, match=message):
+        load_sae(_saelens(tmp_path / "sae", config, _weights()))
+
+
+def test_heads_are_moved_to_the_attentions_output(tmp_path: Path) -> None:
+    w, projection = _weights(), _draw(12, WIDTH)
+    config = {"architecture": "standard", "hook_name": "blocks.2.attn.hook_z"}
+    folder = _saelens(tmp_path / "sae", config, w)
+    with pytest.raises(SparseAutoencoderError, match="weight as output_projection"):
+        load_sae(folder)
+    with pytest.raises(SparseAutoencoderError, match=r"asks for \(width, 8\)"):
+        load_sae(folder, output_projection=torch.ones(8, 12))
+    with pytest.raises(SparseAutoencoderError, match="cannot be told from"):
+        load_sae(folder, output_projection=torch.ones(7, WIDTH))
+    sae = load_sae(folder, output_projection=torch.from_numpy(projection))
+    assert sae.place == Place(2, "attention_out") and sae.width == 12
+    pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
+    heads = np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"]
+    for one in (sae, sae.folded()):
+        out = one(torch.from_numpy(X @ projection.T)).detach()
+        np.testing.assert_allclose(out, heads @ projection.T, rtol=1e-3, atol=2e-3)
+
+
+# -- Gemma Scope -------------------------------------------------------------------------------
+
+
+def _gemma(folder: Path, **more: Any) -> tuple[Path, dict[str, np.ndarray]]:
+    w = _weights() | {"threshold": np.exp(_draw(N))}
+    folder.mkdir(parents=True)
+    np.savez(folder / "params.npz", **(w | more))
+    return folder, w
+
+
+@pytest.mark.parametrize(("name", "kind"), [("res", "residual"), ("mlp-canonical", "mlp_out")])
+def test_gemma_scope(name: str, kind: Any, tmp_path: Path) -> None:
+    folder, w = _gemma(
+        tmp_path / f"models--google--gemma-scope-2b-pt-{name}/snapshots/1f/layer_12/width_16k/l0_82"
+    )
+    sae = load_sae(folder)
+    assert sae.place == Place(12, kind)
+    pre = X @ w["W_enc"] + w["b_enc"]
+    _same(sae, (pre > w["threshold"]) * np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
+
+
+def test_gemma_scope_out_of_its_folders(tmp_path: Path) -> None:
+    folder, _ = _gemma(tmp_path / "sae")
+    with pytest.raises(SparseAutoencoderError, match="or pass the place"):
+        load_sae(folder)
+    assert load_sae(folder, place=Place(1, "mlp_out")).place == Place(1, "mlp_out")
+
+
+def test_gemma_scope_attention_reads_heads(tmp_path: Path) -> None:
+    folder, _ = _gemma(tmp_path / "gemma-scope-2b-pt-att" / "layer_3" / "l0")
+    with pytest.raises(SparseAutoencoderError, match="concatenated heads"):
+        load_sae(folder)
+    sae = load_sae(folder, output_projection=torch.from_numpy(_draw(12, WIDTH)))
+    assert sae.place == Place(3, "attention_out") and sae.width == 12
+
+
+class _Opened:
+    """Unpickling it would leave a trace."""
+
+    def __reduce__(self) -> tuple:
+        return (_Opened.leave_trace, ())
+
+    @staticmethod
+    def leave_trace() -> None:
+        raise AssertionError("a pickle was loaded")
+
+
+def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
+    array = np.empty(1, dtype=object)
+    array[0] = _Opened()
+    folder, _ = _gemma(tmp_path / "gemma-scope-2b-pt-res" / "layer_3" / "l0", b_dec=array)
+    with pytest.raises(SparseAutoencoderError, match=r"params\.npz: .*pickled objects"):
+        load_sae(folder)
+    content = (folder / "params.npz").read_bytes()
+    (folder / "params.npz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(SparseAutoencoderError, match=r"params\.npz: it is damaged"):
+        load_sae(folder)
+    (folder / "params.npz").write_bytes(b"")
+    with pytest.raises(SparseAutoencoderError, match=r"params\.npz: it is damaged"):
+        load_sae(folder)
+    np.savez(folder / "params.npz", W_enc=_draw(WIDTH, N))
+    with pytest.raises(SparseAutoencoderError, match=r"it lacks W_dec \(it has W_enc\)"):
+        load_sae(folder)
+
+
+# -- Llama Scope -------------------------------------------------------------------------------
+
+
+def _llama(folder: Path, **changes: Any) -> tuple[Path, dict[str, np.ndarray]]:
+    w = _weights()
+    config: dict[str, Any] = {
+        "hook_point_in": "blocks.13.hook_attn_out",
+        "hook_point_out": "blocks.13.hook_attn_out",
+        "use_decoder_bias": True,
+        "apply_decoder_bias_to_pre_encoder": False,
+        "d_model": WIDTH,
+        "d_sae": N,
+        "act_fn": "jumprelu",
+        "jump_relu_threshold": 0.8,
+        "norm_activation": "dataset-wise",
+        "dataset_average_activation_norm": {"in": 7.0, "out": 7.0},
+        "sparsity_include_decoder_norm": True,
+        "use_glu_encoder": False,
+        "top_k": K,
+    }
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "hyperparams.json").write_text(json.dumps(config | changes))
+    tensors = {
+        "encoder.weight": w["W_enc"].T,
+        "encoder.bias": w["b_enc"],
+        "decoder.weight": w["W_dec"].T,
+        "decoder.bias": w["b_dec"],
+    }
+    save_file(
+        {name: np.ascontiguousarray(t) for name, t in tensors.items()},
+        folder / "checkpoints" / "final.safetensors",
+    )
+    return folder, w
+
+
+SCALE = np.sqrt(WIDTH) / 7.0
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize("function", ["jumprelu", "topk"])
+def test_llama_scope(with_norm: bool, function: str, tmp_path: Path) -> None:
+    """As OpenMOSS's inference: the norm folded into the weights first, then the threshold."""
+    folder, w = _llama(tmp_path / "sae", act_fn=function, sparsity_include_decoder_norm=with_norm)
+    sae = load_sae(folder)
+    assert sae.place == Place(13, "attention_out") and sae.activation == "jumprelu"
+    norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else 1.0
+    pre = X @ w["W_enc"] + w["b_enc"] / SCALE
+    features = np.where(pre * norm > 0.8, pre, 0)
+    assert 0.05 < (features > 0).mean() < 0.6
+    _same(sae, features @ w["W_dec"] + w["b_dec"] / SCALE)
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_llama_scope_top_k_without_a_threshold(with_norm: bool, tmp_path: Path) -> None:
+    folder, w = _llama(
+        tmp_path / "sae",
+        act_fn="topk",
+        jump_relu_threshold=0.0,
+        sparsity_include_decoder_norm=with_norm,
+        apply_decoder_bias_to_pre_encoder=True,
+    )
+    norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else np.ones(N)
+    features = _top_k(((SCALE * X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]) * norm) / norm
+    _same(load_sae(folder), (features @ w["W_dec"] + w["b_dec"]) / SCALE)
+
+
+def test_llama_scope_plain(tmp_path: Path) -> None:
+    changes = {"act_fn": "relu", "norm_activation": "inference", "use_decoder_bias": False}
+    folder, w = _llama(tmp_path / "sae", **changes)
+    _same(load_sae(folder), np.maximum(X @ w["W_enc"] + w["b_enc"], 0) @ w["W_dec"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hook_point_out": "blocks.13.hook_mlp_out"}, r"hyperparams\.json: it is a transcoder"),
+        ({"use_glu_encoder": True}, "gated encoder"),
+        ({"norm_activation": "token-wise"}, "'token-wise', which no weights can hold"),
+        ({"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}}, "not one norm above 0"),
+        ({"dataset_average_activation_norm": None}, "not one norm above 0"),
+        ({"act_fn": "batchtopk", "jump_relu_threshold": 0}, "without a jump_relu_threshold"),
+    ],
+)
+def test_llama_scope_kinds_that_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    folder, _ = _llama(tmp_path / "sae", **changes)
+    with pytest.raises(SparseAutoencoderError, match=message):
+        load_sae(folder)
+
+
+# -- all formats -------------------------------------------------------------------------------
+
+
+def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(SparseAutoencoderError, match="holds nothing"):
+        load_sae(tmp_path)
+    (tmp_path / "ae.pt").touch()
+    with pytest.raises(
+        SparseAutoencoderError, match=r"it holds ae\.pt\. Known are lincorr"
+    ) as told:
+        load_sae(tmp_path)
+    assert all(name in str(told.value) for name in ("saelens", "gemma_scope", "llama_scope"))
+    with pytest.raises(SparseAutoencoderError, match="no such folder"):
+        load_sae(tmp_path / "nowhere")
+
+
+def test_a_format_is_registered_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(FORMATS):
+        with pytest.raises(ValueError, match=f"'{name}' is registered already"):
+            register_format(name, ["x"], FORMATS[name].read)
+    monkeypatch.setattr("lincorr_lightning.sae.formats.FORMATS", dict(FORMATS))
+    own = load_sae(_saelens(tmp_path / "sae", {"architecture": "standard"}, _weights()))
+    (tmp_path / "ours").touch()
+    register_format("ours", ["ours"], lambda folder, wishes: own)
+    assert load_sae(tmp_path) is own
+
+
+def test_one_sae_for_each_place(tmp_path: Path) -> None:
+    folders = [
+        _saelens(tmp_path / str(layer), {"architecture": "standard",
+                 "hook_name": f"blocks.{layer}.hook_mlp_out"}, _weights())
+        for layer in (0, 1)
+    ]  # fmt: skip
+    assert list(load_saes(folders)) == [Place(0, "mlp_out"), Place(1, "mlp_out")]
+    with pytest.raises(SparseAutoencoderError, match="a second SAE for mlp_out of layer 0"):
+        load_saes([*folders, folders[0]])

@@ -1,0 +1,225 @@
+"""The SAE against formulas written out in numpy, folding, its folder and its errors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lincorr_lightning.errors import OutputError, SparseAutoencoderError
+from lincorr_lightning.sae import ACTIVATIONS, Place, SparseAutoencoder, load_sae
+
+N, WIDTH, K = 40, 12, 5
+X = np.random.default_rng(1).normal(size=(64, WIDTH)) * 3
+
+
+def _parts(activation: str, **changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape))
+
+    parts = {
+        "place": Place(2, "residual"),
+        "encoder": draw(N, WIDTH),
+        "decoder": draw(N, WIDTH) * draw(N, 1).exp(),
+        "encoder_bias": draw(N),
+        "decoder_bias": draw(WIDTH),
+        "activation": activation,
+        "threshold": draw(N).abs() if activation in ("jumprelu", "batchtopk") else None,
+        "k": K if activation == "topk" else None,
+    }
+    return parts | changes
+
+
+def _oracle(parts: dict[str, Any], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Features and reconstruction, row by row and feature by feature."""
+    e, d, be, bd = (
+        parts[name].numpy() for name in ("encoder", "decoder", "encoder_bias", "decoder_bias")
+    )
+    s = parts.get("input_scale", 1.0)
+    features = np.zeros((len(x), N))
+    for i, row in enumerate(x):
+        read = s * row - (bd if parts.get("subtract_decoder_bias") else 0)
+        pre = np.array([read @ e[j] + be[j] for j in range(N)])
+        if parts["activation"] == "topk":
+            scale = parts.get("score_scale")
+            scores = pre * (1 if scale is None else scale.numpy())
+            on = {int(j) for j in np.argsort(-scores)[:K]}
+        elif parts["threshold"] is not None:
+            on = {j for j in range(N) if pre[j] > parts["threshold"][j]}
+        else:
+            on = set(range(N))
+        for j in on:
+            features[i, j] = max(pre[j], 0)
+    return features, (features @ d + bd) / s
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("normed", [False, True])
+def test_equals_the_formula_and_folding_leaves_the_reconstruction(
+    activation: str, normed: bool
+) -> None:
+    changes: dict[str, Any] = {"input_scale": 0.3, "subtract_decoder_bias": True} if normed else {}
+    if normed and activation == "topk":
+        changes["score_scale"] = torch.rand(N, dtype=torch.float64) + 0.5
+    parts = _parts(activation, **changes)
+    sae = SparseAutoencoder(**parts)
+    features, reconstruction = _oracle(parts, X)
+    x = torch.from_numpy(X)
+    np.testing.assert_allclose(sae.encode(x).detach(), features, atol=1e-10)
+    np.testing.assert_allclose(sae(x).detach(), reconstruction, atol=1e-10)
+    assert 0.02 < (features > 0).mean() < 0.7
+
+    before = {name: tensor.clone() for name, tensor in sae.state_dict().items()}
+    folded = sae.folded()
+    np.testing.assert_allclose(folded(x).detach(), reconstruction, atol=1e-10)
+    np.testing.assert_allclose(folded.decoder.detach().norm(dim=1), np.ones(N), atol=1e-12)
+    assert folded.input_scale == 1 and not folded.subtract_decoder_bias
+    # Now a feature is the length of what it adds to the LM's activations.
+    lengths = features * np.linalg.norm(parts["decoder"].numpy(), axis=1)
+    lengths /= parts.get("input_scale", 1.0)
+    np.testing.assert_allclose(folded.encode(x).detach(), lengths, atol=1e-10)
+    assert all(torch.equal(before[name], t) for name, t in sae.state_dict().items())
+    np.testing.assert_allclose(folded.folded()(x).detach(), reconstruction, atol=1e-10)
+
+
+def test_folding_in_single_precision() -> None:
+    parts = _parts("jumprelu", input_scale=0.3, subtract_decoder_bias=True)
+    sae = SparseAutoencoder(**parts).float()
+    x = torch.from_numpy(X).float()
+    torch.testing.assert_close(sae.folded()(x), sae(x), rtol=1e-4, atol=1e-4)
+    assert sae.folded().decoder.dtype == torch.float32
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_columns_of_zero_norm_survive_folding(activation: str) -> None:
+    parts = _parts(activation)
+    parts["decoder"][[3, 7]] = 0
+    sae = SparseAutoencoder(**parts)
+    assert sae.zero_norm.nonzero().flatten().tolist() == [3, 7]
+    folded = sae.folded()
+    assert folded.zero_norm.nonzero().flatten().tolist() == [3, 7]
+    x = torch.from_numpy(X)
+    torch.testing.assert_close(folded(x), sae(x))
+
+
+def test_any_leading_shape_and_precision() -> None:
+    sae = SparseAutoencoder(**_parts("topk")).float()
+    x = torch.from_numpy(X).bfloat16()
+    single = sae(x)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(sae(x.reshape(4, 16, WIDTH)), single.reshape(4, 16, WIDTH))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_saved_comes_back(activation: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sae"
+    changes: dict[str, Any] = {"score_scale": torch.ones(N)} if activation == "topk" else {}
+    sae = SparseAutoencoder(
+        **_parts(activation, input_scale=0.3, subtract_decoder_bias=True, lm="tiny", **changes)
+    ).float()
+    sae.save(folder)
+    sae.save(folder)  # over its own
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "sparse_autoencoder.safetensors",
+    ]
+    x = torch.from_numpy(X).float()
+    for back in (load_sae(folder), SparseAutoencoder.from_pretrained(folder)):
+        assert torch.equal(back(x), sae(x)) and not back.training
+        names = ("place", "activation", "k", "input_scale", "subtract_decoder_bias", "lm")
+        assert all(getattr(back, name) == getattr(sae, name) for name in names)
+    (folder / "notes.txt").touch()
+    with pytest.raises(OutputError, match=r"notes\.txt"):
+        sae.save(folder)
+
+
+def _drop_key(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["activation"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _new_version(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"format_version": 1', '"format_version": 9'))
+
+
+def _other_tensor(folder: Path) -> None:
+    path = folder / "sparse_autoencoder.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "more": torch.ones(1)}, path)
+
+
+def _cut_short(folder: Path) -> None:
+    path = folder / "sparse_autoencoder.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop_key, r"config\.json: it lacks the key 'activation'"),
+        (_new_version, r"of version 9, .* reads 'lincorr sparse autoencoder' of version 1"),
+        (_other_tensor, r"do not belong together \(.*'more'"),
+        (_cut_short, r"safetensors: it is damaged or cut short"),
+        (lambda f: (f / "config.json").write_text("{"), r"config\.json: it is no valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"it is no JSON object"),
+        (lambda f: (f / "config.json").write_text('{"format_version": 1}'), r"format is None"),
+    ],
+)
+def test_a_damaged_folder(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
+    damage(tmp_path / "sae")
+    with pytest.raises(SparseAutoencoderError, match=message):
+        load_sae(tmp_path / "sae")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(SparseAutoencoderError, match=r"config\.json: no such file"):
+        SparseAutoencoder.from_pretrained(tmp_path)
+    SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
+    (tmp_path / "sae" / "sparse_autoencoder.safetensors").unlink()
+    with pytest.raises(SparseAutoencoderError, match="there is no such file"):
+        SparseAutoencoder.from_pretrained(tmp_path / "sae")
+
+
+@pytest.mark.parametrize(
+    ("activation", "changes", "message"),
+    [
+        ("relu", {"encoder": torch.ones(N, WIDTH + 1)}, r"encoder has the shape \(40, 13\)"),
+        ("relu", {"decoder": torch.ones(N)}, r"not \(n_features, width\)"),
+        ("relu", {"decoder_bias": torch.ones(N)}, r"decoder_bias has the shape"),
+        ("relu", {"threshold": torch.ones(N)}, "relu has a threshold"),
+        ("jumprelu", {"threshold": None}, "jumprelu needs a threshold"),
+        ("relu", {"score_scale": torch.ones(N)}, "takes no score_scale"),
+        ("topk", {"k": None}, "needs a k from 1 to its 40"),
+        ("topk", {"k": N + 1}, "not 41"),
+        ("relu", {"input_scale": 0.0}, "input_scale is 0.0"),
+        ("gelu", {}, "unknown activation 'gelu'; there are relu, jumprelu"),
+        ("relu", {"encoder": torch.full((N, WIDTH), torch.nan)}, "encoder holds NaN"),
+    ],
+)
+def test_parts_that_do_not_belong_together(activation: str, changes: dict, message: str) -> None:
+    with pytest.raises(SparseAutoencoderError, match=f"SAE at residual of layer 2: .*{message}"):
+        SparseAutoencoder(**_parts(activation, **changes))
+
+
+def test_another_lm_and_feature() -> None:
+    sae = SparseAutoencoder(**_parts("relu", lm="gemma"))
+    sae.check_fits(WIDTH, 3)
+    with pytest.raises(SparseAutoencoderError, match=r"trained on gemma\) is 12 wide, but tiny is"):
+        sae.check_fits(64, 3, "tiny")
+    with pytest.raises(SparseAutoencoderError, match="residual of layer 2, but the LM has 2 lay"):
+        sae.check_fits(WIDTH, 2)
+    with pytest.raises(SparseAutoencoderError, match="reads activations of width 12, not 64"):
+        sae.encode(torch.ones(2, 64))
+    assert sae.check_feature(N - 1) == N - 1
+    for index in (-1, N):
+        with pytest.raises(SparseAutoencoderError, match=f"no feature {index}; it has 40"):
+            sae.check_feature(index)
