@@ -34,9 +34,10 @@ COLUMNS = (
     "unchanged",
     "color unchanged",
     "gradient r",
+    "auto",
     "city→color",
-    "AUROC",
 )
+FORECASTERS = ("answer_before", "map_0", "map_auto", "first_order", "virtual_step")
 
 
 def taught(relation: str, lm: str, n_edits: int, folder: str) -> dict[str, Any]:
@@ -54,20 +55,25 @@ def taught(relation: str, lm: str, n_edits: int, folder: str) -> dict[str, Any]:
 def row(results: dict[str, Any]) -> list[str]:
     """One line of the table."""
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
-    forecasts = {
-        name: score["auroc"]
-        for name, score in results["forecast"].items()
-        if name not in ("answer_before", "most_frequent") and score["auroc"] is not None
-    }
-    best = max(forecasts, key=lambda name: forecasts[name]) if forecasts else ""
-    control = results["gradients"]["city->color"]["gradient_correlation"]
+    gradients = results["gradients"]
+    auto = gradients[results["relation"]]["gradient_correlation_auto"]
+    control = gradients["city->color"]["gradient_correlation"]
     return [
         results["relation"].replace("->", "→"),
         *(f"{results[name]:.0%}" for name in shares),
         f"{results['controls']['color']['unchanged']:.0%}",
         f"{results['gradient_correlation']:.2f}",
+        f"{auto:.2f}",
         "" if control is None else f"{control:.2f}",
-        f"{forecasts[best]:.2f} ({best})" if best else "",
+    ]
+
+
+def forecasts(results: dict[str, Any]) -> list[str]:
+    """How well the edits of one line were forecast."""
+    scores = [results["forecast"][name]["auroc"] for name in FORECASTERS]
+    return [
+        results["relation"].replace("->", "→"),
+        *("" if score is None else f"{score:.2f}" for score in scores),
     ]
 
 
@@ -79,8 +85,10 @@ def main(lm: str = "tiny-world", n_edits: int = 150) -> None:
         n_edits: Edits of each relation.
     """
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row(taught(relation, lm, n_edits, folder)) for relation in RELATIONS]
-    print(markdown_table(COLUMNS, rows))
+        found = [taught(relation, lm, n_edits, folder) for relation in RELATIONS]
+    print(markdown_table(COLUMNS, [row(results) for results in found]))
+    print("\nAUROC of the risk that was forecast:\n")
+    print(markdown_table(("relation", *FORECASTERS), [forecasts(results) for results in found]))
 
 
 if __name__ == "__main__":

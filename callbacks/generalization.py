@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.callbacks.gathering import gather
@@ -20,9 +21,9 @@ from lincorr_lightning.callbacks.watcher import (
     relation_of_edits,
 )
 from lincorr_lightning.data.edit_sampling import Edit, resolve_edits
-from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.functional import Outcome, outcome_codes, outcome_rates
-from lincorr_lightning.knowledge import AskedRelation
+from lincorr_lightning.errors import ConfigError, DomainError
+from lincorr_lightning.functional import Outcome, outcome_codes
+from lincorr_lightning.knowledge import AskedRelation, Domain
 from lincorr_lightning.lm.watching import Question
 from lincorr_lightning.reporting import is_dry_run, run_folder, safe_names
 from lincorr_lightning.reporting.edit_report import EditReport
@@ -74,7 +75,8 @@ class Generalization(Watcher):
             CSV file, with a ``reference`` where it is not the relation's; None takes those of the
             DataModule. A run without any watches subjects of
             the vocabulary, and asks whether the target agrees with what the source says now.
-        controls: Knowledges that must not move.
+        controls: Knowledges that must not move; those that the LM has no label for are left out,
+            with a warning.
         linear_map: Folder of a linear map, whose W is told of each case; None fits one.
         n_watch: Edits that are measured while they are trained together.
         ridge: Of the map that is fitted.
@@ -122,7 +124,7 @@ class Generalization(Watcher):
         self.report: EditReport | None = None
         self._base: _Said | None = None
         self._after: dict[int, _Said] = {}
-        self._by_step: dict[int, dict[int, tuple[int, bool]]] = {}
+        self._by_step: dict[int, dict[int, dict[str, float]]] = {}
         self._is_independent = False
 
     # -- asking ----------------------------------------------------------------------------------
@@ -130,18 +132,15 @@ class Generalization(Watcher):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Know the edits, and what the LM says of them before anything changes."""
         self.open(trainer, pl_module)
+        if not is_dry_run(trainer):
+            run_folder(trainer)  # agreed on by all processes, before one of them writes
         mine = self.like_me(trainer)
         names = [each.relation_in(trainer) for each in mine]
         own = relation_of_edits(trainer)
         is_first = mine[names.index(own) if own in names else 0] is self
         self._prefix = "" if is_first else f"{self.tag}/"
         self._edits = self._find_edits(trainer)
-        source = self.asked.relation.source.name
-        self._controls = [
-            AskedRelation.of(f"{source}->{name}", self.known, self.desk.lm.tokenizer).target
-            for name in self.controls
-            if name not in (source, self.asked.relation.target.name)
-        ]
+        self._controls = self._find_controls()
         for control in self._controls:
             self.desk.will_read(control.token_ids)
         _ = self.maps  # fitted now, if it is not given
@@ -149,7 +148,24 @@ class Generalization(Watcher):
         if self._base is None:
             self._base = self._read(self._questions(range(len(self.subjects))), trainer.global_step)
         controls = [control.knowledge.name for control in self._controls]
-        lay_over(trainer, self.tag, controls, self._prefix)
+        plan = getattr(pl_module, "edit_plan", None)
+        steps_of_edits = getattr(plan, "protocol", None) == "independent"
+        lay_over(trainer, self.tag, controls, self._prefix, steps_of_edits)
+
+    def _find_controls(self) -> list[Domain]:
+        """The controls that this LM can speak of; a run does not fail for want of one."""
+        source = self.asked.relation.source.name
+        found = []
+        for name in self.controls:
+            if name in (source, self.asked.relation.target.name):
+                continue
+            try:
+                asked = AskedRelation.of(f"{source}->{name}", self.known, self.desk.lm.tokenizer)
+            except DomainError as error:
+                rank_zero_warn(f"{name} is left out of the controls: {error}")
+            else:
+                found.append(asked.target)
+        return found
 
     def _find_edits(self, trainer: L.Trainer) -> list[Edit]:
         """The edits in this relation's labels; none, if only subjects are watched."""
@@ -238,10 +254,10 @@ class Generalization(Watcher):
         if not (self.is_due(alone.step + 1) or alone.last):
             return
         said = self._read(self._about, step)
-        codes, learned = self._judge(alone.edits, said)
+        values = self._values(alone.edits, said)
+        seen = self._by_step.setdefault(alone.step, {})
         for row, edit in enumerate(alone.edits):
-            seen = self._by_step.setdefault(alone.step, {})
-            seen[edit] = (int(codes[row]), bool(learned[row]))
+            seen[edit] = {name: float(value[row]) for name, value in values.items()}
             if alone.last:
                 self._after[edit] = said.rows([row])
 
@@ -267,22 +283,26 @@ class Generalization(Watcher):
         taught = torch.tensor([self._edits[index].label for index in edits])
         return codes, said.source.argmax(1) == taught
 
-    def _numbers(self, edits: Sequence[int], said: _Said) -> dict[str, float]:
+    def _values(self, edits: Sequence[int], said: _Said) -> dict[str, Tensor]:
+        """Every number of each edit, ``(n,)``; their means are what is told."""
         assert self._base is not None
         base = self._base.rows(edits)
         codes, learned = self._judge(edits, said)
-        numbers = {f"generalization/{name}": v for name, v in outcome_rates(codes).items()}
+        values = {f"generalization/{o}": codes == i for i, o in enumerate(Outcome)}
         if self._edits:
-            numbers["generalization/source_learned"] = learned.double().mean().item()
+            values["generalization/source_learned"] = learned
         probability = said.target.softmax(1)
-        right = self._right(edits, said)
         old = probability.gather(1, base.target.argmax(1, keepdim=True))
-        numbers["probability/reference"] = (probability * right).sum(1).mean().item()
-        numbers["probability/old_answer"] = old.mean().item()
+        values["probability/reference"] = (probability * self._right(edits, said)).sum(1)
+        values["probability/old_answer"] = old[:, 0]
         for domain, before, after in zip(self._controls, base.controls, said.controls, strict=True):
-            kept = (before.argmax(1) == after.argmax(1)).double().mean().item()
-            numbers[f"control_unchanged/{domain.knowledge.name}"] = kept
-        return numbers
+            kept = before.argmax(1) == after.argmax(1)
+            values[f"control_unchanged/{domain.knowledge.name}"] = kept
+        return values
+
+    def _numbers(self, edits: Sequence[int], said: _Said) -> dict[str, float]:
+        values = self._values(edits, said)
+        return {name: value.double().mean().item() for name, value in values.items()}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count all edits, and write the cases."""
@@ -338,16 +358,16 @@ class Generalization(Watcher):
         tell_cases(trainer, self.report)
 
     def _log_by_step(
-        self, trainer: L.Trainer, parts: Sequence[dict[int, dict[int, tuple[int, bool]]]]
+        self, trainer: L.Trainer, parts: Sequence[dict[int, dict[int, dict[str, float]]]]
     ) -> None:
-        """Shares over all edits after each of their steps; x is the step within the edit."""
+        """Means over all edits after each of their steps; x is the step within the edit."""
         for step in sorted({step for part in parts for step in part}):
-            seen = [entry for part in parts for entry in part.get(step, {}).values()]
-            rates = outcome_rates(torch.tensor([code for code, _ in seen]))
-            learned = sum(learned for _, learned in seen) / len(seen)
-            numbers = {f"edit_step/{name}": value for name, value in rates.items()}
-            if self._edits:
-                numbers["edit_step/source_learned"] = learned
+            seen = [values for part in parts for values in part.get(step, {}).values()]
+            numbers = {
+                f"edit_step/{name.removeprefix('generalization/')}": sum(v[name] for v in seen)
+                / len(seen)
+                for name in seen[0]
+            }
             self._log(trainer, numbers, step + 1)
 
     def _log(self, trainer: L.Trainer, numbers: Mapping[str, float], step: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.callbacks.gathering import gather
@@ -70,7 +71,8 @@ class GradientCorrelation(Watcher):
         results: After training, every number: ``gradient_correlation`` (independent edits: at the
             first update; else the mean over steps), ``gradient_correlation_auto``,
             ``gradient_correlation_all_steps``, ``permuted_gradient_correlation``,
-            ``logit_correlation`` and ``n_updates``; None where nothing varied.
+            ``logit_correlation`` (independent edits: of the LM before them) and ``n_updates``; None
+            where nothing varied.
     """
 
     def __init__(
@@ -230,6 +232,10 @@ class GradientCorrelation(Watcher):
         self, trainer: L.Trainer, by_edit: Mapping[int, Mapping[int, _Update]]
     ) -> dict[str, float]:
         """R across edits, at each step of theirs."""
+        if len(by_edit) < LEAST:
+            rank_zero_warn(
+                f"{len(by_edit)} edits are too few for a correlation over them; it takes {LEAST}."
+            )
         n_steps = 1 + max(step for steps in by_edit.values() for step in steps)
         everything: list[_Update] = []
         first: dict[str, float] = {}
@@ -243,6 +249,11 @@ class GradientCorrelation(Watcher):
             named = {f"edit_step/{name}/{self.tag}": value for name, value in numbers.items()}
             self.log_numbers(trainer, named, step + 1)
         over_all = self._correlate(_stack(everything))
+        # Of the LM itself, not of what an update has made of it.
+        assert self._base is not None
+        first["logit_correlation"] = _mean_r(
+            self.maps.predict(self._base.source), self._base.target
+        )
         first["gradient_correlation_all_steps"] = over_all["gradient_correlation"]
         first["n_updates"] = len(everything)
         return first

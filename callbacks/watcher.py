@@ -77,8 +77,9 @@ class Watcher(L.Callback):
     def state_key(self) -> str:
         """Several may watch one run, each something else."""
         return self._generate_state_key(
-            relation=self.relation, lm=self.lm, linear_map=self.linear_map
-        )
+            relation=self.relation, lm=self.lm, linear_map=self.linear_map, ridge=self.ridge,
+            every_n_steps=self.every_n_steps, seed=self.seed,
+        )  # fmt: skip
 
     # -- a run -----------------------------------------------------------------------------------
 

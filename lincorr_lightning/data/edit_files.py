@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lincorr_lightning.data.row_files import read_rows
 from lincorr_lightning.errors import InputsError
 
 NEEDED = ("subject", "answer")
-KNOWN = (*NEEDED, "reference")
+OPTIONAL = ("reference",)
+KNOWN = (*NEEDED, *OPTIONAL)
 BETWEEN = "|"
 """Stands between the target answers of a reference that has several."""
 
@@ -45,20 +44,7 @@ def read_edits(path: str | Path) -> list[WrittenEdit]:
     Raises:
         InputsError: The file cannot be read, holds no edit, or has a bad line; it says which.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputsError(f"the edits in {path} cannot be read: {error}.") from error
-    if path.suffix.lower() == ".jsonl":
-        entries = _json_lines(text, path)
-    elif path.suffix.lower() == ".csv":
-        entries = _csv_lines(text, path)
-    else:
-        raise InputsError(
-            f"{path} is neither .jsonl nor .csv. Name a file of edits of one of these kinds."
-        )
-    edits = _checked(entries)
+    edits = _checked(read_rows(path, "edits", NEEDED, OPTIONAL))
     if not edits:
         raise InputsError(f"{path} holds no edit. Write one a line, with subject and answer.")
     return edits
@@ -77,48 +63,6 @@ def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[WrittenEdit]:
     if not edits:
         raise InputsError("the list of edits is empty. Write at least one, or null for none.")
     return edits
-
-
-def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    # Not splitlines, which also breaks at characters that may stand in a JSON text.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            yield where, json.loads(line)
-        except ValueError as error:
-            raise InputsError(
-                f"{where}: this is not JSON ({error}). Write one object a line."
-            ) from error
-
-
-def _csv_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
-    good = 0
-    try:
-        header = [name.strip() for name in reader.fieldnames or ()]
-        missing = [name for name in NEEDED if name not in header]
-        if missing:
-            raise InputsError(
-                f"{path}, line 1: the header lacks {' and '.join(missing)}. It must name subject "
-                "and answer, and may name reference."
-            )
-        reader.fieldnames = header
-        good = reader.line_num
-        for entry in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in entry:
-                raise InputsError(
-                    f"{where}: there are more fields than the header names. Put a field that holds "
-                    "a comma in double quotes."
-                )
-            good = reader.line_num
-            yield where, entry
-    except csv.Error as error:
-        raise InputsError(
-            f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
-        ) from error
 
 
 def _checked(entries: Iterable[tuple[str, Any]]) -> list[WrittenEdit]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.edit_batches import (
     IGNORED,
     EditBatch,
-    EditLoader,
     EditPlan,
     EditSteps,
 )
@@ -23,6 +23,7 @@ from lincorr_lightning.data.edit_sampling import (
     resolve_edits,
     sample_edits,
 )
+from lincorr_lightning.data.step_loader import StepLoader
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue, Relation
 from lincorr_lightning.lm import LanguageModel, causal_lm_of
@@ -195,6 +196,13 @@ class EditsDataModule(L.LightningDataModule):
                 f"the checkpoint's edits are of other labels of {asked.name} than this LM and "
                 "these knowledge files give. Use those of the run that wrote it, or begin anew."
             )
+        known = [edit for edit in self._edits if edit.target_before in edit.rights]
+        if known and self._written is not None:
+            rank_zero_warn(
+                f"{len(known)} of {len(self._edits)} edits, such as {known[0].subject!r} -> "
+                f"{known[0].answer!r}, ask for no other target than the LM says already: they "
+                "count as generalized whatever training does."
+            )
         return self._edits
 
     def write_edits(self, path: str | Path) -> None:
@@ -222,18 +230,18 @@ class EditsDataModule(L.LightningDataModule):
 
     # -- dealing them out ------------------------------------------------------------------------
 
-    def train_dataloader(self) -> EditLoader:
+    def train_dataloader(self) -> StepLoader:
         """The steps of an epoch, as the LightningModule's `edit_plan` deals them."""
         plan = getattr(self._dealt_to.lightning_module, "edit_plan", None)
         if not isinstance(plan, EditPlan):
             plan = EditPlan(edits_per_step=self.hparams["batch_size"])
         return self._loader(plan)
 
-    def predict_dataloader(self) -> EditLoader:
+    def predict_dataloader(self) -> StepLoader:
         """Every edit once, in their order."""
         return self._loader(EditPlan("independent", self.hparams["batch_size"]))
 
-    def _loader(self, plan: EditPlan) -> EditLoader:
+    def _loader(self, plan: EditPlan) -> StepLoader:
         trainer = self._dealt_to
         module = trainer.lightning_module
         lm = getattr(module, "language_model", None)
@@ -246,7 +254,7 @@ class EditsDataModule(L.LightningDataModule):
         steps = EditSteps(
             self._rows(lm), plan, self.hparams["seed"], trainer.global_rank, trainer.world_size
         )
-        return EditLoader(steps, trainer)
+        return StepLoader(steps, trainer)
 
     def _rows(self, lm: LanguageModel) -> list[tuple[list[int], tuple[int, ...]]]:
         prompts = self.asked.source_prompts([edit.subject for edit in self.edits])

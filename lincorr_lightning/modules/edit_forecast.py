@@ -9,7 +9,7 @@ from typing import Any
 from lincorr_lightning.data.edits import EditsDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.modules.edit_forecasts import RIDGES, EditForecasts
+from lincorr_lightning.modules.edit_forecasts import LEAD, RIDGES, EditForecasts
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 
@@ -29,6 +29,7 @@ class EditForecast(FrozenLMModule):
         n_inputs: Subjects that the maps are fitted on, as far as the vocabulary has so many.
         first_order: Whether to forecast from the gradient as well; it costs one backward pass an
             edit.
+        lead: How far, in logits, the answer must lead after the step of ``virtual_step``.
 
     Raises:
         LanguageModelError: The LM cannot be read.
@@ -41,13 +42,14 @@ class EditForecast(FrozenLMModule):
         linear_map: str | None = None,
         n_inputs: int = 2000,
         first_order: bool = True,
+        lead: float = LEAD,
     ) -> None:
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
         super().__init__(lm)
         self.save_hyperparameters(
             {
                 "lm": asdict(lm), "ridges": ridges, "linear_map": linear_map,
-                "n_inputs": n_inputs, "first_order": first_order,
+                "n_inputs": n_inputs, "first_order": first_order, "lead": lead,
             },
             logger=False,
         )  # fmt: skip
@@ -72,6 +74,7 @@ class EditForecast(FrozenLMModule):
             self.hparams["linear_map"],
             self.hparams["n_inputs"],
             self.hparams["first_order"],
+            self.hparams["lead"],
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.data.edits import EditsDataModule
 from lincorr_lightning.reporting import save_figure, write_json
+from lincorr_lightning.reporting.tensorboard import add_picture, writers
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from lincorr_lightning.callbacks import Generalization
     from lincorr_lightning.modules.source_finetune import SourceFinetune
+    from lincorr_lightning.reporting.edit_report import EditReport
 
 _VERSIONS = ("torch", "lightning", "transformers", "peft")
 
@@ -44,12 +46,14 @@ def write_results(
     gradients: dict[str, Any] = {}
     for callback in callbacks:
         if isinstance(callback, Generalization):
-            if callback.results.get("relation") == name:
+            if own is None and callback.results.get("relation") == name:
                 own = callback
+            else:
+                results.setdefault("generalizations", {})[callback.tag] = callback.results
         elif isinstance(callback, GradientCorrelation):
-            gradients[callback.asked.name] = callback.results
+            gradients[callback.tag] = callback.results
         elif isinstance(callback, Resilience):
-            results.setdefault("resilience", {})[callback.asked.name] = callback.results
+            results.setdefault("resilience", {})[callback.tag] = callback.results
     if own is not None:  # fewer than planned, if training was cut short
         results["n_edits"] = own.results["n_edits"]
     for key in ("source_learned", "generalized", "hallucinated", "unchanged", "random"):
@@ -74,18 +78,27 @@ def write_results(
     }
     write_json(folder / "results.json", results)
     data.write_edits(folder / "tables" / "edits.csv")
-    _draw(module, name, folder, callbacks)
+    _draw(module, name, folder, callbacks, None if own is None else own.report)
 
 
 def _panel(tag: str, relation: str) -> str:
     """Give each relation's correlations a panel of their own, and the outcomes one."""
     group, _, name = tag.removeprefix("edit_step/").rpartition("/")
+    if group in ("probability", "control_unchanged"):
+        return f"{group.replace('_', ' ')}/{name}"
     if "correlation" in group:
         return f"{name}/{group.replace('_', ' ')}"
     return f"target of {relation}/{name}" if tag.startswith("edit_step/") else tag
 
 
-def _draw(module: SourceFinetune, relation: str, folder: Path, callbacks: list[Any]) -> None:
+def _draw(
+    module: SourceFinetune,
+    relation: str,
+    folder: Path,
+    callbacks: list[Any],
+    report: EditReport | None,
+) -> None:
+    from lincorr_lightning.reporting.canvas import to_picture
     from lincorr_lightning.reporting.training_curves import training_curves
 
     history: dict[str, list[tuple[int, float]]] = {}
@@ -101,3 +114,9 @@ def _draw(module: SourceFinetune, relation: str, folder: Path, callbacks: list[A
         f"{what}, learning rate {module.hparams['learning_rate']:g}",
     )
     save_figure(figure, folder / "figures" / "training.png")
+    pictures = {"training": to_picture(figure)}
+    if module.forecasts is not None:
+        pictures |= module.forecasts.told(report).pictures
+    for writer in writers(module.trainer):
+        for title, picture in pictures.items():
+            add_picture(writer, f"figures/{title}", picture, module.global_step)

@@ -26,7 +26,7 @@ from lincorr_lightning.modules.adapters import (
     check_resumable,
     save_merged,
 )
-from lincorr_lightning.modules.edit_forecasts import EditForecasts
+from lincorr_lightning.modules.edit_forecasts import LEAD, EditForecasts
 from lincorr_lightning.modules.finetune_results import write_results
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 
@@ -58,6 +58,7 @@ class SourceFinetune(L.LightningModule):
         betas: AdamW's decay of its two averages.
         forecast: Whether to forecast each edit's outcome before training, from W and from the
             gradient, and to tell afterwards how good the forecasts were.
+        forecast_lead: How far, in logits, the answer must lead in the forecast ``virtual_step``.
         save_model: Whether ``model/`` in the run's folder is to hold the trained LM, adapters
             merged, as a Hugging Face checkpoint; under ``joint`` only.
 
@@ -78,6 +79,7 @@ class SourceFinetune(L.LightningModule):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         forecast: bool = True,
+        forecast_lead: float = LEAD,
         save_model: bool = False,
     ) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class SourceFinetune(L.LightningModule):
                 "adapter": asdict(adapter), "edits_per_step": edits_per_step,
                 "steps_per_edit": steps_per_edit, "learning_rate": learning_rate,
                 "weight_decay": weight_decay, "betas": tuple(betas), "forecast": forecast,
-                "save_model": save_model,
+                "forecast_lead": forecast_lead, "save_model": save_model,
             },
             logger=False,
         )  # fmt: skip
@@ -216,7 +218,9 @@ class SourceFinetune(L.LightningModule):
             # Each process trains edits of its own: their gradients have nothing to do with others'.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
         if self.hparams["forecast"] and self.forecasts is None:
-            self.forecasts = EditForecasts.make(self.lm, self._edits_data)
+            self.forecasts = EditForecasts.make(
+                self.lm, self._edits_data, lead=self.hparams["forecast_lead"]
+            )
 
     @property
     def _edits_data(self) -> EditsDataModule:
@@ -298,12 +302,14 @@ class SourceFinetune(L.LightningModule):
         edits = self._edits_data.edits
         # The row of a process that has no edit belongs to none.
         rows = zip(self._batch.edits, finite.tolist(), strict=False)
+        kept = any(c.best_model_path for c in self.trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
         bad = [edits[i] for i, good in rows if not good]
         named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in bad[:3])
         raise NonFiniteError(
             f"{what} NaN or infinite at step {self.trainer.global_step}, at the edit {named}. "
             f"Lower model.learning_rate (it is {self.hparams['learning_rate']}), or set "
-            "model.lm.dtype to float32; the last checkpoint is that of before."
+            "model.lm.dtype to float32; "
+            + ("the last checkpoint is that of before." if kept else "no checkpoint was kept.")
         )
 
     def configure_gradient_clipping(
@@ -342,6 +348,7 @@ class SourceFinetune(L.LightningModule):
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in state if name in kept}
         checkpoint["lm"] = {"name_or_path": self.lm.config.name_or_path, **self._fingerprint}
+        checkpoint["n_processes"] = self.trainer.world_size
         checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -351,6 +358,14 @@ class SourceFinetune(L.LightningModule):
             ConfigError: The checkpoint is of another study, LM, or way of training.
         """
         check_resumable(checkpoint, self.hparams, self._fingerprint)
+        n_processes = max(self.trainer.world_size, checkpoint.get("n_processes", 1))
+        if self.is_independent and n_processes > 1:
+            # A checkpoint holds the first process's edit and numbers alone.
+            raise ConfigError(
+                f"independent edits on {n_processes} processes cannot be resumed: each process "
+                "trains edits of its own, and the checkpoint holds those of the first. Begin anew, "
+                "or train them on one process."
+            )
         if checkpoint.get("forecasts") is not None:
             self.forecasts = EditForecasts.restored(checkpoint["forecasts"])
 

@@ -24,7 +24,7 @@ from lincorr_lightning.reporting.canvas import (
     legible,
     new_figure,
 )
-from lincorr_lightning.reporting.edit_report import IMPRECISE, LOW_PRIOR
+from lincorr_lightning.reporting.edit_report import IMPRECISE, LOW_PRIOR, NOT_LEARNED
 from lincorr_lightning.reporting.figures import short
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 _PALE_ORANGE = "#F2B183"
+_CAUSES = {IMPRECISE: ORANGE, LOW_PRIOR: _PALE_ORANGE, NOT_LEARNED: "#FBE3D6"}
 _WIDTH = 7.5  # inches
 _COLOURS = {
     Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE, Outcome.UNCHANGED: "#B0B0B0",
@@ -90,7 +91,9 @@ def reference_weights_figure(report: EditReport) -> Figure:
 
 def _weighed(report: EditReport, outcome: str) -> list[EditCase]:
     return [
-        case for case in report.of_outcome(Outcome(outcome)) if case.weight_reference is not None
+        case
+        for case in report.of_outcome(Outcome(outcome))
+        if case.source_learned and case.weight_reference is not None
     ]
 
 
@@ -137,7 +140,7 @@ def outcomes_figure(report: EditReport) -> Figure:
         bars.append(("source learned", [(learned, GREEN)]))
     bars += [
         ("target generalized", [(len(report.of_outcome(Outcome.GENERALIZED)), BLUE)]),
-        ("target hallucinated", [(causes[IMPRECISE], ORANGE), (causes[LOW_PRIOR], _PALE_ORANGE)]),
+        ("target hallucinated", [(causes[cause], face) for cause, face in _CAUSES.items()]),
         ("target unchanged", [(len(report.of_outcome(Outcome.UNCHANGED)), GREY)]),
     ]
     what = "edits" if report.taught else "watched subjects"
@@ -146,6 +149,8 @@ def outcomes_figure(report: EditReport) -> Figure:
     if any(causes.values()):
         told += f"; hallucinated by {IMPRECISE} ({causes[IMPRECISE]}, dark) or "
         told += f"{LOW_PRIOR} ({causes[LOW_PRIOR]}, pale)"
+        if causes[NOT_LEARNED]:
+            told += f", or the source was not learned ({causes[NOT_LEARNED]}, palest)"
     figure = new_figure(_WIDTH, 0.5 * len(bars) + 0.5, title, told.lstrip("; "))
     axes = figure.add_subplot()
     for y, (_, parts) in enumerate(bars):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FLOATS = npt.NDArray[np.floating[Any]]
 
 IMPRECISE, LOW_PRIOR = "imprecise W", "low prior"
+NOT_LEARNED = "source not learned"
 _MARKS = {Outcome.GENERALIZED: " ✓", Outcome.HALLUCINATED: " ✗", Outcome.UNCHANGED: ""}
 
 
@@ -47,7 +48,8 @@ class EditCase:
         prior_winner: Target logit before training of `answer_after`.
         probability_reference_before: Of all right labels, in a softmax over the target's labels.
         probability_reference_after: The same after training.
-        cause: Of a hallucination, ``imprecise W`` or ``low prior``; else empty.
+        cause: Of a hallucination, ``imprecise W`` or ``low prior``, or ``source not learned``,
+            where W has nothing to answer for; else empty.
     """
 
     subject: str
@@ -77,8 +79,10 @@ class EditReport:
     Attributes:
         cases: In the order of the edits.
         relation: As ``city->country``.
-        numbers: ``weight_reference`` (n and median in generalized and in hallucinated cases, p of
-            a Mann-Whitney test between them) and ``causes`` of hallucinations, as JSON has them.
+        numbers: Of cases whose source was learned, ``weight_reference`` (n and median in
+            generalized and in hallucinated ones, p of a Mann-Whitney test between them) and
+            ``given_learned`` (share of each outcome); ``causes`` of hallucinations; as JSON has
+            them.
         random: Share of edits that a random label would be right for; None without cases.
         taught: Whether the LM was taught anything; else its subjects were watched only.
     """
@@ -140,7 +144,7 @@ class EditReport:
                     prior_winner=number(target_before[i, after[i]]),
                     probability_reference_before=number(chance_before[i, rights].sum()),
                     probability_reference_after=number(chance_after[i, rights].sum()),
-                    cause=_cause(column, rights) if hallucinated else "",
+                    cause=_cause(column, rights, bool(learned[i])) if hallucinated else "",
                 )
             )
         random = number(right.mean()) if right.size else None
@@ -209,18 +213,21 @@ def _line(case: EditCase) -> list[Any]:
     ]  # fmt: skip
 
 
-def _cause(column: _FLOATS, right: npt.NDArray[np.bool_]) -> str:
+def _cause(column: _FLOATS, right: npt.NDArray[np.bool_], learned: bool) -> str:
     """Why a target went wrong (paper, section 5).
 
     Args:
         column: W of each target label for the source answer, ``(n_target,)``.
         right: Which of them are right.
+        learned: Whether the source went where it was to go.
 
     Returns:
         ``imprecise W`` if some wrong label has a higher weight than every right one: moving the
         source moves the wrong label more. Else ``low prior``: the reference was moved most, and
         began too far behind.
     """
+    if not learned:
+        return NOT_LEARNED
     wrong = column[~right].max(initial=-np.inf)
     return IMPRECISE if wrong > column[right].max(initial=-np.inf) else LOW_PRIOR
 
@@ -230,7 +237,7 @@ def _numbers(cases: Sequence[EditCase]) -> dict[str, Any]:
         outcome: [
             case.weight_reference
             for case in cases
-            if case.outcome == outcome and case.weight_reference is not None
+            if case.outcome == outcome and case.source_learned and case.weight_reference is not None
         ]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
@@ -240,9 +247,14 @@ def _numbers(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
     found["rank_test_p"] = _rank_test(*weights.values())
     causes = Counter(case.cause for case in cases)
+    learned = [case.outcome for case in cases if case.source_learned]
     return {
         "weight_reference": found,
-        "causes": {cause: causes[cause] for cause in (IMPRECISE, LOW_PRIOR)},
+        "causes": {cause: causes[cause] for cause in (IMPRECISE, LOW_PRIOR, NOT_LEARNED)},
+        "given_learned": {
+            "n": len(learned),
+            **{o.value: learned.count(o) / len(learned) if learned else None for o in Outcome},
+        },
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.reporting.files import safe_names
 from lincorr_lightning.reporting.probe_report import PairScore, ProbeReport, number
 from lincorr_lightning.reporting.tables import influence_markdown, markdown_table
+from lincorr_lightning.reporting.tensorboard import add_picture
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -30,7 +31,8 @@ def log_probe(report: ProbeReport, writer: SummaryWriter, step: int) -> None:
     scalars = dict(_scalars(report))
     for tag, value in scalars.items():
         writer.add_scalar(tag, value, step)
-    _add_pictures(report, writer, step)
+    for name, picture in report.pictures.items():
+        add_picture(writer, f"figures/{name}", picture, step)
     by_r = sorted(report.pairs, key=lambda s: -(number(s.label_mean) or -math.inf))
     writer.add_text("pairs", _pairs_table(by_r[:_MOST_ROWS], len(by_r)), step)
     closely = report.notable(_MOST_TEXTS)
@@ -58,22 +60,6 @@ def _scalars(report: ProbeReport) -> Iterator[tuple[str, float]]:
         for group, value in values.items():
             if number(value) is not None:
                 yield f"{group}/{safe[score.name]}", float(value or 0.0)
-
-
-def _add_pictures(report: ProbeReport, writer: SummaryWriter, step: int) -> None:
-    # The pictures are PNG already: `add_image` would ask for pixels and encode them again.
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    file_writer = writer._get_file_writer()  # type: ignore[no-untyped-call]
-    for name, picture in report.pictures.items():
-        image = Summary.Image(
-            height=picture.height,
-            width=picture.width,
-            colorspace=3,
-            encoded_image_string=picture.png,
-        )
-        value = Summary.Value(tag=f"figures/{name}", image=image)
-        file_writer.add_summary(Summary(value=[value]), step)
 
 
 def _pairs_table(scores: list[PairScore], n_pairs: int) -> str:

@@ -3,6 +3,8 @@
 import csv
 import importlib
 import json
+import os
+import subprocess
 import sys
 
 import lightning as L
@@ -149,6 +151,33 @@ def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, 
         trainer_defaults={"default_root_dir": str(tmp_path / "out")},
     )  # fmt: skip
     check(cli.trainer, subjects, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
+    """Nobody but these callbacks asks for the run's folder: they must agree on it together."""
+    study = config(naive.edits, own_map) | {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    study["trainer"] |= {"logger": False, "default_root_dir": str(tmp_path / "runs")}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    code = "from lincorr_lightning.callbacks import *; import their_study;"
+    code += "from lightning.pytorch.cli import LightningCLI; import lightning as L;"
+    code += "LightningCLI(L.LightningModule, L.LightningDataModule, subclass_mode_model=True,"
+    code += "subclass_mode_data=True, save_config_callback=None)"
+    (tmp_path / "program.py").write_text(code)
+    command = [sys.executable, "program.py", "fit", "--config", "study.yaml"]
+    command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
+    with cases.open() as handle:
+        found = [case["subject"] for case in csv.DictReader(handle)]
+    assert found == [edit["subject"] for edit in naive.edits]
 
 
 def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, tmp_path, capsys):

@@ -342,3 +342,10 @@ def test_settings_that_cannot_be(setting):
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"Generalization\.{name}"):
         Generalization(**setting)
+
+
+def test_a_control_without_labels_is_left_out(naive, small_lm, make_trainer, lessons):
+    count = Generalization(edits=naive.edits, controls=["pet", "color"])
+    with pytest.warns(UserWarning, match=r"pet is left out of the controls.*no label"):
+        make_trainer(count).fit(naive.module(small_lm), lessons)
+    assert list(count.results["controls"]) == ["color"]

@@ -185,7 +185,8 @@ def test_independent_edits_are_watched_at_their_own_subject(independent_run, nai
     over_all = naive.r(np.concatenate(d_source), np.concatenate(d_target))
     assert watch.results["gradient_correlation_all_steps"] == pytest.approx(over_all, abs=1e-3)
     assert watch.results["n_updates"] == 7 * len(r)
-    logit_r = naive.r(source[1] @ own_map.weight.T + own_map.bias, target[1])
+    # Of the LM before the edits.
+    logit_r = naive.r(source[0] @ own_map.weight.T + own_map.bias, target[0])
     assert watch.results["logit_correlation"] == pytest.approx(logit_r, abs=1e-3)
 
 

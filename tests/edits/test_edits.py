@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
@@ -381,3 +382,19 @@ def test_the_lm_must_be_found():
 
     with pytest.raises(LanguageModelError, match="no Hugging Face causal LM"):
         trainer().fit(Without(), EditsDataModule())
+
+
+def test_edits_that_ask_for_nothing_new_are_told(small_lm, tmp_path):
+    """They count as generalized whatever training does."""
+    lm = LanguageModel.from_pretrained(small_lm)
+    sampled = EditsDataModule(n_edits=4)
+    sampled.prepare_edits(lm)
+    asked = sampled.asked
+    edit = next(
+        e for e in sampled.edits if asked.right[e.target_before].any()
+    )  # some city lies in what the LM says already
+    city = asked.source.texts[int(np.flatnonzero(asked.right[edit.target_before])[0])]
+    file = tmp_path / "edits.csv"
+    file.write_text(f"subject,answer\n{edit.subject},{city}\n")
+    with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*no other target"):
+        EditsDataModule(edits_file=str(file)).prepare_edits(lm)

@@ -151,6 +151,22 @@ def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path):
             )  # fmt: skip
 
 
+@pytest.mark.parametrize("where", ["then", "now"])
+def test_independent_edits_of_several_processes_are_not_resumed(finetune, monkeypatch, where):
+    """The checkpoint has the first process's edit alone: the others' would be lost in silence."""
+    run = finetune()
+    checkpoint = {"state_dict": {}, "hyper_parameters": dict(run.module.hparams)}
+    run.module.on_save_checkpoint(checkpoint)
+    assert checkpoint["n_processes"] == 1
+    run.module.on_load_checkpoint(checkpoint)
+    if where == "then":
+        checkpoint["n_processes"] = 2
+    else:
+        monkeypatch.setattr(type(run.trainer), "world_size", 2)
+    with pytest.raises(ConfigError, match="2 processes cannot be resumed"):
+        run.module.on_load_checkpoint(checkpoint)
+
+
 def test_a_checkpoint_of_another_study_is_refused(finetune, tmp_path):
     run = finetune(protocol="joint")
     checkpoint = {"state_dict": {}, "hyper_parameters": {"ridge": 0.0}, "lm": {}}

@@ -369,3 +369,16 @@ def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
     first = SourceFinetune(LMConfig(small_lm), method="lora")
     assert dict(SourceFinetune(**first.hparams).hparams) == dict(first.hparams)
     json.dumps(dict(first.hparams))
+
+
+def test_twins_do_not_overwrite_each_other(finetune):
+    """Two of a kind on one relation, such as with and without a ridge."""
+    twins = [GradientCorrelation(ridge=ridge) for ridge in (0.0, 10.0)]
+    counts = [Generalization(ridge=0.0, controls=[]), Generalization(ridge=10.0)]
+    run = finetune(trainer={"callbacks": [*twins, *counts]})
+    assert run.results["gradients"]["city->country"] == twins[0].results
+    assert run.results["gradients"]["city->country (2)"] == twins[1].results
+    assert run.results["controls"] == {}
+    again = run.results["generalizations"]["city->country (2)"]
+    assert again["generalized"] == run.results["generalized"]
+    assert list(again["controls"]) == ["color"]

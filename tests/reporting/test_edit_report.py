@@ -107,10 +107,25 @@ def test_a_case_is_what_can_be_read_off() -> None:
     assert ed.cause == "low prior", "the reference has the highest weight, and yet lost"
 
 
+def test_w_does_not_answer_for_what_was_not_learned() -> None:
+    report = worked_example(learned=[True, False, False, True, False])
+    assert [case.cause for case in report.cases] == [
+        "", "source not learned", "", "imprecise W", "source not learned",
+    ]  # fmt: skip
+    assert report.numbers["causes"] == {
+        "imprecise W": 1, "low prior": 0, "source not learned": 2
+    }  # fmt: skip
+    assert report.numbers["weight_reference"]["hallucinated"]["n"] == 1
+    assert report.numbers["given_learned"] == {
+        "n": 2, "generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0
+    }  # fmt: skip
+    assert report.pictures["outcomes"].png
+
+
 def test_numbers_against_one_by_one() -> None:
     report, given = random_report()
     weight, weights = given["weight"], {G: [], H: []}
-    causes = {"imprecise W": 0, "low prior": 0}
+    causes = {"imprecise W": 0, "low prior": 0, "source not learned": 0}
     for i, case in enumerate(report.cases):
         rights = [t for t in range(5) if given["right"][i, t]]
         column = [float(weight[t, given["labels"][i]]) for t in range(5)]
@@ -130,7 +145,7 @@ def test_numbers_against_one_by_one() -> None:
         if given["outcomes"][i] is H:
             causes["imprecise W" if max(column) > best else "low prior"] += 1
     found = report.numbers["weight_reference"]
-    assert min(causes.values()) > 0
+    assert min(causes["imprecise W"], causes["low prior"]) > 0
     assert report.numbers["causes"] == causes
     for outcome, values in weights.items():
         assert found[outcome.value] == {"n": len(values), "median": sorted_median(values)}
@@ -279,8 +294,8 @@ def test_generalized_and_hallucinated_lie_in_one_chart_of_every_log(tmp_path: Pa
             )
 
         for tag in (
-            "generalization/unchanged", "generalization/source_learned", "edit_step/generalized",
-            "edit_step/source_learned", "control_unchanged/color", "control_unchanged/X*2",
+            "generalization/unchanged", "generalization/source_learned", "probability/reference",
+            "probability/old_answer", "control_unchanged/color", "control_unchanged/X*2",
             "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
             "logit_correlation/city->country",
         ):  # fmt: skip
@@ -288,6 +303,21 @@ def test_generalized_and_hallucinated_lie_in_one_chart_of_every_log(tmp_path: Pa
         assert shown("X+1->X*2", "gradient_correlation/X+1->X*2") == 1
         assert shown("city->country", "gradient_correlation/city->country_zh") == 0
         assert shown("city->country", "control_unchanged/color_zh") == 0
+        # A chart of tags that nobody writes would stay empty.
+        assert shown("city->country", "edit_step/generalized") == 0
+
+    lay_over(trainer, "city->country", ["color"], "", steps_of_edits=True)
+    loggers[0].experiment.flush()
+    charts = patterns(read(folders[0]))["city->country"].values()
+    assert ["edit_step/generalized", "edit_step/hallucinated"] in [list(tags) for tags in charts]
+    every = [pattern for chart in charts for pattern in chart]
+    assert all(pattern.startswith("edit_step/") for pattern in every)
+    for tag in (
+        "probability/old_answer",
+        "control_unchanged/color",
+        "logit_correlation/city->country",
+    ):
+        assert any(re.compile(pattern).match(f"edit_step/{tag}") for pattern in every)
 
 
 def test_cases_and_pictures_are_told(tmp_path: Path) -> None:

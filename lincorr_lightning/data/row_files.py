@@ -1,0 +1,94 @@
+"""Reading what somebody wrote a row at a time: JSONL or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lincorr_lightning.errors import InputsError
+
+
+def read_rows(
+    path: str | Path, what: str, needed: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Read a file row by row.
+
+    Args:
+        path: ``.jsonl`` (an object a line) or ``.csv`` (with a header), in UTF-8.
+        what: What it holds, for messages, such as ``edits``.
+        needed: Columns that the header of a CSV must name.
+        optional: Columns that it may name.
+
+    Yields:
+        The place a row stands at, for messages, and the row as it was written: the caller checks
+        its fields.
+
+    Raises:
+        InputsError: The file cannot be read, or has a line that is neither; it says which.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputsError(f"the {what} in {path} cannot be read: {error}.") from error
+    if path.suffix.lower() == ".jsonl":
+        yield from _json_lines(text, path)
+    elif path.suffix.lower() == ".csv":
+        yield from _csv_lines(text, path, needed, optional)
+    else:
+        raise InputsError(
+            f"{path} is neither .jsonl nor .csv. Name a file of {what} of one of these kinds."
+        )
+
+
+def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    # Not splitlines, which also breaks at characters that may stand in a JSON text.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            yield where, json.loads(line)
+        except ValueError as error:
+            raise InputsError(
+                f"{where}: this is not JSON ({error}). Write one object a line."
+            ) from error
+
+
+def _csv_lines(
+    text: str, path: Path, needed: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    good = 0
+    try:
+        header = [name.strip() for name in reader.fieldnames or ()]
+        missing = [name for name in needed if name not in header]
+        if missing:
+            may = f", and may name {_listed(optional)}" if optional else ""
+            raise InputsError(
+                f"{path}, line 1: the header lacks {_listed(missing)}. It must name "
+                f"{_listed(needed)}{may}."
+            )
+        reader.fieldnames = header
+        good = reader.line_num
+        for entry in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in entry:
+                raise InputsError(
+                    f"{where}: there are more fields than the header names. Put a field that holds "
+                    "a comma in double quotes."
+                )
+            good = reader.line_num
+            yield where, entry
+    except csv.Error as error:
+        raise InputsError(
+            f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
+        ) from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
