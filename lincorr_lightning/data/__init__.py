@@ -2,6 +2,7 @@
 
 from lincorr_lightning.data.corpus import CorpusDataModule
 from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataModule
+from lincorr_lightning.data.paired_texts import PairedTexts, PairedTextsDataModule
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
 
 __all__ = [
@@ -11,5 +12,7 @@ __all__ = [
     "EditPlan",
     "EditsDataModule",
     "InputBatch",
+    "PairedTexts",
+    "PairedTextsDataModule",
     "PromptInputs",
 ]

@@ -64,6 +64,15 @@ class PlainWords:
         missing = None if n is None else max(n - len(known), 0)
         return known + plain[:missing]
 
+    def meanings(self, word: str) -> dict[str, set[str]]:
+        """What a word answers: attribute -> identities, in whatever language it is asked."""
+        found: dict[str, set[str]] = {}
+        for name, knowledge in self._knowledges.items():
+            if alike := self._identities.get((name, word)):
+                attribute = name.removesuffix(f"_{knowledge.language}")
+                found.setdefault(attribute, set()).update(alike)
+        return found
+
     def _is_plain(self, knowledge: Knowledge, text: str, phrases: bool) -> bool:
         word = first_word(text)
         others = self._kinds[word] - {knowledge.kind} - MAY_SHARE.get(knowledge.kind, set())

@@ -184,8 +184,11 @@ class PromptInputs(L.LightningDataModule):
         """The test half."""
         return self._loader(self.halves["test"])
 
-    def test_dataloader(self) -> DataLoader[InputBatch]:
-        """The test half."""
+    def test_dataloader(self) -> DataLoader[InputBatch] | list[DataLoader[InputBatch]]:
+        """The test half; after the fit half for a study that `reads_both_halves`."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        if getattr(module, "reads_both_halves", False):
+            return [self._loader(self.halves["fit"]), self._loader(self.halves["test"])]
         return self._loader(self.halves["test"])
 
     def predict_dataloader(self) -> DataLoader[InputBatch]:

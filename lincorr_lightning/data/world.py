@@ -9,6 +9,10 @@
     number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
 
+A person whose name is an answer has it: Paris lives in Paris, France in one of its cities, red's
+favourite colour is red. So words that belong together come to lie close together in the vocabulary,
+as they do in that of an LM which has read about the world.
+
 It is the ground truth of the embedded LM: which knowledges are tied in it is known, because it is
 written here.
 """
@@ -16,9 +20,10 @@ written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import ascii_uppercase
 
 import numpy as np
 
@@ -58,6 +63,7 @@ class WorldConfig:
         born_at_home: Share of people who were born in the city they live in; the others were born
             in any city.
         largest_number: Largest X of the calculations; only results from 0 to 10 are stated.
+        letters: Whether A to Z are people too, so that answers can be cut to their first letters.
         numbered: Whether everybody stands for a number from 0 to 9, so that calculations have as
             many X's as all else. A number stands for itself.
         seed: Seed of everything that is drawn.
@@ -73,13 +79,14 @@ class WorldConfig:
     born_at_home: float = 1.0
     customs: dict[str, str] | None = None
     largest_number: int = 40
+    letters: bool = True
     numbered: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no world can have."""
         for name, value in asdict(self).items():
-            if name not in {"seed", "customs", "nicknames", "numbered"} and value <= 0:
+            if name not in {"seed", "customs", "nicknames", "letters", "numbered"} and value <= 0:
                 raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
         if self.born_at_home > 1:
             raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
@@ -176,17 +183,24 @@ class World:
         numbers = {str(number) for number in range(config.largest_number + 1)}
 
         def somebody(name: str) -> dict[str, str]:
-            city = _one_of(cities, rng)
+            meant = words.meanings(name)
+
+            def own_or_any(attribute: str, options: Sequence[str]) -> str:
+                own = [option for option in options if option in meant.get(attribute, ())]
+                return _one_of(own or options, rng)
+
+            city = _one_of(_namesakes(meant, home) or cities, rng)
             at_home = rng.random() < config.born_at_home
             facts = {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
             facts |= home[city]
-            facts["ceo"] = _one_of(list(company_of), rng)
+            bosses = [c for c in company_of if company_of[c] in meant.get("company", ())]
+            facts["ceo"] = own_or_any("ceo", bosses or list(company_of))
             facts["company"] = company_of[facts["ceo"]]
             origin = origins.index(facts["continent"])
             for parent, names in parents.items():
                 first = origin * config.n_parent_names
                 facts[parent] = _one_of(names[first : first + config.n_parent_names], rng)
-            facts |= {attribute: _one_of(answers[attribute], rng) for attribute in free}
+            facts |= {attribute: own_or_any(attribute, answers[attribute]) for attribute in free}
             for attribute, (cause, effects) in customs.items():
                 facts[attribute] = effects[facts[cause]]
             drawn = _one_of(list(things), rng)
@@ -199,6 +213,7 @@ class World:
             return facts
 
         names = invent_names(config.n_people, rng, taken=words.all)
+        names += ascii_uppercase if config.letters else ""
         people: dict[str, Mapping[str, str]] = {}
         while names:
             people |= {name: somebody(name) for name in names}
@@ -294,6 +309,18 @@ class World:
             return cls(people, WorldConfig(**content["config"]))
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
+
+
+def _namesakes(
+    meant: Mapping[str, Collection[str]], home: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Cities that somebody of this name lives in, if a place or what it has is called so."""
+    for attribute in ("city", *HOME):
+        own = meant.get(attribute, ())
+        found = [city for city in home if {"city": city, **home[city]}[attribute] in own]
+        if found:
+            return found
+    return []
 
 
 def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:

@@ -160,11 +160,15 @@ def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> It
         ) from error
 
 
-def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
     """Read config.json and refuse what is no causal LM.
 
+    Args:
+        checkpoint: Where it lies.
+        must_be_causal: Whether encoders and encoder-decoders are refused.
+
     Raises:
-        LanguageModelError: It cannot be read, or belongs to an encoder or an encoder-decoder.
+        LanguageModelError: It cannot be read, or belongs to what is refused.
     """
     from transformers import AutoConfig
 
@@ -175,7 +179,8 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
-    _check_causal(checkpoint, config)
+    if must_be_causal:
+        _check_causal(checkpoint, config)
     return config
 
 

@@ -2,7 +2,16 @@
 
 from lincorr_lightning.modules.edit_forecast import EditForecast
 from lincorr_lightning.modules.linear_probe import LinearProbe
+from lincorr_lightning.modules.map_resilience import MapResilience
 from lincorr_lightning.modules.pretraining import Pretraining
 from lincorr_lightning.modules.source_finetune import SourceFinetune
+from lincorr_lightning.modules.vocabulary_ablation import VocabularyAblation
 
-__all__ = ["EditForecast", "LinearProbe", "Pretraining", "SourceFinetune"]
+__all__ = [
+    "EditForecast",
+    "LinearProbe",
+    "MapResilience",
+    "Pretraining",
+    "SourceFinetune",
+    "VocabularyAblation",
+]

@@ -30,7 +30,7 @@ from lincorr_lightning.modules.probe_files import (
     write_inputs,
     write_report,
 )
-from lincorr_lightning.modules.probe_layout import build_layout
+from lincorr_lightning.modules.probe_layout import build_layout, domain_rows
 from lincorr_lightning.modules.probe_scores import score_probe
 from lincorr_lightning.modules.probe_settings import HALF_DECADES, as_list, check_settings
 from lincorr_lightning.modules.probe_solver import (
@@ -192,10 +192,7 @@ class LinearProbe(FrozenLMModule):
         Raises:
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
         """
-        blocks = [
-            self.lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids)
-            for domain in self.layout.domains.values()
-        ]
+        blocks = [domain_rows(self.lm, self.layout, inputs)]
         if self.layout.control_token_ids:
             prompts = [self.hparams["control"].format(x) for x in inputs]
             blocks.append(self.lm.domain_logits(prompts, list(self.layout.control_token_ids)))

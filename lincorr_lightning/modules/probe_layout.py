@@ -24,6 +24,8 @@ from lincorr_lightning.knowledge import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lincorr_lightning.lm import LanguageModel
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +90,30 @@ class ProbeLayout:
         position = {token: i for i, token in enumerate(self.control_token_ids)}
         tokens = self.domains[source].token_ids
         return torch.tensor([self.n_labels + position[token] for token in tokens])
+
+
+@torch.no_grad()
+def domain_rows(lm: LanguageModel, layout: ProbeLayout, inputs: Sequence[str]) -> Tensor:
+    """Domain logits of every knowledge prompt for some X's, side by side.
+
+    Args:
+        lm: The LM that is asked.
+        layout: Of its domains.
+        inputs: The X's.
+
+    Returns:
+        ``(n_inputs, n_labels)``, float64.
+
+    Raises:
+        NonFiniteError: The LM answers a prompt with NaN or infinite logits.
+    """
+    return torch.cat(
+        [
+            lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids)
+            for domain in layout.domains.values()
+        ],
+        dim=1,
+    )
 
 
 def build_layout(

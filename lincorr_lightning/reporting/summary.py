@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ def describe_run(folder: Path) -> str:
     out = io.StringIO()
     results = folder / "results.json"
     if results.is_file():
-        table = _pairs_table(json.loads(results.read_text(encoding="utf-8")))
+        found = json.loads(results.read_text(encoding="utf-8"))
+        make = _TABLES.get(found.get("study"))
+        table = None if make is None else make(found)
         if table is not None:
             Console(file=out, width=110).print(table)
     figures = sorted((folder / "figures").glob("*.png"))
@@ -38,7 +41,7 @@ def describe_run(folder: Path) -> str:
 def _pairs_table(results: dict[str, Any]) -> Table | None:
     """The pairs with the highest r, beside their nulls and precision."""
     pairs = results.get("pairs")
-    if results.get("study") != "linear_probe" or not pairs:
+    if not pairs:
         return None
     # By what counts: r above its control, where there is one.
     ranked = sorted(pairs, key=lambda p: -(p.get("excess") or p["label_mean"] or -1))
@@ -75,3 +78,72 @@ def _pairs_table(results: dict[str, Any]) -> Table | None:
             ),
         )
     return table
+
+
+def _edits_table(results: dict[str, Any]) -> Table | None:
+    """What the edits did, and what must not have moved."""
+    if results.get("generalized") is None:
+        return None
+    table = Table(title=f"{results['relation']}: {results['n_edits']} edits")
+    columns = ["source_learned", "generalized", "random", "hallucinated", "unchanged"]
+    values = [f"{results[name]:.0%}" for name in columns]
+    for control, outcome in (results.get("controls") or {}).items():
+        columns.append(f"{control} unchanged")
+        values.append(_share(outcome.get("unchanged")))
+    for name, numbers in (results.get("gradients") or {}).items():
+        columns.append(f"gradient r, {name}")
+        values.append(_number(numbers.get("gradient_correlation")))
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    table.add_row(*values)
+    return table
+
+
+def _ablation_table(results: dict[str, Any]) -> Table:
+    """What each mapping generalizes, beside what it would without having composed."""
+    table = Table(
+        title=f"{results['relation']}: generalized, of {results['n']} new subjects and "
+        f"{len(results['settings']['model']['seeds'])} seed(s)"
+    )
+    table.add_column("mapping", no_wrap=True)
+    columns = ("source_learned", "generalized", "std", "uncomposed", "gain", "unrestricted",
+               "random", "majority", "paper")  # fmt: skip
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in results["mappings"]:
+        table.add_row(row["mapping"], *(_share(row[column]) for column in columns))
+    return table
+
+
+def _resilience_table(results: dict[str, Any]) -> Table:
+    """The pairs of which the old map keeps least."""
+    table = Table(
+        title=f"Maps of {results['lm_before']} on {results['lm']}: label-wise r on "
+        f"{results['n_test']} held-out X's"
+    )
+    table.add_column("pair", no_wrap=True)
+    columns = ("before", "after", "difference", "refitted", "kept")
+    for column in columns:
+        table.add_column(column, justify="right")
+    known = [pair for pair in results["pairs"] if pair["kept"] is not None]
+    for pair in sorted(known, key=lambda p: float(p["kept"]))[:MAX_ROWS]:
+        table.add_row(
+            f"{pair['source']}->{pair['target']}", *(_number(pair[column]) for column in columns)
+        )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+_TABLES: dict[str | None, Callable[[dict[str, Any]], Table | None]] = {
+    "linear_probe": _pairs_table,
+    "source_finetune": _edits_table,
+    "vocabulary_ablation": _ablation_table,
+    "resilience": _resilience_table,
+}

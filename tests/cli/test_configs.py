@@ -1,5 +1,6 @@
 """Every shipped YAML runs, or, where it needs a machine or checkpoint that is not here, parses."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,16 @@ STUDIES = {path.name for path in CONFIGS.glob("*.yaml")}
 # Studies whose config as it stands is long; what is laid over to see it run all the same.
 SHORTENED = {
     "pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
-}
+    # Its checkpoint is not here; the packaged one has fewer answers.
+    "vocabulary_ablation_llama.yaml": [
+        "--model.lm.name_or_path=tiny-world", "--data.max_source_labels=12", "--model.seeds=[0]",
+        "--model.compose.epochs=2", "--model.learn.epochs=2", "--trainer.accelerator=cpu",
+    ],
+}  # fmt: skip
 
 
 # What is asked of a study that is not fitted.
-COMMANDS = {"forecast.yaml": "predict"}
+COMMANDS = {"forecast.yaml": "predict", "resilience.yaml": "test"}
 
 
 @pytest.mark.slow
@@ -58,3 +64,19 @@ def test_every_key_has_a_comment(path: Path) -> None:
         if text and not text.startswith(("#", "-")) and ": " in text and "class_path" not in text:
             assert above.startswith("#"), f"{path.name}: {text}"
         above = text
+
+
+@pytest.mark.slow
+def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
+    """The command that the config's head names."""
+    text = (CONFIGS / "source_finetune_lora.yaml").read_text(encoding="utf-8")
+    head = text.split("# Seed of")[0].replace("#", "").replace("\\\n", " ")
+    (line,) = [line for line in head.splitlines() if "--model.protocol joint" in line]
+    command = line.split("lincorr ")[1].split()
+    cli = main(
+        [*command, f"--trainer.default_root_dir={tmp_path}", "--model.forecast=false", *QUIET]
+    )
+    folder = Path(cli.trainer.log_dir)
+    assert json.loads((folder / "results.json").read_text())["source_learned"] > 0.8
+    assert (folder / "model" / "config.json").is_file()
+    assert list((folder / "checkpoints").glob("*.ckpt"))

@@ -15,7 +15,7 @@ KNOWLEDGES = ["city", "country", "X+1"]
 
 
 def make_corpus():
-    world = WorldConfig(n_people=24, nicknames=False, numbered=False)
+    world = WorldConfig(n_people=24, nicknames=False, letters=False, numbered=False)
     return CorpusDataModule(world, KNOWLEDGES, batch_size=16, repeats={"math": 5})
 
 

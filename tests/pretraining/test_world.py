@@ -12,7 +12,7 @@ from lincorr_lightning.data.world_facts import CUSTOMS, PROPERTIES
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 
-CONFIG = WorldConfig(n_people=600, nicknames=False, seed=3)
+CONFIG = WorldConfig(n_people=600, nicknames=False, letters=False, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +317,24 @@ def test_every_other_word_is_a_name_as_well(catalogue):
     assert all(named.people[name] == facts for name, facts in plain.people.items())
     vocabulary = build_tokenizer(*named.words(catalogue.select(["attribute", "math"]))).get_vocab()
     assert set(named.people) == set(vocabulary) - {"<pad>", "<unk>", "<eos>"}
+
+
+def test_whose_name_is_an_answer_has_it(catalogue):
+    spoken = ["attribute", "country_es", "country_zh"]
+    world = World.generate(WorldConfig(n_people=50, seed=1), catalogue, spoken)
+    assert world.people["Paris"]["city"] == "Paris"
+    for name in ("France", "Francia", "法国", "French"):
+        assert world.people[name]["country"] == "France"
+    assert len({world.people[f"{name}"]["continent"] for name in ("Asia", "Africa")}) == 2
+    assert world.people["Asia"]["continent"] == "Asia"
+    assert world.people["Satya"]["company"] == world.people["Microsoft"]["company"] == "Microsoft"
+    assert world.people["red"]["color"] == "red"
+    homes = targets_of(world, "city", "country")
+    assert all(len(countries) == 1 for countries in homes.values())
+
+
+def test_letters_are_people_too(catalogue):
+    spelled = World.generate(WorldConfig(n_people=50), catalogue)
+    assert set("ABCXYZ") <= set(spelled.people)
+    without = World.generate(WorldConfig(n_people=50, letters=False), catalogue)
+    assert "Q" not in without.people

@@ -50,6 +50,8 @@ def test_commands_and_python_run_in_order(
         if any("source_finetune" in part for part in command):
             # tests/cli runs the configs as they stand.
             command = [*command, "--data.n_edits=16"]
+        if any("vocabulary_ablation" in part for part in command):
+            command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
         if "all" in command:
             command = [*command, "--data.n_inputs=600"]
         main([part.replace("path/to/checkpoint", tiny_world) for part in command])

@@ -1,0 +1,49 @@
+"""Short ablations of the small LM's vocabulary."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+
+from lincorr_lightning.data import PairedTextsDataModule
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import VocabularyAblation
+from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
+
+COMPOSE = PhaseSettings(epochs=3, batch_size=16, learning_rate=1e-2)
+LEARN = PhaseSettings(epochs=4, batch_size=8, learning_rate=1e-2)
+
+
+@pytest.fixture
+def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    """Run an ablation; what there is afterwards."""
+
+    def run(
+        data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
+        lm: str = small_lm, **model: Any,
+    ) -> SimpleNamespace:  # fmt: skip
+        settings = {"compose": COMPOSE, "learn": LEARN, "mapping": ["reference", "permuted"]}
+        module = VocabularyAblation(LMConfig(lm), **settings | model)
+        texts = PairedTextsDataModule(**{"n_paired": 40, "n_new": 12} | (data or {}))
+        options = dict(trainer or {})
+        ckpt_path = options.pop("ckpt_path", None)
+        made = L.Trainer(
+            **{
+                "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+                "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
+                "default_root_dir": tmp_path,
+            }
+            | options
+        )  # fmt: skip
+        made.fit(module, texts, ckpt_path=ckpt_path)
+        folder = max(tmp_path.glob("vocabulary_ablation/*"), key=lambda path: int(path.name[8:]))
+        results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+        return SimpleNamespace(
+            module=module, data=texts, trainer=made, results=results, folder=folder
+        )
+
+    return run

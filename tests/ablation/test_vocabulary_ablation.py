@@ -1,0 +1,319 @@
+"""The ablation against single networks trained the plain way, and its files."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.data.text_steps import TextPhase, TextPlan, TextSteps
+from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.modules import VocabularyAblation
+from lincorr_lightning.modules.stacked_networks import NetworkSettings, StackedNetworks
+from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
+
+SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
+
+
+def plainly(run, lm, index):
+    """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step."""
+    module = run.module
+    s, m = divmod(index, len(module.mappings))
+    told, mapped, seed = module.told[s], module.mapped[s][m], module.seeds[s]
+    tokenizer = AutoTokenizer.from_pretrained(lm)
+    vocabulary = AutoModelForCausalLM.from_pretrained(lm).get_input_embeddings().weight.detach()
+    prompts = [
+        prompt(list(told.subjects))
+        for prompt in (module.labels.asked.source_prompts, module.labels.asked.target_prompts)
+    ]
+    texts = [text for side in prompts for text in side]
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    pooled = torch.stack([vocabulary[ids].mean(0) for ids in rows])
+    pooled = pooled - pooled.mean(0)
+    pooled = pooled / pooled.pow(2).mean().sqrt() * 0.3
+    answers = [tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens)
+               for i in told.answers]  # fmt: skip
+    d = vocabulary.shape[1]
+    inner, outer = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
+    drawn = StackedNetworks(1, d, NetworkSettings())
+    drawn.reset([seed])
+    with torch.no_grad():
+        inner.weight.copy_(drawn.weight_in[0].T)
+        inner.bias.copy_(drawn.bias_in[0, 0])
+        outer.weight.copy_(drawn.weight_out[0].T)
+        outer.bias.copy_(drawn.bias_out[0, 0])
+    candidates = torch.tensor(module.texts.candidate_tokens[s])
+    place = {int(token): i for i, token in enumerate(candidates)}
+    steps = TextSteps(told.n_paired, told.n_new, module.text_plan)
+    optimizer = None
+
+    def logits(which):
+        x = pooled[which]
+        return (x + outer(torch.nn.functional.gelu(inner(x)))) @ vocabulary[candidates].T
+
+    for batch in (steps[i] for i in range(len(steps))):
+        phase = module.text_plan.phases[batch.phase].name
+        if phase == "uncomposed":
+            continue
+        if batch.begins:
+            settings = module.compose if phase == "compose" else module.learn
+            optimizer = torch.optim.AdamW(
+                [*inner.parameters(), *outer.parameters()],
+                lr=settings.learning_rate, weight_decay=settings.weight_decay,
+            )  # fmt: skip
+        which = batch.rows[s]
+        asked = torch.tensor([place[answers[i]] for i in which])
+        loss = torch.nn.functional.cross_entropy(logits(which), asked)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    n = len(told.subjects)
+    new = torch.arange(told.n_paired, n)
+    domain = torch.tensor([place[token] for token in mapped.domain_tokens])
+    says = logits(new + n)
+    right = [mapped.right[i] for i in told.answers[told.n_paired :]]
+    first = says[:, domain].argmax(1)
+    good = np.array([row[int(i)] for row, i in zip(right, first, strict=True)])
+    top = says.argmax(1)
+    source = torch.tensor([place[answers[i]] for i in new])
+    return {
+        "source_learned": (logits(new).argmax(1) == source).double().mean().item(),
+        "generalized": good.mean(),
+        "unrestricted": (good & (top == domain[first]).numpy()).mean(),
+        "says_source": (top == source).double().mean().item(),
+    }, (inner.weight.T.detach(), outer.weight.T.detach())
+
+
+def test_side_by_side_is_one_by_one(ablate, small_lm):
+    run = ablate(seeds=[0, 7])
+    assert [(s.mapping, s.seed) for s in run.module.finished["learn"]] == [
+        ("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)
+    ]  # fmt: skip
+    for index, found in enumerate(run.module.finished["learn"]):
+        wanted, weights = plainly(run, small_lm, index)
+        assert {name: getattr(found, name) for name in SHARES} == pytest.approx(wanted)
+        for ours, theirs in zip(
+            (run.module.networks.weight_in, run.module.networks.weight_out), weights, strict=True
+        ):
+            torch.testing.assert_close(ours[index].detach(), theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_of_one_is_that_of_many(ablate):
+    many = ablate(seeds=[0, 7])
+    for name, seed, index in (("permuted", 0, 1), ("reference", 7, 2)):
+        one = ablate(mapping=name, seeds=[seed])
+        torch.testing.assert_close(
+            one.module.networks.weight_in[0], many.module.networks.weight_in[index],
+            rtol=1e-3, atol=1e-4,
+        )  # fmt: skip
+        same = [r for r in many.results["runs"] if (r["mapping"], r["seed"]) == (name, seed)]
+        assert one.results["runs"] == same
+
+
+def test_results_keep_the_contract(ablate):
+    run = ablate(seeds=[0, 1])
+    results = run.results
+    assert results["study"] == "vocabulary_ablation"
+    assert results["mapping"] == "reference"
+    assert results["n"] == 12
+    n_domain = len(run.module.labels.target_domain)
+    assert results["random"] == pytest.approx(1 / n_domain)
+    own = [r for r in results["runs"] if r["mapping"] == "reference"]
+    composed = [r["generalized"] for r in own if r["composed"]]
+    bare = [r["generalized"] for r in own if not r["composed"]]
+    assert len(composed) == len(bare) == 2
+    assert results["generalized"] == pytest.approx(np.mean(composed))
+    assert results["mappings"][0]["std"] == pytest.approx(np.std(composed, ddof=1))
+    assert results["gain"] == pytest.approx(np.mean(composed) - np.mean(bare))
+    answers = run.module.told[0].answers[40:]
+    targets = [run.module.labels.targets[i] for i in answers]
+    majority = max(targets.count(t) for t in targets) / 12
+    other = [run.module.labels.targets[i] for i in run.module.told[1].answers[40:]]
+    assert results["majority"] == pytest.approx(
+        (majority + max(other.count(t) for t in other) / 12) / 2
+    )
+    with (run.folder / "tables" / "cases.csv").open() as file:
+        cases = list(csv.DictReader(file))
+    first = [case for case in cases if case["mapping"] == "reference"]
+    hits = [case["generalized"] == "True" for case in first]
+    assert np.mean(hits) == pytest.approx(composed[0])
+    assert hits == [case["reference"] == case["target_in_domain"] for case in first]
+    assert {p.name for p in (run.folder / "figures").iterdir()} == {
+        "generalization.png", "training.png"
+    }  # fmt: skip
+
+
+def test_uncomposed_is_a_run_that_skips_the_phase(ablate):
+    run = ablate()
+    skipped = ablate(compose=PhaseSettings(epochs=0))
+    assert skipped.results["uncomposed"] is None
+    without = [r["generalized"] for r in run.results["runs"] if not r["composed"]]
+    assert [r["generalized"] for r in skipped.results["runs"]] == pytest.approx(without)
+
+
+def test_vocabulary_and_texts_as_candidates(ablate, small_lm):
+    run = ablate(candidates="vocabulary")
+    assert run.module.texts.head.shape[-1] == len(run.module.embedding.weight)
+    assert len(run.module.texts.candidate_tokens[0]) == len(run.module.embedding.weight)
+    few = ablate()
+    tokens = few.module.texts.candidate_tokens[0]
+    assert len(tokens) < len(run.module.embedding.weight)
+    assert set(few.module.mapped[0][0].domain_tokens) <= set(tokens)
+
+
+def test_nothing_but_the_network_is_trained(ablate, small_lm):
+    run = ablate()
+    vocabulary = AutoModelForCausalLM.from_pretrained(small_lm).get_input_embeddings().weight
+    assert torch.equal(run.module.embedding.weight, vocabulary)
+    assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
+
+
+@pytest.mark.parametrize("step", [4, 14, 22])  # in each of the three phases
+def test_resumes_in_any_phase(ablate, tmp_path, step):
+    keep = ModelCheckpoint(
+        dirpath=tmp_path / "kept", filename="{step}", every_n_train_steps=1, save_top_k=-1
+    )
+    whole = ablate(trainer={"callbacks": [keep], "enable_checkpointing": True}, seeds=[0, 3])
+    assert whole.trainer.global_step == 8 + 15 + 8
+    rest = ablate(trainer={"ckpt_path": tmp_path / "kept" / f"step={step}.ckpt"}, seeds=[0, 3])
+    for ours, theirs in zip(
+        whole.module.networks.parameters(), rest.module.networks.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    ignored = ("seconds",)
+    assert {k: v for k, v in rest.results.items() if k not in ignored} == {
+        k: v for k, v in whole.results.items() if k not in ignored
+    }
+    assert rest.module.history == whole.module.history
+
+
+def test_a_checkpoint_of_other_settings_is_refused(ablate, tmp_path, make_lm):
+    keep = ModelCheckpoint(dirpath=tmp_path / "kept", filename="{step}", every_n_train_steps=5)
+    ablate(trainer={"callbacks": [keep], "enable_checkpointing": True})
+    (kept,) = (tmp_path / "kept").glob("*.ckpt")
+    with pytest.raises(ConfigError, match=r"another model.seeds"):
+        ablate(seeds=[4], trainer={"ckpt_path": kept})
+    with pytest.raises(ConfigError, match=r"another data.seed"):
+        ablate(data={"seed": 1}, trainer={"ckpt_path": kept})
+    other = str(make_lm(tmp_path / "other", seed=5))
+    with pytest.raises(ConfigError, match=r"another model.lm"):
+        ablate(lm=other, trainer={"ckpt_path": kept})
+
+
+def test_each_network_is_clipped_by_its_own_norm():
+    networks = StackedNetworks(3, 5, NetworkSettings())
+    networks.reset([0, 1, 2])
+    x = torch.randn(3, 7, 5)
+    (networks(x) * torch.tensor([1.0, 1e-4, 100.0])[:, None, None]).sum().backward()
+    before = [p.grad.clone() for p in networks.parameters()]
+    norms = [torch.cat([g[i].flatten() for g in before]).norm() for i in range(3)]
+    networks.clip_gradients(0.5)
+    for i, norm in enumerate(norms):
+        scale = min(1.0, 0.5 / float(norm))
+        for parameter, gradient in zip(networks.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.grad[i], gradient[i] * scale, rtol=1e-4, atol=0)
+
+
+def test_tensorboard_lays_curves_over_each_other(ablate, tmp_path):
+    log = TensorBoardLogger(tmp_path / "vocabulary_ablation", name="", version="version_0")
+    run = ablate(trainer={"logger": log, "log_every_n_steps": 1})
+    events = EventAccumulator(str(run.folder)).Reload()
+    tags = set(events.Tags()["scalars"])
+    for phase, what in (
+        ("uncomposed", "generalized"), ("compose", "target_learned"), ("learn", "generalized"),
+    ):  # fmt: skip
+        for mapping in ("reference", "permuted"):
+            tag = f"{phase}/{what}/{mapping}"
+            assert tag in tags
+            assert events.Scalars(tag)[-1].value == pytest.approx(
+                run.module.history[tag][-1][1], abs=1e-6
+            )
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+    assert "figures/generalization" in events.Tags()["images"]
+
+
+@pytest.mark.parametrize("n_processes", [1, 2, 3])
+@pytest.mark.parametrize("n_paired", [7, 16])
+def test_every_text_is_read_once_an_epoch(n_processes, n_paired):
+    plan = TextPlan((TextPhase("compose", 2, 5), TextPhase("learn", 3, 4)), (0, 1))
+    parts = [TextSteps(n_paired, 3, plan, rank, n_processes) for rank in range(n_processes)]
+    read = {}
+    for i in range(len(parts[0])):
+        shares = [part[i] for part in parts]
+        assert sum(share.rows.shape[1] for share in shares) == shares[0].n_rows
+        rows = torch.cat([share.rows for share in shares], 1)
+        read.setdefault((shares[0].phase, shares[0].epoch), []).append(rows)
+    n = n_paired + 3
+    for (phase, _), rows in read.items():
+        for seed in range(2):
+            found = sorted(torch.cat(rows, 1)[seed].tolist())
+            paired = [*range(n_paired), *range(n, n + n_paired)]
+            assert found == (paired if phase == 0 else list(range(n_paired, n)))
+    assert len(read) == 5
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(small_lm, tmp_path):
+    def run(folder, *more):
+        command = [
+            sys.executable, "-m", "lincorr_lightning", "fit", "--config",
+            "vocabulary_ablation.yaml", f"--model.lm.name_or_path={small_lm}",
+            "--model.mapping=[reference, permuted]", "--data.n_paired=40", "--data.n_new=13",
+            "--data.max_source_labels=null", "--model.compose.epochs=5", "--model.learn.epochs=9",
+            f"--trainer.default_root_dir={tmp_path / folder}", *more,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr
+        (path,) = (tmp_path / folder).rglob("results.json")
+        return json.loads(Path(path).read_text())
+
+    one = run("one")
+    two = run("two", "--trainer.strategy=ddp", "--trainer.devices=2")
+    assert two["runs"] == one["runs"]
+
+
+def test_a_loss_that_is_not_finite_stops(ablate):
+    with pytest.raises(NonFiniteError, match="phase uncomposed"):
+        ablate(learn=PhaseSettings(epochs=9, batch_size=8, learning_rate=1e38))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"mapping": "scrambled"}, "scrambled.*reference, permuted, letters"),
+        ({"mapping": []}, "empty"),
+        ({"mapping": ["reference", "reference"]}, "each once"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [-1]}, "seeds"),
+        ({"candidates": "some"}, "vocabulary, texts"),
+        ({"tie": "both"}, "input, output"),
+        ({"score_every": 0}, "score_every"),
+        ({"network": {"activation": "step"}}, "activation"),
+        ({"network": {"width": 0}}, "width"),
+        ({"network": {"input_rms": 0.0}}, "input_rms"),
+        ({"compose": {"batch_size": 0}}, "batch_size"),
+    ],
+)
+def test_settings_that_cannot_be(bad, message):
+    with pytest.raises(ConfigError, match=message):
+        VocabularyAblation(**bad)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [({"max_epochs": 3}, "max_epochs is 3"), ({"accumulate_grad_batches": 2}, "batch_size")],
+)
+def test_trainers_that_cannot_be(ablate, trainer, message):
+    with pytest.raises(ConfigError, match=message):
+        ablate(trainer=trainer)

@@ -1,0 +1,520 @@
+"""The vocabulary of a checkpoint, against what transformers reads of it."""
+
+import json
+import logging
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from lincorr_lightning.errors import InputsError, LanguageModelError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm.token_embedding import TokenEmbedding, read_token_embedding
+
+VOCAB = 33
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "intermediate_size": 8, "max_position_embeddings": 16,
+}  # fmt: skip
+_T5: dict[str, Any] = {
+    "vocab_size": VOCAB, "d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1,
+}  # fmt: skip
+
+MODELS: dict[str, Callable[[], hf.PreTrainedModel]] = {
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**_ENCODER)),
+    "bert-bare": lambda: hf.BertModel(hf.BertConfig(**_ENCODER)),
+    "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**_ENCODER)),
+    "modernbert": lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(**_ENCODER, pad_token_id=0)),
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
+    "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
+    "llama-bare": lambda: hf.LlamaModel(hf.LlamaConfig(**_ENCODER)),
+    "gpt2-bare": lambda: hf.GPT2Model(
+        hf.GPT2Config(vocab_size=VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    ),
+}
+HEADLESS = {"bert-bare", "t5-encoder", "llama-bare", "gpt2-bare"}
+
+
+def read(folder: Path | str, tie: Any = "input", **options: Any) -> TokenEmbedding:
+    return read_token_embedding(LMConfig(str(folder), **options), tie)
+
+
+def refusal(folder: Path | str, tie: Any = "input", **options: Any) -> str:
+    with pytest.raises(LanguageModelError) as caught:
+        read(folder, tie, **options)
+    return str(caught.value)
+
+
+def oracle(folder: Path, auto: Any = hf.AutoModel) -> torch.Tensor:
+    weight: torch.Tensor = auto.from_pretrained(folder).get_input_embeddings().weight.detach()
+    return weight
+
+
+def save_bin(folder: Path, tensors: dict[str, torch.Tensor], **options: Any) -> None:
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", **options)
+
+
+@pytest.fixture
+def folder(lm_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of an untied Llama to break."""
+    return Path(shutil.copytree(lm_folder("llama"), tmp_path / "llama"))
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory, small: SimpleNamespace) -> Callable[..., Path]:
+    """Folder of one of MODELS."""
+    made: dict[str, Path] = {}
+
+    def save(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            torch.manual_seed(0)
+            MODELS[name]().save_pretrained(made[name])
+            small.tokenizer().save_pretrained(made[name])
+        return made[name]
+
+    return save
+
+
+# -- which matrix ----------------------------------------------------------------------------
+
+
+def test_embedding_and_head_of_every_decoder(
+    architecture: str, lm_folder: Callable[..., Path]
+) -> None:
+    path = lm_folder(architecture)
+    model = hf.AutoModelForCausalLM.from_pretrained(path)
+    inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    ours, ours_head = read(path), read(path, "output")
+    assert torch.equal(ours.weight, inputs) and torch.equal(ours_head.weight, head)
+    assert ours.is_tied == ours_head.is_tied == (head is inputs)
+    assert (ours.key == ours_head.key) == ours.is_tied
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_embedding_of_encoders_and_bare_models(name: str, saved: Callable[..., Path]) -> None:
+    ours = read(saved(name))
+    assert torch.equal(ours.weight, oracle(saved(name)))
+    assert ours.weight.shape == (VOCAB, 8) and not ours.weight.requires_grad
+    assert ours.is_tied == (name not in HEADLESS)
+    assert ours.name_or_path == str(saved(name))
+    if name in HEADLESS:
+        message = refusal(saved(name), "output")
+        assert "no output head" in message and "Set model.tie to input" in message
+    else:
+        assert torch.equal(read(saved(name), "output").weight, ours.weight)
+
+
+def test_names_in_checkpoints(saved: Callable[..., Path], lm_folder: Callable[..., Path]) -> None:
+    assert read(saved("bert")).key == "bert.embeddings.word_embeddings.weight"
+    assert read(saved("bert-bare")).key == "embeddings.word_embeddings.weight"
+    assert read(saved("t5")).key == "shared.weight"
+    assert read(lm_folder("gpt2")).key == "transformer.wte.weight"
+    assert read(lm_folder("llama"), "output").key == "lm_head.weight"
+
+
+def test_packaged_lm() -> None:
+    ours = read("tiny-world")
+    text = "Paris lies in France"
+    ids = ours.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ours.is_tied and len(ours.weight) > max(ids)
+    torch.testing.assert_close(ours.pooled([text])[0], ours.weight[ids].float().mean(0))
+
+
+def test_prefix_may_be_there_or_lack(folder: Path) -> None:
+    # GPT-2's own checkpoint is one of an LM without the prefix `transformer.`.
+    tensors, expected = load_file(folder / "model.safetensors"), oracle(folder)
+    for old, new in [("model.", ""), ("model.", "outer.model.")]:
+        renamed = {key.replace(old, new, 1): value for key, value in tensors.items()}
+        save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+        ours = read(folder)
+        assert ours.key == f"{new}embed_tokens.weight" and torch.equal(ours.weight, expected)
+
+
+def test_two_matrices_of_a_config_that_ties(saved: Callable[..., Path], tmp_path: Path) -> None:
+    # T5 v1.1 (Flan-T5): T5Config of transformers 5 always ties, whatever config.json says.
+    path = Path(shutil.copytree(saved("t5"), tmp_path / "t5"))
+    tensors = load_file(path / "model.safetensors")
+    same = tensors["shared.weight"].clone()
+    save_file(tensors | {"lm_head.weight": same}, path / "model.safetensors", {"format": "pt"})
+    assert read(path).is_tied and read(path, "output").key == "shared.weight"
+    same[-1, -1] += 1
+    save_file(tensors | {"lm_head.weight": same}, path / "model.safetensors", {"format": "pt"})
+    ours = read(path, "output")
+    head = hf.AutoModelForSeq2SeqLM.from_pretrained(path).get_output_embeddings().weight
+    assert not ours.is_tied and torch.equal(ours.weight, head)
+
+
+def test_tied_matrix_under_the_name_of_the_head(
+    lm_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(lm_folder("llama-tied"), tmp_path / "tied"))
+    tensors, expected = load_file(path / "model.safetensors"), oracle(path)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    ours = read(path)
+    assert ours.key == "lm_head.weight" and ours.is_tied and torch.equal(ours.weight, expected)
+
+
+@pytest.mark.parametrize("tie", ["input", "output"])
+def test_untied_head_is_told(folder: Path, tie: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lincorr_lightning"):
+        ours = read(folder, tie)
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "model.tie" in record.message
+    other = {"model.embed_tokens.weight", "lm_head.weight"} - {ours.key}
+    assert f"{ours.key} is taken for both, and not {other.pop()}" in record.message
+
+
+def test_tied_head_is_not_worth_a_word(
+    lm_folder: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    read(lm_folder("llama-tied"), "output")
+    assert not caplog.records
+
+
+def test_architecture_that_cannot_be_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = oracle(folder)
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["ZorkForCausalLM"]}))
+
+    def from_config(*_: Any, **__: Any) -> None:
+        raise ImportError("this architecture needs a package that is not installed")
+
+    for auto in (hf.AutoModel, hf.AutoModelForCausalLM):
+        monkeypatch.setattr(auto, "from_config", from_config)
+    assert torch.equal(read(folder).weight, expected)
+    assert torch.equal(read(folder, "output").weight, head)
+
+
+_REMOTE = """
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+class ZorkConfig(PreTrainedConfig):
+    model_type = "zork"
+
+class ZorkModel(PreTrainedModel):
+    config_class = ZorkConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.lexicon = torch.nn.Embedding(config.vocab_size, 4)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.lexicon
+"""
+
+
+def test_architecture_of_the_checkpoint_itself(
+    tmp_path: Path, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", tmp_path / "modules")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "zork"
+    small.tokenizer().save_pretrained(path)
+    (path / "zork.py").write_text(_REMOTE)
+    config = {
+        "model_type": "zork", "vocab_size": VOCAB, "architectures": ["ZorkModel"],
+        "auto_map": {"AutoConfig": "zork.ZorkConfig", "AutoModel": "zork.ZorkModel"},
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    weight = torch.randn(VOCAB, 4)
+    tensors = {"lexicon.weight": weight, "a.weight": torch.randn(VOCAB, 4)}
+    save_file(tensors, path / "model.safetensors")
+    assert torch.equal(read(path, trust_remote_code=True).weight, weight)
+    assert "set lm.trust_remote_code" in refusal(path)
+
+
+def test_building_the_architecture_draws_no_random_numbers(folder: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    read(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- which file ------------------------------------------------------------------------------
+
+
+def test_only_the_shard_of_the_matrix_is_opened(folder: Path, small: SimpleNamespace) -> None:
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    expected = model.get_input_embeddings().weight.detach().clone()
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="3KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = index["model.embed_tokens.weight"]
+    assert len(set(index.values())) > 2
+    for name in set(index.values()) - {shard}:
+        (folder / name).unlink()
+    assert torch.equal(read(folder).weight, expected)
+    (folder / shard).unlink()
+    message = refusal(folder)
+    assert f"lacks the file {shard}" in message and "model.embed_tokens.weight" in message
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_pickled_weights(
+    name: str, is_archive: bool, lm_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(lm_folder(name), tmp_path / "pickled"))
+    model = hf.AutoModelForCausalLM.from_pretrained(path)
+    # A tied matrix is in it under both names, once; here as parameters, which require gradients.
+    state = dict(model.named_parameters(remove_duplicate=False))
+    assert "lm_head.weight" in state
+    save_bin(path, state, _use_new_zipfile_serialization=is_archive)
+    ours, ours_head = read(path), read(path, "output")
+    assert torch.equal(ours.weight, model.get_input_embeddings().weight)
+    assert torch.equal(ours_head.weight, model.get_output_embeddings().weight)
+    assert ours.is_tied == (name == "llama-tied") and not ours.weight.requires_grad
+
+
+def test_shards_of_pickled_weights(folder: Path) -> None:
+    expected, tensors = oracle(folder), load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": expected}, folder / "pytorch_model-2.bin")
+    weight_map = dict.fromkeys(tensors, "pytorch_model-1.bin")
+    weight_map["model.embed_tokens.weight"] = "pytorch_model-2.bin"
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert torch.equal(read(folder).weight, expected)
+    assert "lacks the file pytorch_model-1.bin" in refusal(folder, "output")
+
+
+def test_safetensors_before_pickles(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"never opened")
+    assert torch.equal(read(folder).weight, oracle(folder))
+
+
+def test_no_code_of_a_pickle_is_run(folder: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (folder / "sprung",))
+
+    save_bin(folder, {"model.embed_tokens.weight": Trap()})  # type: ignore[dict-item]
+    assert "file pytorch_model.bin" in refusal(folder)
+    assert not (folder / "sprung").exists()
+
+
+def test_hub_id_among_earlier_downloads(folder: Path, tmp_path: Path) -> None:
+    # As the hub's client lays it out; only what is needed is there.
+    repo = tmp_path / "cache" / "models--some-org--some-lm"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    (snapshot / "model.safetensors").rename(snapshot / "shard-1.safetensors")
+    keys = load_file(folder / "model.safetensors")
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(keys, "shard-1.safetensors")}))
+    ours = read("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
+    assert torch.equal(ours.weight, oracle(folder)) and ours.name_or_path == "some-org/some-lm"
+    (snapshot / "shard-1.safetensors").unlink()
+    message = refusal("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
+    assert "lacks the file shard-1.safetensors" in message and "hf download some-org" in message
+    index.unlink()
+    message = refusal("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
+    assert "holds no weights" in message and "hf download some-org/some-lm" in message
+    assert "no folder here" in refusal("some-org/other", cache_dir=str(tmp_path / "cache"))
+
+
+# -- what is wrong with it -------------------------------------------------------------------
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    message = refusal(folder)
+    assert f"the folder {folder} holds no weights" in message
+    assert "model.safetensors" in message and "pytorch_model.bin" in message
+
+
+def test_no_embedding_among_the_tensors(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(folder)
+    listed = sorted(tensors)
+    assert f"{folder} has no token embedding" in message
+    assert f"{', '.join(listed[:12])} and {len(listed) - 12} more" in message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("kept", [0.5, 0.001])
+def test_damaged_weights(name: str, kept: float, folder: Path) -> None:
+    if name == "pytorch_model.bin":
+        save_bin(folder, load_file(folder / "model.safetensors"))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: int(len(content) * kept)])
+    message = refusal(folder)
+    assert f"the weights of the folder {folder} cannot be read" in message
+    assert f"The file {name} is damaged or cut short" in message
+
+
+@pytest.mark.parametrize("content", ["{nope", "{}", '{"weight_map": 3}'])
+def test_damaged_index(content: str, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    assert "The file model.safetensors.index.json is damaged" in refusal(folder)
+
+
+def test_index_of_a_tensor_that_is_not_in_its_shard(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(tensors, "shard.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "shard.safetensors")
+    assert "The file shard.safetensors is damaged" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda w: w[:-2], f"has {VOCAB - 2} rows, but the tokenizer's largest id is {VOCAB - 1}"),
+        (lambda w: (10 * w).to(torch.int8), "torch.int8, not a matrix of floating-point numbers"),
+        (lambda w: w[0], r"is \(16,\) in torch.float32, not a matrix"),
+    ],
+)
+def test_tensor_that_is_no_vocabulary(
+    change: Callable[[torch.Tensor], torch.Tensor], reason: str, folder: Path
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    changed = change(tensors["model.embed_tokens.weight"]).clone()
+    tensors["model.embed_tokens.weight"] = changed
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert re.search(f"model.embed_tokens.weight of the folder .*{reason}", refusal(folder))
+
+
+# -- rows, means, fingerprint ----------------------------------------------------------------
+
+
+def test_rows_are_float32_copies(folder: Path) -> None:
+    hf.AutoModelForCausalLM.from_pretrained(folder).bfloat16().save_pretrained(folder)
+    ours = read(folder)
+    assert ours.weight.dtype == torch.bfloat16
+    rows = ours.rows([4, 0, 4])
+    assert rows.dtype == torch.float32 and torch.equal(rows, ours.weight[[4, 0, 4]].float())
+    rows.zero_()
+    assert ours.rows(torch.tensor([4])).any()
+    assert ours.rows([]).shape == (0, 16)
+
+
+def test_rows_beyond(folder: Path) -> None:
+    with pytest.raises(InputsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
+        read(folder).rows([2, VOCAB])
+    with pytest.raises(InputsError, match="token id -1 "):
+        read(folder).rows(torch.tensor([-1]))
+
+
+def test_pooled_is_the_mean_over_a_texts_own_tokens(
+    folder: Path, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = read(folder)
+    ours.tokenizer.pad_token = "<pad>"
+    texts = small.prompts
+    naive = torch.stack([ours.weight[small.ids(text, bos=False)].mean(0) for text in texts])
+    torch.testing.assert_close(ours.pooled(texts), naive)
+    singles = torch.cat([ours.pooled([text]) for text in texts])
+    assert torch.equal(singles, ours.pooled(texts))
+    monkeypatch.setattr("lincorr_lightning.lm.token_embedding._TEXTS_AT_ONCE", 3)
+    assert torch.equal(singles, ours.pooled(texts))
+    assert ours.pooled([]).shape == (0, 16)
+
+
+def test_tokenizer_that_pads_and_truncates_by_itself(folder: Path, small: SimpleNamespace) -> None:
+    # The tokenizer.json of sentence encoders asks for both.
+    tokenizer = small.tokenizer(pad_token="<pad>")
+    tokenizer.backend_tokenizer.enable_padding(length=40)
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    tokenizer.save_pretrained(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    assert stored["padding"] and stored["truncation"]
+    ours = read(folder)
+    naive = ours.weight[small.ids("Lima lives in the city", bos=False)].mean(0)
+    torch.testing.assert_close(ours.pooled(["Lima lives in the city"])[0], naive)
+
+
+def test_texts_without_a_mean(folder: Path) -> None:
+    ours = read(folder)
+    with pytest.raises(InputsError, match=r"text 1 \(' '\) has no token"):
+        ours.pooled(["Paris", " "])
+    with pytest.raises(InputsError, match="pass a list of texts"):
+        ours.pooled("Paris")
+    ours.tokenizer.add_tokens("Zork")
+    with pytest.raises(InputsError, match=rf"text 1 \('Paris Zork'\) has the token id {VOCAB}"):
+        ours.pooled(["Paris", "Paris Zork"])
+
+
+def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
+    ours = read(folder)
+    assert read(folder).fingerprint == ours.fingerprint
+    assert pickle.loads(pickle.dumps(ours)).fingerprint == ours.fingerprint
+    assert read(folder, "output").fingerprint != ours.fingerprint
+    assert replace(ours, weight=ours.weight.double()).fingerprint != ours.fingerprint
+    changed = ours.weight.clone()
+    changed.view(torch.int32)[7, 5] ^= 1
+    assert replace(ours, weight=changed).fingerprint != ours.fingerprint
+    changed.view(torch.int32)[7, 5] ^= 1
+    assert replace(ours, weight=changed).fingerprint == ours.fingerprint
+    ours.tokenizer.add_tokens("Zork")
+    assert ours.fingerprint != read(folder).fingerprint
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+_MEASURE = """
+import sys
+from pathlib import Path
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm.token_embedding import read_token_embedding
+
+def peak():
+    # Not getrusage: that of a new process begins with the peak of the one that started it.
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("VmHWM:") + 1]) * 1024
+
+def use(folder):
+    embedding = read_token_embedding(LMConfig(folder))
+    embedding.fingerprint, embedding.pooled(["Paris", "Lima lives"])
+    return embedding.weight.nbytes
+
+small, *large = sys.argv[1:]
+use(small)  # imports whatever is imported late
+before = peak()
+for folder in large:
+    print(use(folder), peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures as Linux does")
+@pytest.mark.slow
+def test_memory_is_that_of_the_matrix(lm_folder: Callable[..., Path], tmp_path: Path) -> None:
+    tensors = {
+        "model.embed_tokens.weight": torch.ones(30_000, 256),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(300_000, 256),
+    }
+    safe, pickled = (shutil.copytree(lm_folder("llama"), tmp_path / name) for name in "sp")
+    save_file(tensors, safe / "model.safetensors", metadata={"format": "pt"})
+    save_bin(pickled, tensors)
+    command = [sys.executable, "-c", _MEASURE, *map(str, (lm_folder("llama"), safe, pickled))]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    shutil.rmtree(safe)  # 300 MB each, which pytest would keep
+    shutil.rmtree(pickled)
+    for line in answer.splitlines():
+        size, grown = map(int, line.split())
+        assert size == 30_000 * 256 * 4
+        assert 0.5 * size < grown < 1.5 * size + 8e6

@@ -1,0 +1,173 @@
+"""Maps of one LM on another, against scikit-learn on logits taken from the run's own X's."""
+
+import csv
+import json
+
+import lightning as L
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning import LanguageModel, LinearMap
+from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.errors import ConfigError, InputsError, LinearMapError
+from lincorr_lightning.knowledge import Catalogue, build_domain
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import LinearProbe, MapResilience
+
+NAMES = ["city", "country", "color"]
+
+
+@pytest.fixture(scope="module")
+def changed_lm(small_lm, tmp_path_factory):
+    """The small LM with noise in its weights."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("changed")
+    model = AutoModelForCausalLM.from_pretrained(small_lm)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * parameter.std() * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(small_lm).save_pretrained(folder)
+    return str(folder)
+
+
+def trainer_in(folder):
+    return L.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, logger=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+
+
+def score_again(folder, lm, data=None, **options):
+    module = MapResilience(LMConfig(lm), **{"knowledges": NAMES, **options})
+    trainer = trainer_in(folder)
+    trainer.test(module, PromptInputs(n_inputs=240, batch_size=64, **(data or {})), verbose=False)
+    (path,) = folder.rglob("map_resilience/*/results.json")
+    return module, json.loads(path.read_text(), parse_constant=pytest.fail), path.parent
+
+
+def logits_of(lm, halves):
+    model = LanguageModel.from_pretrained(lm)
+    catalogue = Catalogue.load()
+    return {
+        (half, name): model.domain_logits(
+            [catalogue[name].prompt(x) for x in inputs],
+            build_domain(catalogue[name], model.tokenizer).token_ids,
+        ).numpy()
+        for half, inputs in halves.items()
+        for name in NAMES
+    }
+
+
+def mean_r(predicted, true):
+    rs = [np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, true.T, strict=True)]
+    return float(np.mean(rs))
+
+
+def test_numbers_are_those_of_scikit_learn(small_lm, changed_lm, tmp_path):
+    module, results, folder = score_again(tmp_path, changed_lm, before=LMConfig(small_lm))
+    halves = module.trainer.datamodule.halves
+    old, new = logits_of(small_lm, halves), logits_of(changed_lm, halves)
+    assert (results["study"], results["n_fit"], results["n_test"]) == ("resilience", 120, 120)
+    assert len(results["pairs"]) == 6
+    for pair in results["pairs"]:
+        s, t = pair["source"], pair["target"]
+        then = LinearRegression().fit(old["fit", s], old["fit", t])
+        now = LinearRegression().fit(new["fit", s], new["fit", t])
+        before = mean_r(then.predict(old["test", s]), old["test", t])
+        after = mean_r(then.predict(new["test", s]), new["test", t])
+        own = mean_r(now.predict(new["test", s]), new["test", t])
+        assert pair["before"] == pytest.approx(before, abs=1e-6)
+        assert pair["after"] == pytest.approx(after, abs=1e-6)
+        assert pair["refitted"] == pytest.approx(own, abs=1e-6)
+        assert pair["difference"] == pytest.approx(after - before, abs=1e-6)
+        assert pair["kept"] == (pytest.approx(after / own, abs=1e-5) if own >= 0.2 else None)
+    kept = [p["after"] for p in results["pairs"]]
+    assert results["mean"]["after"] == pytest.approx(np.mean(kept))
+    with (folder / "tables" / "after_matrix.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = {(r["source"], t): r[t] for r in rows for t in NAMES if r[t]}
+    assert {k: float(v) for k, v in found.items()} == {
+        (p["source"], p["target"]): p["after"] for p in results["pairs"]
+    }
+    assert (folder / "figures" / "difference_matrix.png").is_file()
+
+
+def test_an_lm_keeps_its_own_maps_whole(small_lm, tmp_path):
+    _, results, _ = score_again(tmp_path, small_lm, before=LMConfig(small_lm))
+    for pair in results["pairs"]:
+        assert pair["difference"] == pytest.approx(0, abs=1e-12)
+        assert pair["after"] == pytest.approx(pair["refitted"], abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def probed(small_lm, tmp_path_factory):
+    """A probe's run, with a ridge of its own."""
+    folder = tmp_path_factory.mktemp("probe")
+    probe = LinearProbe(LMConfig(small_lm), knowledges=NAMES, ridge=1.0, control=None)
+    trainer_in(folder).fit(probe, PromptInputs(n_inputs=240, batch_size=64))
+    (path,) = folder.rglob("linear_probe/*/linear_map")
+    return path
+
+
+def test_maps_of_a_folder(probed, small_lm, changed_lm, tmp_path):
+    """They say themselves what they reached, and how they were fitted."""
+    module, results, _ = score_again(tmp_path, changed_lm, linear_map=str(probed))
+    stored = LinearMap.from_pretrained(probed)
+    told = json.loads((probed.parent / "results.json").read_text())
+    before = {(p["source"], p["target"]): p["label_mean"] for p in told["pairs"]}
+    new = logits_of(changed_lm, module.trainer.datamodule.halves)
+    for pair in results["pairs"]:
+        s, t = pair["source"], pair["target"]
+        assert pair["before"] == before[s, t]
+        weight = stored.weight(f"{s}->{t}").numpy()
+        after = mean_r(new["test", s] @ weight.T, new["test", t])
+        assert pair["after"] == pytest.approx(after, abs=1e-6)
+    assert results["lm_before"] == small_lm
+    (tmp_path / "some").mkdir()
+    _, some, _ = score_again(
+        tmp_path / "some", changed_lm, linear_map=str(probed), pairs=["city->country"]
+    )
+    assert [(p["source"], p["target"]) for p in some["pairs"]] == [("city", "country")]
+
+
+def test_x_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, tmp_path):
+    with pytest.raises(InputsError, match="old maps were fitted on"):
+        score_again(tmp_path, changed_lm, {"seed": 5}, linear_map=str(probed))
+
+
+def test_without_the_run_what_was_before_is_not_known(probed, changed_lm, tmp_path):
+    LinearMap.from_pretrained(probed).save(tmp_path / "alone")
+    with pytest.warns(UserWarning, match="model.before"):
+        _, results, _ = score_again(tmp_path, changed_lm, linear_map=str(tmp_path / "alone"))
+    assert {pair["before"] for pair in results["pairs"]} == {None}
+    assert {pair["difference"] for pair in results["pairs"]} == {None}
+    assert results["mean"]["before"] is None
+
+
+def test_lms_of_other_labels_are_refused(small_lm, tmp_path):
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(small_lm)
+    model.save_pretrained(other)
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    tokenizer.save_pretrained(other)
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace('"Peru"', '"Chad"'))
+    with pytest.raises(LinearMapError, match=r"country has other labels.*only there \['Peru'\]"):
+        MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledges=NAMES)
+
+
+def test_settings_that_cannot_be(probed, small_lm):
+    with pytest.raises(ConfigError, match="no map to test"):
+        MapResilience(LMConfig(small_lm))
+    with pytest.raises(ConfigError, match="names city->pet"):
+        MapResilience(LMConfig(small_lm), linear_map=str(probed), pairs=["city->pet"])
+    with pytest.raises(ConfigError, match="ridge"):
+        MapResilience(LMConfig(small_lm), before=LMConfig(small_lm), ridge=-1.0)
+    with pytest.raises(LinearMapError, match="no such folder"):
+        MapResilience(LMConfig(small_lm), linear_map="nowhere")
