@@ -43,6 +43,8 @@ def correlation_heatmap(
     title: str,
     subtitle: str = "",
     value_label: str = "label-wise Pearson r",
+    limit: float | None = None,
+    links: _FLOATS | None = None,
 ) -> Figure:
     """Heat map of r, as in the paper's figures 3 and 7.
 
@@ -53,10 +55,18 @@ def correlation_heatmap(
         title: It should name the LM.
         subtitle: Anything else one must know to read it.
         value_label: What the colours mean.
+        limit: Value of the darkest colour where none can be negative; None: from -1 to 1.
+        links: A tree over the columns in their order (`Clusters.links`), drawn above them.
     """
     if np.isnan(matrix).any():
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
-    figure, axes, image, _ = _heatmap(matrix, sources, targets, title, subtitle, limit=1.0)
+    figure, axes, image, cell = _heatmap(
+        matrix, sources, targets, title, subtitle, limit=limit or 1.0
+    )
+    if limit is not None:
+        image.set(cmap="Reds", clim=(0, limit))
+    if links is not None:
+        _tree(figure, axes, links, cell)
     axes.set_ylabel("source", color=INK)
     axes.set_xlabel("target", color=INK)
     _colour_bar(figure, axes, image, value_label)
@@ -167,6 +177,26 @@ def _heatmap(
                 axes.text(column, row, short(float(value)), ha="center", va="center",
                           fontsize=size, color=ink, in_layout=False)  # fmt: skip
     return figure, axes, image, cell
+
+
+def _tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
+    """Draw a dendrogram above the columns."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    height = 1.1  # inches
+    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + height)
+    inset = axes.inset_axes((0, 1.01, 1, height / (cell * (len(links) + 1))))
+    drawn = dendrogram(links, no_plot=True)
+    for x, y in zip(drawn["icoord"], drawn["dcoord"], strict=True):
+        # scipy sets leaves at 5, 15, 25, ...
+        inset.plot((np.array(x) - 5) / 10, y, color=GREY, linewidth=1.1)
+    inset.set_xlim(axes.get_xlim())
+    inset.set_ylim(0, max(float(links[:, 2].max()), 1e-6) * 1.05)
+    inset.set_xticks([])
+    inset.set_ylabel("1 − r", fontsize=8, color=INK)
+    inset.tick_params(labelsize=7.5, length=2, color=GREY, labelcolor=INK)
+    inset.spines[["top", "right", "bottom"]].set_visible(False)
+    inset.spines["left"].set_color(GREY)
 
 
 def short(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from lincorr_lightning.reporting.files import atomic_write, safe_names, write_csv, write_json
+from lincorr_lightning.reporting.files import atomic_write, write_csv, write_json
 from lincorr_lightning.reporting.tables import (
     INFLUENCE_COLUMNS,
     Influence,
@@ -30,7 +30,7 @@ Rates = Mapping[str, float]
 """Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, how many labels were asked."""
 
 # A run over all knowledges has thousands of pairs with a reference: these are looked at closely.
-_MOST_WEIGHT_FIGURES = 12
+MOST_WEIGHT_FIGURES = 12
 _MOST_INFLUENCE_TABLES = 100
 _HITS = ("1", "3", "5")
 
@@ -208,7 +208,7 @@ class ProbeReport:
         scored = [score for score in self.pairs if number(score.label_mean) is not None]
         with_reference = [score for score in scored if self.reference.get(score.name) is not None]
         best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
-        return best[: limit if with_reference else min(limit, _MOST_WEIGHT_FIGURES)]
+        return best[: limit if with_reference else min(limit, MOST_WEIGHT_FIGURES)]
 
     def influences(self, score: PairScore, n: int = 5) -> list[Influence]:
         """The highest weights of every label of a pair, both ways."""
@@ -244,6 +244,8 @@ class ProbeReport:
         )
         for name, value in (
             ("correlation_matrix", lambda score: score.label_mean),
+            ("std_matrix", lambda score: score.label_std),
+            ("instance_matrix", lambda score: score.instance_mean),
             ("permuted_matrix", lambda score: score.permuted_label_mean),
             ("control_matrix", lambda score: score.control_label_mean),
         ):
@@ -309,62 +311,13 @@ class ProbeReport:
     def pictures(self) -> dict[str, Picture]:
         """Every figure, by its file name without suffix; drawn once."""
         from lincorr_lightning.reporting.canvas import to_picture
+        from lincorr_lightning.reporting.probe_pictures import drawings_of
 
-        drawings = self._drawings()
+        drawings = drawings_of(self)
         progress = tqdm(
             drawings, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
         )
         return {name: to_picture(drawings[name]()) for name in progress}
-
-    def _drawings(self) -> dict[str, Callable[[], Any]]:
-        from lincorr_lightning.reporting import figures
-
-        told = f"{self.n_test:,} held-out X’s; maps fitted on {self.n_fit:,}"
-        strengths = {f"{score.ridge:g}" for score in self.pairs}
-        told += f"; ridge {strengths.pop() if len(strengths) == 1 else self.settings.get('ridge')}"
-
-        def heatmap(value: Callable[[PairScore], float | None], kind: str) -> Any:
-            title = f"{kind.capitalize()} correlation between knowledges in {self.lm}"
-            sources, targets, matrix = self.matrix(value)
-            return figures.correlation_heatmap(
-                matrix, sources, targets, title, told, f"{kind} Pearson r"
-            )
-
-        drawings: dict[str, Callable[[], Any]] = {
-            "correlation_matrix": lambda: heatmap(lambda s: s.label_mean, "label-wise"),
-            "instance_matrix": lambda: heatmap(lambda s: s.instance_mean, "instance-wise"),
-            "nulls": lambda: figures.nulls_figure(
-                self.pairs, f"Correlation beside its nulls in {self.lm}"
-            ),
-        }
-        closely = self.notable(_MOST_WEIGHT_FIGURES)
-        paths = {s.name: self.ridge_path[s.name] for s in closely if s.name in self.ridge_path}
-        if paths:
-            chosen = {score.name: score.ridge for score in closely}
-            title = f"Correlation and precision along the ridge in {self.lm}"
-            drawings["ridge_path"] = lambda: figures.ridge_path_figure(
-                paths, chosen, title, len(self.ridge_path)
-            )
-        safe = safe_names(score.name for score in closely)
-        for score in closely:
-            drawings[f"weights_{safe[score.name]}"] = partial(self._weights, score)
-        return drawings
-
-    def _weights(self, score: PairScore) -> Any:
-        from lincorr_lightning.reporting import figures
-
-        weight, right = self.weights[score.name], self.reference.get(score.name)
-        part = figures.interesting_part(weight)
-        cut = np.ix_(part.targets, part.sources)
-        return figures.weight_heatmap(
-            weight[cut],
-            [self.labels[score.source][i] for i in part.sources],
-            [self.labels[score.target][i] for i in part.targets],
-            f"W of {score.name} in {self.lm}",
-            f"ridge {score.ridge:g}; {len(part.targets)} of {weight.shape[0]} targets, those with "
-            f"the highest weights, and {len(part.sources)} of {weight.shape[1]} sources",
-            None if right is None else right[cut],
-        )
 
 
 def number(value: float | None) -> float | None:

@@ -25,6 +25,7 @@ from lincorr_lightning.reporting import (
     markdown_table,
     top_influences,
 )
+from lincorr_lightning.reporting.probe_pictures import drawings_of
 
 LABELS = {
     "city": ["Paris", "Rome", "Lyon", "a|b *c*"],
@@ -110,6 +111,7 @@ def test_scoring_a_stored_fit_has_no_ridge_path(tmp_path: Path, make_report: Mak
 def test_tables_say_what_the_results_say(report: ProbeReport, folder: Path) -> None:
     assert {path.name for path in (folder / "tables").iterdir()} == {
         "pairs.csv", "label_wise.csv", "correlation_matrix.csv", "permuted_matrix.csv",
+        "std_matrix.csv", "instance_matrix.csv",
         "control_matrix.csv", "ridge_path.csv", "influences.csv",
     }  # fmt: skip
     results = json.loads((folder / "results.json").read_text())
@@ -257,6 +259,7 @@ def test_figures_are_pictures_with_file_names_that_any_system_takes(folder: Path
     found = {path.name for path in (folder / "figures").iterdir()}
     assert found == {
         "correlation_matrix.png", "instance_matrix.png", "nulls.png", "ridge_path.png",
+        "std_matrix.png", "permuted_matrix.png",
         "weights_city-country.png",
     }  # fmt: skip
     for name in found:
@@ -280,7 +283,7 @@ def test_figures_are_limited_in_a_run_over_many_pairs(make_report: Make) -> None
         ridge_path={},
     )
     assert [s.label_mean for s in report.notable(12)] == [i / 100 for i in range(39, 27, -1)]
-    drawn = [name for name in report._drawings() if name.startswith("weights")]
+    drawn = [name for name in drawings_of(report) if name.startswith("weights")]
     assert drawn == [f"weights_city{i}-country" for i in range(39, 27, -1)]
 
 
