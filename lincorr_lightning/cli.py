@@ -20,6 +20,11 @@ COMMANDS = {
         "audit",
         "Show which answers an LM's tokenizer can speak of.",
     ),
+    "report": (
+        "lincorr_lightning.pages",
+        "report",
+        "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
+    ),
 }
 TRAINER_COMMANDS = {
     "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
@@ -56,7 +61,13 @@ def main(args: Sequence[str] | None = None) -> Any:
     if argv[0] in COMMANDS:
         from jsonargparse import auto_cli
 
-        return auto_cli(_command(argv[0]), args=argv[1:], prog=f"lincorr {argv[0]}")
+        args = argv[1:]
+        if argv[0] == "report":
+            from lincorr_lightning.pages.command import gather
+
+            # A shell's `*` gives many folders; jsonargparse takes one word for a list.
+            args = gather(args)
+        return auto_cli(_command(argv[0]), args=args, prog=f"lincorr {argv[0]}")
     from lincorr_lightning.lightning_cli import run_lightning_cli
 
     return run_lightning_cli([_find_packaged(argument) for argument in argv])
