@@ -47,10 +47,10 @@ def test_commands_and_python_run_in_order(
         if "configs/pretraining.yaml" in command:
             # Minutes as it stands; a few steps show that it runs.
             command = [*command, "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
-        if any("source_finetune" in part for part in command):
+        if any("configs/source_finetune" in part for part in command):
             # tests/cli runs the configs as they stand.
             command = [*command, "--data.n_edits=16"]
-        if any("vocabulary_ablation" in part for part in command):
+        if any("configs/vocabulary_ablation" in part for part in command):
             command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
         if "all" in command:
             command = [*command, "--data.n_inputs=600"]
