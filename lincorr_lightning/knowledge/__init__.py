@@ -11,6 +11,7 @@ from lincorr_lightning.knowledge.audit import (
 )
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
+    WHOLE_WORDS,
     Completeness,
     Domain,
     Dropped,
@@ -25,6 +26,7 @@ from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Know
 __all__ = [
     "FAMILIES",
     "LANGUAGES",
+    "WHOLE_WORDS",
     "Answer",
     "AskedRelation",
     "AuditRow",

@@ -15,6 +15,7 @@ from rich.table import Table
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
+    WHOLE_WORDS,
     Completeness,
     Domain,
     Label,
@@ -53,7 +54,7 @@ class AuditRow:
 def audit_rows(
     knowledges: Iterable[Knowledge],
     tokenizer: PreTrainedTokenizerBase,
-    keep: Collection[Completeness] = (Completeness.WHOLE, Completeness.PHRASE),
+    keep: Collection[Completeness] = WHOLE_WORDS,
 ) -> list[AuditRow]:
     """Count what a tokenizer leaves of each knowledge.
 

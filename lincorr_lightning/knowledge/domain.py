@@ -38,6 +38,10 @@ class Completeness(StrEnum):
     """The token is the beginning of a word: " Br" of Brunei."""
 
 
+WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)
+"""What the paper takes for labels (appendix E)."""
+
+
 @dataclass(frozen=True)
 class Label:
     """A token that stands for one or more answers.
@@ -95,6 +99,11 @@ class Domain:
         return [label.text for label in self.labels]
 
     @property
+    def completeness(self) -> list[Completeness]:
+        """How much each label says of its answer."""
+        return [label.completeness for label in self.labels]
+
+    @property
     def n_merged(self) -> int:
         """How many answers share the label of an earlier one."""
         return sum(len(label.answers) - 1 for label in self.labels)
@@ -103,7 +112,7 @@ class Domain:
 def build_domain(
     knowledge: Knowledge,
     tokenizer: PreTrainedTokenizerBase,
-    keep: Collection[Completeness] = (Completeness.WHOLE, Completeness.PHRASE),
+    keep: Collection[Completeness] = WHOLE_WORDS,
 ) -> Domain:
     """Find the labels that stand for a knowledge's answers.
 
@@ -150,7 +159,7 @@ def build_domain(
 def sort_answers(
     knowledge: Knowledge,
     tokenizer: PreTrainedTokenizerBase,
-    keep: Collection[Completeness] = (Completeness.WHOLE, Completeness.PHRASE),
+    keep: Collection[Completeness] = WHOLE_WORDS,
     reader: TokenReader | None = None,
 ) -> Domain:
     """Do what `build_domain` does, but return a domain without labels too, for an audit.

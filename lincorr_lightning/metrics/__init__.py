@@ -2,5 +2,6 @@
 
 from lincorr_lightning.metrics.instancewise_pearson import InstancewisePearson
 from lincorr_lightning.metrics.joint_moments import JointMoments
+from lincorr_lightning.metrics.mean_r_error import MeanRError, Scale
 
-__all__ = ["InstancewisePearson", "JointMoments"]
+__all__ = ["InstancewisePearson", "JointMoments", "MeanRError", "Scale"]

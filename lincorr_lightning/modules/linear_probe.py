@@ -10,14 +10,15 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
+from torchmetrics import Metric
 from tqdm import tqdm
 
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.functional import merge_moments
+from lincorr_lightning.functional import Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.metrics import InstancewisePearson, JointMoments, MeanRError
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.closed_form import ClosedForm, Descent
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
@@ -42,6 +43,7 @@ from lincorr_lightning.modules.probe_solver import (
     ridge_paths,
     split_targets,
 )
+from lincorr_lightning.modules.probe_ties import prepare_errors
 from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
@@ -70,6 +72,11 @@ class LinearProbe(FrozenLMModule):
         ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
         precision: Pairs for which Hit@N must be told; the others get it when they have a reference.
         control: Neutral prompt that stands in for the source as a null; null leaves it out.
+        given: Knowledges that are independent of the others, as far as is known: each pair's r is
+            told once more with all that these tell taken out of both sides. They are read whether
+            or not they are among `knowledges`.
+        subwords: Whether answers of which the first token is only the beginning of a word (" Br" of
+            Brunei) are labels too; scores are then told apart by completeness (appendix K).
         permuted: Whether to fit each map a second time on permuted targets, as a null.
         solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`.
         learning_rate: Of ``sgd``, in units of the inverse of the source's largest curvature.
@@ -93,6 +100,8 @@ class LinearProbe(FrozenLMModule):
         ridge_tolerance: float = 0.02,
         precision: list[str] = [],  # noqa: B006
         control: str | None = "One day, {} saw a",
+        given: list[str] = [],  # noqa: B006
+        subwords: bool = False,
         permuted: bool = True,
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
@@ -106,8 +115,8 @@ class LinearProbe(FrozenLMModule):
                 "lm": asdict(lm), "knowledges": knowledges, "pairs": pairs,
                 "knowledge_files": knowledge_files, "ridge": ridge, "ridge_grid": ridge_grid,
                 "ridge_tolerance": ridge_tolerance, "precision": precision, "control": control,
-                "permuted": permuted, "solver": solver, "learning_rate": learning_rate,
-                "momentum": momentum,
+                "given": given, "subwords": subwords, "permuted": permuted, "solver": solver,
+                "learning_rate": learning_rate, "momentum": momentum,
             },
             logger=False,
         )  # fmt: skip
@@ -120,7 +129,10 @@ class LinearProbe(FrozenLMModule):
             None if pairs is None else as_list(pairs),
             precision,
             control=control is not None,
+            given=given,
+            subwords=subwords,
         )
+        self.given = list(given)
         self.maps = self._new_maps(trainable=True)
         self.permuted_maps = self._new_maps() if permuted else nn.ModuleDict()
         self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
@@ -130,14 +142,12 @@ class LinearProbe(FrozenLMModule):
         tuned = ridge == "auto"
         self.tune_moments = JointMoments(tuned * self.layout.n_columns, tuned * n_shuffled)
         self.test_moments = JointMoments(self.layout.n_columns, n_shuffled)
-        self.instancewise = nn.ModuleDict(
-            {
-                source: InstancewisePearson(
-                    [self.layout.sizes[target] for target in self.layout.targets(source)]
-                )
-                for source in self.layout.sources
-            }
-        )
+        sizes = {
+            source: [self.layout.sizes[target] for target in self.layout.targets(source)]
+            for source in self.layout.sources
+        }
+        self.instancewise = nn.ModuleDict({s: InstancewisePearson(n) for s, n in sizes.items()})
+        self.errors = nn.ModuleDict({s: MeanRError(n) for s, n in sizes.items()})
         self.ridges: dict[Pair, float] = dict.fromkeys(
             self.layout.pairs, 0.0 if ridge == "auto" else float(ridge)
         )
@@ -145,6 +155,7 @@ class LinearProbe(FrozenLMModule):
         self.fit_inputs: list[str] = []
         self.report: ProbeReport | None = None
         self._solvers: dict[str, SourceSolver] = {}
+        self._fit: Moments | None = None
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         return nn.ModuleDict(
@@ -259,6 +270,8 @@ class LinearProbe(FrozenLMModule):
             if self.control_maps:
                 control = cast(AffineMap, self.control_maps[source])
                 fit_control(fit, self.layout, source, control, ridge)
+        self._fit = fit
+        prepare_errors(self, fit)
 
     def _descend(self, rows: Tensor, batch: InputBatch, first: bool) -> None:
         optimizer = cast(LightningOptimizer, self.optimizers())
@@ -295,8 +308,8 @@ class LinearProbe(FrozenLMModule):
         self._need_maps()
         check_held_out(self)
         self.test_moments.reset()
-        for metric in self.instancewise.values():
-            cast(InstancewisePearson, metric).reset()
+        for metric in (*self.instancewise.values(), *self.errors.values()):
+            cast(Metric, metric).reset()
 
     def _score_batch(self, batch: InputBatch) -> None:
         if self.trainer.sanity_checking:
@@ -306,7 +319,17 @@ class LinearProbe(FrozenLMModule):
             return
         self.test_moments.update(rows)
         for source, x, y, module in self._sources(rows):
-            cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
+            prediction = module(x)
+            cast(InstancewisePearson, self.instancewise[source]).update(prediction, y)
+            errors = cast(MeanRError, self.errors[source])
+            if errors.ready:
+                errors.update(prediction, y, self._control_prediction(rows, source))
+
+    def _control_prediction(self, rows: Tensor, source: str) -> Tensor | None:
+        if not self.control_maps:
+            return None
+        columns = self.layout.control_columns(source).to(rows.device)
+        return cast(AffineMap, self.control_maps[source])(rows[:, columns])
 
     def _finish_scoring(self) -> None:
         if self.trainer.sanity_checking:
@@ -321,7 +344,8 @@ class LinearProbe(FrozenLMModule):
             source: cast(InstancewisePearson, metric).compute().reshape(-1)
             for source, metric in self.instancewise.items()
         }
-        self.report = score_probe(self, test, instance, paths)
+        self.report = score_probe(self, test, instance, paths, self._fit)
+        self._fit = None
         mean = sum(score.label_mean or 0.0 for score in self.report.pairs) / len(self.report.pairs)
         self.log("label_mean", mean, prog_bar=True)
 

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.knowledge import (
+    WHOLE_WORDS,
     Catalogue,
+    Completeness,
     Domain,
     Knowledge,
     build_domain,
@@ -123,6 +125,8 @@ def build_layout(
     pairs: Sequence[str] | None,
     precision: Sequence[str],
     control: bool,
+    given: Sequence[str] = (),
+    subwords: bool = False,
 ) -> ProbeLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
@@ -133,6 +137,8 @@ def build_layout(
         pairs: ``source->target`` names; None for every ordered pair.
         precision: Pairs that must have a reference.
         control: Whether the rows carry the control prompt's columns.
+        given: Knowledges that are read too, whether or not they are in a pair.
+        subwords: Whether beginnings of words are labels too.
 
     Raises:
         KnowledgeError: An unknown name, or a pair of `precision` without reference.
@@ -145,7 +151,7 @@ def build_layout(
         named = [k for relation in relations for k in (relation.source, relation.target)]
         asked = list({k.name: k for k in [*asked, *named]}.values())
     by_name = set(knowledges) | {k.name for k in asked if relations is not None}
-    domains = _domains(asked, tokenizer, by_name)
+    domains = _domains(asked, tokenizer, by_name, subwords)
     if len(domains) < 2:
         raise ConfigError(
             f"a probe needs two knowledges or more; model.knowledges gives {list(domains)}. "
@@ -158,6 +164,8 @@ def build_layout(
         # A knowledge that no pair uses would cost forwards and give nothing.
         used = {name for pair in chosen for name in pair}
         domains = {name: domain for name, domain in domains.items() if name in used}
+    others = [catalogue[name] for name in dict.fromkeys(given) if name not in domains]
+    domains |= _domains(others, tokenizer, set(given), subwords)
     references: dict[tuple[str, str], np.ndarray | None] = {}
     for source, target in chosen:
         relation = catalogue.relation(f"{source}->{target}")
@@ -173,9 +181,13 @@ def build_layout(
 
 
 def _domains(
-    asked: Sequence[Knowledge], tokenizer: PreTrainedTokenizerBase, by_name: set[str]
+    asked: Sequence[Knowledge],
+    tokenizer: PreTrainedTokenizerBase,
+    by_name: set[str],
+    subwords: bool,
 ) -> dict[str, Domain]:
     domains = {}
+    keep = tuple(Completeness) if subwords else WHOLE_WORDS
     for knowledge in asked:
         unknown = unknown_words(knowledge, tokenizer)
         if unknown:
@@ -189,7 +201,7 @@ def _domains(
             if not named:
                 continue
         try:
-            domains[knowledge.name] = build_domain(knowledge, tokenizer)
+            domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
         except DomainError as error:
             if knowledge.name in by_name:
                 raise

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.probe_solver import Pair, as_rates, label_r, split_targets
-from lincorr_lightning.reporting import PairScore, ProbeReport, RidgePoint
+from lincorr_lightning.modules.probe_ties import compositions, judge
+from lincorr_lightning.reporting import CompletenessScore, PairScore, ProbeReport, RidgePoint
 
 if TYPE_CHECKING:
     from lincorr_lightning.modules.linear_probe import LinearProbe
@@ -27,6 +31,7 @@ def score_probe(
     test: Moments,
     instance: Mapping[str, Tensor],
     paths: Mapping[Pair, list[RidgePoint]],
+    fit: Moments | None,
 ) -> ProbeReport:
     """Score every pair, beside its nulls.
 
@@ -35,6 +40,7 @@ def score_probe(
         test: Moments of the joint rows of the test half.
         instance: Mean instance-wise r of every target of each source, ``(n_targets,)``.
         paths: Ridge paths, if this run fitted.
+        fit: Moments of the fit half, if this run fitted.
     """
     layout = probe.layout
     scores: dict[Pair, PairScore] = {}
@@ -61,13 +67,21 @@ def score_probe(
                 ridge=probe.ridges[pair],
                 label_r=r[target].numpy(),
                 precision=_precision(block.cpu(), layout.references[pair]),
+                completeness=by_completeness(
+                    r[target],
+                    block.cpu(),
+                    layout.references[pair],
+                    layout.domains[target].completeness,
+                ),
             )
             weights[f"{source}->{target}"] = block.cpu().numpy()
+    judged = judge(probe, scores, fit, test)
     return ProbeReport(
         lm=probe.lm.config.name_or_path,
         n_fit=probe.fitted_on,
         n_test=int(test.n),
-        pairs=[scores[pair] for pair in layout.pairs],
+        pairs=judged,
+        compositions=compositions(probe, judged, test),
         ridge_path={f"{s}->{t}": path for (s, t), path in paths.items()},
         weights=weights,
         labels={name: list(domain.texts) for name, domain in layout.domains.items()},
@@ -79,6 +93,45 @@ def score_probe(
             "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
         },
     )
+
+
+def by_completeness(
+    r: Tensor,
+    weight: Tensor,
+    reference: npt.NDArray[np.bool_] | None,
+    completeness: Sequence[Completeness],
+) -> dict[str, CompletenessScore]:
+    """Scores by how much the target's labels say of their answers (paper, appendix K, table 18).
+
+    Hit@N is of influenced targets: of the source labels with a right target of a kind, the share
+    for which one of that kind is among the N highest; right ones of other kinds do not compete.
+
+    Args:
+        r: Of each target label, ``(n_target,)``.
+        weight: W, ``(n_target, n_source)``.
+        reference: Which labels belong together, shaped like W; None if unknown.
+        completeness: Of each target label.
+
+    Returns:
+        By kind; empty where all labels are of one.
+    """
+    found: dict[str, CompletenessScore] = {}
+    if len(set(completeness)) < 2:
+        return found
+    for kind in Completeness:
+        mine = torch.tensor([other is kind for other in completeness])
+        if not mine.any():
+            continue
+        hits = None
+        if reference is not None:
+            right = torch.from_numpy(reference)
+            elsewhere = right & ~mine[:, None]
+            influenced, _ = hit_rates(
+                weight.masked_fill(elsewhere, -torch.inf), right & mine[:, None]
+            )
+            hits = as_rates(influenced)
+        found[str(kind)] = CompletenessScore(int(mine.sum()), summarize(r[mine]).mean, hits)
+    return found
 
 
 def _null_means(

@@ -12,7 +12,12 @@ from lincorr_lightning.reporting.files import (
     write_csv,
     write_json,
 )
-from lincorr_lightning.reporting.probe_report import PairScore, ProbeReport, RidgePoint
+from lincorr_lightning.reporting.probe_report import (
+    CompletenessScore,
+    PairScore,
+    ProbeReport,
+    RidgePoint,
+)
 from lincorr_lightning.reporting.summary import describe_run
 from lincorr_lightning.reporting.tables import (
     Influence,
@@ -23,6 +28,7 @@ from lincorr_lightning.reporting.tables import (
 )
 
 __all__ = [
+    "CompletenessScore",
     "Influence",
     "PairScore",
     "ProbeReport",

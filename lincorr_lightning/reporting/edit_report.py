@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.reporting.files import atomic_write, write_csv
-from lincorr_lightning.reporting.probe_report import number
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.tables import markdown_table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from lincorr_lightning.reporting import figures
+from lincorr_lightning.reporting import figures, tie_figures
 from lincorr_lightning.reporting.clusters import cluster
 from lincorr_lightning.reporting.files import safe_names
 from lincorr_lightning.reporting.probe_report import MOST_WEIGHT_FIGURES
@@ -47,6 +47,14 @@ def drawings_of(report: ProbeReport) -> dict[str, Callable[[], Figure]]:
     drawings["nulls"] = lambda: figures.nulls_figure(
         report.pairs, f"Correlation beside its nulls in {report.lm}"
     )
+    if any(score.p is not None for score in report.pairs):
+        drawings["ties"] = lambda: tie_figures.ties_figure(
+            report.pairs, report.settings.get("given") or (), f"Which pairs are tied in {report.lm}"
+        )
+    if report.compositions:
+        drawings["transitivity"] = lambda: tie_figures.transitivity_figure(
+            report.compositions, f"Maps end to end in {report.lm}"
+        )
     closely = report.notable(MOST_WEIGHT_FIGURES)
     paths = {s.name: report.ridge_path[s.name] for s in closely if s.name in report.ridge_path}
     if paths:

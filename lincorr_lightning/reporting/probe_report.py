@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,25 +14,45 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from lincorr_lightning.reporting.files import atomic_write, write_csv, write_json
+from lincorr_lightning.reporting.numbers import Rates, number, rates_as_json
+from lincorr_lightning.reporting.probe_tables import tables_of
 from lincorr_lightning.reporting.tables import (
-    INFLUENCE_COLUMNS,
     Influence,
-    label_wise_rows,
     top_influences,
 )
+from lincorr_lightning.reporting.ties import Composition
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from lincorr_lightning.reporting.canvas import Picture
 
-Rates = Mapping[str, float]
-"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, how many labels were asked."""
-
 # A run over all knowledges has thousands of pairs with a reference: these are looked at closely.
 MOST_WEIGHT_FIGURES = 12
-_MOST_INFLUENCE_TABLES = 100
-_HITS = ("1", "3", "5")
+_TIE_KEYS = ("label_error", "excess_error", "p", "q", "partial_label_mean", "through_given")
+
+
+@dataclass(frozen=True)
+class CompletenessScore:
+    """What a pair's target labels of one kind reach (paper, table 18).
+
+    Attributes:
+        n_labels: How many there are.
+        label_mean: Their mean label-wise r.
+        influenced: Hit@N of influenced targets among them; None without a reference.
+    """
+
+    n_labels: int
+    label_mean: float
+    influenced: Rates | None
+
+    def results(self) -> dict[str, Any]:
+        """Its entry in ``results.json``."""
+        return {
+            "n_labels": self.n_labels,
+            "label_mean": number(self.label_mean),
+            "influenced": self.influenced and rates_as_json(self.influenced),
+        }
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,14 @@ class PairScore:
         ridge: Ridge strength of the map.
         label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
         precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
+        label_error: Standard error of `label_mean` over X's; None where it was not taken.
+        excess_error: That of `excess`, or of `label_mean` where there is no control.
+        p: Probability of so high an excess where there is none, one-sided.
+        q: `p` adjusted for all pairs of the run.
+        partial_label_mean: Mean label-wise r given the knowledges of ``model.given``.
+        through_given: Share of the tie that goes through these: 1 less what the source explains
+            of the target beyond them over what it explains alone (squared correlations).
+        completeness: Scores by kind of target label, where there are several kinds.
     """
 
     source: str
@@ -66,6 +94,13 @@ class PairScore:
     ridge: float
     label_r: npt.NDArray[np.floating[Any]]
     precision: Mapping[str, Rates] | None
+    label_error: float | None = None
+    excess_error: float | None = None
+    p: float | None = None
+    q: float | None = None
+    partial_label_mean: float | None = None
+    through_given: float | None = None
+    completeness: Mapping[str, CompletenessScore] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -91,9 +126,11 @@ class PairScore:
             "permuted_label_mean": number(self.permuted_label_mean),
             "control_label_mean": number(self.control_label_mean),
             "excess": self.excess,
+            **{key: number(getattr(self, key)) for key in _TIE_KEYS},
             "ridge": number(self.ridge),
             "precision": self.precision
-            and {way: _rates(rates) for way, rates in self.precision.items()},
+            and {way: rates_as_json(rates) for way, rates in self.precision.items()},
+            "completeness": {kind: one.results() for kind, one in self.completeness.items()},
         }
 
 
@@ -118,8 +155,8 @@ class RidgePoint:
         return {
             "ridge": number(self.ridge),
             "label_mean": number(self.label_mean),
-            "influenced": self.influenced and _rates(self.influenced),
-            "influencing": self.influencing and _rates(self.influencing),
+            "influenced": self.influenced and rates_as_json(self.influenced),
+            "influencing": self.influencing and rates_as_json(self.influencing),
         }
 
 
@@ -137,6 +174,7 @@ class ProbeReport:
         labels: Labels of each knowledge; its order is that of the matrices.
         reference: Which labels belong together, by pair name, shaped like W; None if unknown.
         settings: The study's settings.
+        compositions: Maps laid end to end.
     """
 
     lm: str
@@ -148,6 +186,7 @@ class ProbeReport:
     labels: Mapping[str, Sequence[str]]
     reference: Mapping[str, npt.NDArray[np.bool_] | None]
     settings: Mapping[str, Any]
+    compositions: Sequence[Composition] = ()
 
     def results(self) -> dict[str, Any]:
         """What ``results.json`` says: the project's public contract, and more beside it."""
@@ -167,6 +206,8 @@ class ProbeReport:
                 }
                 for pair, path in self.ridge_path.items()
             ]
+        if self.compositions:
+            results["transitivity"] = [one.results() for one in self.compositions]
         return {**results, "settings": dict(self.settings)}
 
     def write(self, folder: str | Path) -> None:
@@ -180,7 +221,7 @@ class ProbeReport:
         """
         folder = Path(folder)
         write_json(folder / "results.json", self.results())
-        for name, columns, rows in self._tables():
+        for name, columns, rows in tables_of(self):
             write_csv(folder / "tables" / f"{name}.csv", columns, rows)
         for name, picture in self.pictures.items():
             with atomic_write(folder / "figures" / f"{name}.png") as part:
@@ -220,69 +261,7 @@ class ProbeReport:
             self.reference.get(score.name),
         )
 
-    # -- tables ------------------------------------------------------------------------------
-
-    def _tables(self) -> Iterator[tuple[str, Sequence[str], Iterator[Sequence[Any]]]]:
-        plain = [column for column in self.pairs[0].results() if column != "precision"]
-        hits = [f"{way}_{n}" for way in ("influenced", "influencing") for n in (*_HITS, "n")]
-        yield (
-            "pairs",
-            (*plain, *hits),
-            (
-                [*(score.results()[column] for column in plain), *_hits(score.precision)]
-                for score in self.pairs
-            ),
-        )
-        yield (
-            "label_wise",
-            ("pair", "label", "r"),
-            (
-                row
-                for score in self.pairs
-                for row in label_wise_rows(score.name, self.labels[score.target], score.label_r)
-            ),
-        )
-        for name, value in (
-            ("correlation_matrix", lambda score: score.label_mean),
-            ("std_matrix", lambda score: score.label_std),
-            ("instance_matrix", lambda score: score.instance_mean),
-            ("permuted_matrix", lambda score: score.permuted_label_mean),
-            ("control_matrix", lambda score: score.control_label_mean),
-        ):
-            sources, targets, matrix = self.matrix(value)
-            if not np.isnan(matrix).all() or name == "correlation_matrix":
-                yield (
-                    name,
-                    ("source", *targets),
-                    (
-                        [source, *map(number, row)]
-                        for source, row in zip(sources, matrix.tolist(), strict=True)
-                    ),
-                )
-        if self.ridge_path:
-            yield (
-                "ridge_path",
-                ("pair", "ridge", "label_mean", *hits),
-                (
-                    (
-                        pair,
-                        number(point.ridge),
-                        number(point.label_mean),
-                        *_hits({"influenced": point.influenced, "influencing": point.influencing}),
-                    )
-                    for pair, path in self.ridge_path.items()
-                    for point in path
-                ),
-            )
-        yield (
-            "influences",
-            ("pair", *INFLUENCE_COLUMNS),
-            (
-                (score.name, *row)
-                for score in self.notable(_MOST_INFLUENCE_TABLES)
-                for row in self.influences(score)
-            ),
-        )
+    # -- matrices ----------------------------------------------------------------------------
 
     def matrix(
         self, value: Callable[[PairScore], float | None]
@@ -318,20 +297,3 @@ class ProbeReport:
             drawings, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
         )
         return {name: to_picture(drawings[name]()) for name in progress}
-
-
-def number(value: float | None) -> float | None:
-    """A finite number as JSON has it, or None."""
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _rates(rates: Rates) -> dict[str, float | int | None]:
-    return {key: int(rate) if key == "n" else number(rate) for key, rate in rates.items()}
-
-
-def _hits(precision: Mapping[str, Rates | None] | None) -> list[Any]:
-    cells: list[Any] = []
-    for way in ("influenced", "influencing"):
-        rates = (precision or {}).get(way)
-        cells += [None] * (len(_HITS) + 1) if rates is None else _rates(rates).values()
-    return cells

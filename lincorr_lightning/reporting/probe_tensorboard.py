@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.reporting.files import safe_names
-from lincorr_lightning.reporting.probe_report import PairScore, ProbeReport, number
+from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.reporting.probe_report import PairScore, ProbeReport
 from lincorr_lightning.reporting.tables import influence_markdown, markdown_table
 from lincorr_lightning.reporting.tensorboard import add_picture
 

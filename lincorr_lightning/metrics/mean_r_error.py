@@ -1,0 +1,115 @@
+"""Streaming standard error of a mean label-wise r, and of how far it lies above a null's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lincorr_lightning.functional.ties import pearson_influence
+
+
+class Scale(NamedTuple):
+    """What standardizes predictions, and their r: all from rows that need not be those scored.
+
+    Attributes:
+        mean: Of each column, ``(n_columns,)``.
+        std: Of each column, ``(n_columns,)``; 0 where it is constant.
+        r: With the target, ``(n_columns,)``; NaN where one of them is constant.
+    """
+
+    mean: Tensor
+    std: Tensor
+    r: Tensor
+
+
+class MeanRError(Metric):
+    """Standard error over rows of the mean label-wise r of each target, and of its excess.
+
+    By the influence function of r (`pearson_influence`): rows are independent, labels are not, so
+    labels are averaged within a row before the spread over rows is taken. Nothing is kept of a row
+    but sums.
+
+    Args:
+        sizes: Number of labels of each target; targets lie side by side in the rows.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    segments: Tensor
+    n: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    def __init__(self, sizes: list[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        eye = torch.eye(len(sizes), dtype=torch.float64)
+        self.register_buffer(
+            "segments", eye.repeat_interleave(torch.tensor(sizes), 0), persistent=False
+        )
+        zeros = torch.zeros(2, len(sizes), dtype=torch.float64)
+        self.add_state("n", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", zeros, dist_reduce_fx="sum")
+        self.add_state("squares", zeros.clone(), dist_reduce_fx="sum")
+        self._target: Scale | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `prepare` said how to standardize."""
+        return self._target is not None
+
+    def prepare(self, target: Scale, prediction: Scale, null: Scale | None) -> None:
+        """Say how to standardize.
+
+        Args:
+            target: Of the true logits; its r is not used.
+            prediction: Of the predicted ones.
+            null: Of those that the null predicts; None without one.
+        """
+        self._target, self._prediction, self._null = target, prediction, null
+        known = ~prediction.r.isnan() if null is None else ~(prediction.r + null.r).isnan()
+        share = self.segments.to(known.device) * known[:, None]
+        self._share = share / share.sum(0).clamp(min=1)
+
+    def update(self, prediction: Tensor, target: Tensor, null: Tensor | None) -> None:
+        """Add rows.
+
+        Args:
+            prediction: Predicted logits, ``(n_rows, sum(sizes))``.
+            target: True logits, likewise.
+            null: What the null predicts, likewise; None without one.
+        """
+        assert self._target is not None
+        y = _standardized(target, self._target)
+        own = self._influence(prediction, y, self._prediction)
+        above = own
+        if null is not None:
+            assert self._null is not None
+            above = own - self._influence(null, y, self._null)
+        for i, values in enumerate((own, above)):
+            self.sums[i] += values.sum(0)
+            self.squares[i] += values.square().sum(0)
+        self.n += len(target)
+
+    def _influence(self, prediction: Tensor, y: Tensor, scale: Scale) -> Tensor:
+        """Of the mean over labels, ``(n_rows, n_targets)``."""
+        r = scale.r.nan_to_num()
+        return pearson_influence(_standardized(prediction, scale), y, r) @ self._share
+
+    def compute(self) -> Tensor:
+        """Standard errors, ``(2, n_targets)``: of the mean r, and of its excess over the null's.
+
+        NaN with fewer than two rows.
+        """
+        mean = self.sums / self.n
+        variance = (self.squares / self.n - mean.square()).clamp(min=0) / (self.n - 1)
+        return torch.where(self.n > 1, variance.sqrt(), torch.nan)
+
+
+def _standardized(values: Tensor, scale: Scale) -> Tensor:
+    """In standard deviations; constant columns say nothing and become 0."""
+    inverse = torch.where(scale.std > 0, 1 / scale.std, 0.0)
+    return (values - scale.mean) * inverse

@@ -1,0 +1,125 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.spatial.distance import cosine
+from sklearn.linear_model import LinearRegression
+
+from lincorr_lightning.functional import labelwise_pearson, moments_of
+from lincorr_lightning.functional.ties import (
+    adjust_for_many,
+    one_sided_p,
+    partial_tie,
+    pearson_influence,
+    weight_cosine,
+)
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+# -- standard errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heavy", [False, True], ids=["normal", "heavy tails"])
+@pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
+def test_influence_gives_the_spread_of_r_over_samples(strength: float, heavy: bool) -> None:
+    n, repeats = 400, 1500
+    noise = stats.t(df=9).rvs if heavy else stats.norm.rvs
+    x = torch.from_numpy(noise(size=(n, repeats), random_state=0))
+    y = strength * x + torch.from_numpy(noise(size=(n, repeats), random_state=1))
+    spread = labelwise_pearson(x, y).std().item()
+    big_x = torch.from_numpy(noise(size=(200_000, 1), random_state=2))
+    big_y = strength * big_x + torch.from_numpy(noise(size=(200_000, 1), random_state=3))
+    u, v = ((t - t.mean()) / t.std() for t in (big_x, big_y))
+    influence = pearson_influence(u, v, labelwise_pearson(big_x, big_y))
+    assert influence.std().item() / math.sqrt(n) == pytest.approx(spread, rel=0.06)
+
+
+def test_p_is_that_of_scipy() -> None:
+    for z in (-3.0, 0.0, 1.0, 5.0, 12.0):
+        assert one_sided_p(z) == pytest.approx(stats.norm.sf(z), rel=1e-10)
+    assert math.isnan(one_sided_p(math.nan))
+
+
+@pytest.mark.parametrize("n", [1, 2, 50])
+def test_adjusted_p_is_that_of_scipy(n: int) -> None:
+    p = np.random.default_rng(n).random(n) ** 3
+    with_gaps = np.insert(p, [0, n // 2, n], np.nan)
+    adjusted = adjust_for_many(torch.from_numpy(with_gaps)).numpy()
+    known = ~np.isnan(with_gaps)
+    np.testing.assert_allclose(adjusted[known], stats.false_discovery_control(p, method="by"))
+    assert np.isnan(adjusted[~known]).all()
+
+
+def test_nothing_tested_adjusts_to_nothing() -> None:
+    assert adjust_for_many(torch.full((3,), torch.nan)).isnan().all()
+
+
+# -- r given a third knowledge -------------------------------------------------------------------
+
+
+def _rows(n: int, seed: int) -> torch.Tensor:
+    """Source (3), target (4) and third (2): a common cause, and a tie of their own."""
+    common, own = _normal(n, 2, seed=seed), _normal(n, 1, seed=seed + 1)
+    mix = _normal(2, 9, seed=99)
+    noise = _normal(n, 9, seed=seed + 2)
+    mix[:, 7:] = torch.eye(2)
+    noise[:, 7:] *= 0.1
+    rows = common @ mix + 0.4 * noise
+    rows[:, 0] += own[:, 0]
+    rows[:, 3] += 1.5 * own[:, 0]
+    return rows
+
+
+X, Y, Z = torch.arange(3), torch.arange(3, 7), torch.arange(7, 9)
+
+
+def test_partial_r_is_that_of_regressions_on_the_rows() -> None:
+    fit, test = _rows(500, 0), _rows(400, 10)
+    found = partial_tie(moments_of(fit), moments_of(test), X, Y, Z)
+    free = [0, 1, 2, 3, 4, 5, 6]
+    told = LinearRegression().fit(fit[:, 7:], fit[:, free])
+    rest_fit, rest = (
+        rows[:, free] - torch.from_numpy(told.predict(rows[:, 7:])) for rows in (fit, test)
+    )
+    tie = LinearRegression().fit(rest_fit[:, :3], rest_fit[:, 3:])
+    predicted = torch.from_numpy(tie.predict(rest[:, :3]))
+    naive = labelwise_pearson(predicted, rest[:, 3:])
+    torch.testing.assert_close(found.r, naive, rtol=1e-9, atol=1e-9)
+    share = naive**2 * rest[:, 3:].var(0) / test[:, 3:7].var(0)
+    torch.testing.assert_close(found.unique, share, rtol=1e-9, atol=1e-9)
+
+
+def test_a_common_cause_is_taken_out_and_a_tie_of_its_own_is_left() -> None:
+    fit, test = (moments_of(_rows(4000, seed)) for seed in (0, 10))
+    found = partial_tie(fit, test, X, Y, Z)
+    assert found.r[0] > 0.8  # its own
+    # The third knowledge tells the common cause but for its noise.
+    assert found.r[1:].abs().max() < 0.2
+    assert found.unique[1:].max() < 0.01
+
+
+def test_a_third_knowledge_that_is_the_source_leaves_nothing() -> None:
+    rows = _rows(500, 0)
+    doubled = torch.cat([rows, rows[:, :3]], dim=1)
+    found = partial_tie(
+        moments_of(doubled[:300]), moments_of(doubled[300:]), X, Y, torch.arange(9, 12)
+    )
+    assert found.unique.nan_to_num().max() < 1e-9
+
+
+def test_a_ridge_shrinks_the_partial_map() -> None:
+    fit, test = moments_of(_rows(60, 0)), moments_of(_rows(400, 10))
+    plain, ridged = (partial_tie(fit, test, X, Y, Z, ridge).r for ridge in (0.0, 50.0))
+    assert not torch.allclose(plain, ridged)
+
+
+def test_cosine_is_that_of_vectors() -> None:
+    a, b = _normal(3, 4), _normal(3, 4, seed=1)
+    naive = 1 - cosine(a.ravel().numpy(), b.ravel().numpy())
+    assert weight_cosine(a, b) == pytest.approx(naive)

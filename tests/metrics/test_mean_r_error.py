@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import Tensor
+
+from lincorr_lightning.functional import labelwise_pearson
+from lincorr_lightning.metrics import MeanRError, Scale
+
+SIZES = [3, 2]
+
+
+def _sample(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Prediction, truth and a null's prediction; labels hang together."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    noise = torch.randn(3, n, sum(SIZES), generator=generator, dtype=torch.float64)
+    truth = common + 0.7 * noise[0] + 5
+    return truth + 0.5 * noise[1] - 2, truth, 3 * (common + noise[2])
+
+
+def _metric(n: int = 100_000) -> MeanRError:
+    prediction, truth, null = _sample(n, 1)
+
+    def scale(values: Tensor) -> Scale:
+        return Scale(values.mean(0), values.std(0), labelwise_pearson(values, truth))
+
+    metric = MeanRError(SIZES)
+    metric.prepare(scale(truth), scale(prediction), scale(null))
+    return metric
+
+
+def _by_target(r: Tensor) -> Tensor:
+    return torch.stack([part.mean() for part in r.split(SIZES)])
+
+
+def test_errors_are_the_spread_over_samples() -> None:
+    n = 300
+    own, above = [], []
+    for seed in range(2, 802):
+        prediction, truth, null = _sample(n, seed)
+        own.append(_by_target(labelwise_pearson(prediction, truth)))
+        above.append(own[-1] - _by_target(labelwise_pearson(null, truth)))
+    metric = _metric()
+    metric.update(*_sample(100 * n, 2))
+    error = 10 * metric.compute()
+    torch.testing.assert_close(error[0], torch.stack(own).std(0), rtol=0.08, atol=0)
+    torch.testing.assert_close(error[1], torch.stack(above).std(0), rtol=0.08, atol=0)
+
+
+def test_batches_do_not_matter() -> None:
+    rows = _sample(120, 2)
+    whole, cut = _metric(), _metric()
+    whole.update(*rows)
+    for i, j in ((0, 50), (50, 51), (51, 120)):
+        cut.update(*(part[i:j] for part in rows))
+    torch.testing.assert_close(whole.compute(), cut.compute(), rtol=1e-10, atol=0)
+
+
+def test_labels_without_r_say_nothing() -> None:
+    rows = [part.clone() for part in _sample(200, 2)]
+    whole = _metric()
+    r = whole._prediction.r.clone()
+    r[1] = torch.nan
+    without = MeanRError(SIZES)
+    assert whole._null is not None and whole._target is not None
+    without.prepare(whole._target, whole._prediction._replace(r=r), whole._null)
+    without.update(*rows)
+    kept = [0, 2, 3, 4]
+    fewer = MeanRError([2, 2])
+    fewer.prepare(*(Scale(*(t[kept] for t in s)) for s in
+                    (whole._target, whole._prediction, whole._null)))  # fmt: skip
+    fewer.update(*(part[:, kept] for part in rows))
+    torch.testing.assert_close(without.compute(), fewer.compute())
+
+
+def test_one_row_has_no_spread() -> None:
+    metric = _metric(1000)
+    metric.update(*_sample(1, 2))
+    assert metric.compute().isnan().all()
+
+
+def test_without_a_null_the_excess_is_r_itself() -> None:
+    metric = _metric(1000)
+    assert metric._target is not None
+    metric.prepare(metric._target, metric._prediction, None)
+    prediction, truth, _ = _sample(100, 2)
+    metric.update(prediction, truth, None)
+    own, above = metric.compute()
+    assert own.tolist() == above.tolist() == pytest.approx(above.tolist())

@@ -1,0 +1,164 @@
+"""Which pairs are tied: against the tiny world, where it is known, and against scikit-learn."""
+
+import csv
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from scipy import stats
+from sklearn.linear_model import LinearRegression
+
+from lincorr_lightning import LanguageModel
+from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import LinearProbe
+
+# Whoever shares a group follows from one another in the tiny world (README).
+GROUPS = ("city country continent language", "ceo company", "sport hobby", "color personality")
+FREE = ("pet", "gender")
+
+
+def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
+    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False,
+        logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
+    )  # fmt: skip
+    trainer.fit(probe, datamodule=PromptInputs(n_inputs=1600, batch_size=200))
+    run = Path(trainer.log_dir or "")
+    return json.loads((run / "results.json").read_text()), probe, trainer, run
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
+    names = [name for group in GROUPS for name in group.split()] + list(FREE)
+    return _run(tmp_path_factory.mktemp("runs"), knowledges=names, given=["pet"])
+
+
+def test_findings_are_the_ties_of_the_world(found: Any) -> None:
+    pairs = found[0]["pairs"]
+    tied = {pair for group in GROUPS for pair in permutations(group.split(), 2)}
+    assert {(p["source"], p["target"]) for p in pairs if p["q"] <= 0.01} == tied
+    assert len(pairs) > 4 * len(tied)
+
+
+def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
+    pairs = found[0]["pairs"]
+    p = [stats.norm.sf(pair["excess"] / pair["excess_error"]) for pair in pairs]
+    np.testing.assert_allclose([pair["p"] for pair in pairs], p, rtol=1e-8, atol=1e-300)
+    adjusted = stats.false_discovery_control(p, method="by")
+    np.testing.assert_allclose([pair["q"] for pair in pairs], adjusted, rtol=1e-8, atol=1e-300)
+
+
+def _logits(probe: LinearProbe, run: Path, half: str, name: str) -> np.ndarray:
+    with (run / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
+        inputs = [row["x"] for row in csv.DictReader(file) if row["half"] == half]
+    lm = LanguageModel.from_pretrained("tiny-world")
+    domain = probe.layout.domains[name]
+    return lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids).numpy()
+
+
+def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
+    results, probe, _, run = found
+    pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
+    x, y = (_logits(probe, run, "test", name) for name in ("country", "city"))
+    predicted = LinearRegression().fit(
+        *(_logits(probe, run, "fit", name) for name in ("country", "city"))
+    ).predict(x)  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def mean_r(rows: np.ndarray) -> float:
+        u, v = (part[rows] - part[rows].mean(0) for part in (predicted, y))
+        return float(((u * v).sum(0) / np.sqrt((u**2).sum(0) * (v**2).sum(0))).mean())
+
+    spread = np.std([mean_r(rng.integers(len(y), size=len(y))) for _ in range(200)])
+    assert pair["label_mean"] == pytest.approx(mean_r(np.arange(len(y))), abs=1e-6)
+    assert pair["label_error"] == pytest.approx(spread, rel=0.25)
+
+
+def test_r_given_another_knowledge_is_that_of_scikit_learn(found: Any) -> None:
+    results, probe, _, run = found
+    pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
+    halves = ("fit", "test")
+    x, y, z = ({h: _logits(probe, run, h, n) for h in halves} for n in ("country", "city", "pet"))
+
+    def without_pet(side: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        told = LinearRegression().fit(z["fit"], side["fit"])
+        return {half: side[half] - told.predict(z[half]) for half in halves}
+
+    u, v = without_pet(x), without_pet(y)
+    predicted = LinearRegression().fit(u["fit"], v["fit"]).predict(u["test"])
+    r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, v["test"].T, strict=True)]
+    assert pair["partial_label_mean"] == pytest.approx(np.mean(r), abs=1e-6)
+    plain = LinearRegression().fit(x["fit"], y["fit"]).predict(x["test"])
+    alone = [stats.pearsonr(p, t)[0] ** 2 for p, t in zip(plain.T, y["test"].T, strict=True)]
+    unique = np.square(r) * v["test"].var(0) / y["test"].var(0)
+    assert pair["through_given"] == pytest.approx(1 - unique.sum() / np.sum(alone), abs=1e-6)
+
+
+def test_what_is_given_has_no_r_given_itself(found: Any) -> None:
+    for pair in found[0]["pairs"]:
+        asked = "pet" not in (pair["source"], pair["target"])
+        assert (pair["partial_label_mean"] is not None) == asked
+        assert (pair["through_given"] is not None) == asked
+
+
+def test_maps_end_to_end_are_products(found: Any) -> None:
+    results, probe, _, run = found
+    one = next(
+        c for c in results["transitivity"]
+        if (c["source"], c["via"], c["target"]) == ("city", "country", "continent")
+    )  # fmt: skip
+    linear_map = probe.linear_map()
+    composed = linear_map.weight("country->continent") @ linear_map.weight("city->country")
+    predicted = _logits(probe, run, "test", "city") @ composed.numpy().T
+    true = _logits(probe, run, "test", "continent")
+    r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)]
+    assert one["composed"] == pytest.approx(np.mean(r), abs=1e-6)
+    assert one["kept"] == pytest.approx(np.mean(r) / one["direct"])
+    assert one["direct"] > 0.95 and one["kept"] > 0.95
+    assert one["elsewhere"] < 0.5
+
+
+def test_tables_and_figures_rank_the_pairs(found: Any) -> None:
+    run = found[3]
+    with (run / "tables" / "ties.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    excess = [float(row["excess"]) for row in rows]
+    assert excess == sorted(excess, reverse=True)
+    assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) == len(found[0]["pairs"])
+    for name in ("ties", "transitivity"):
+        assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_without_a_control_r_itself_is_judged(tmp_path: Path) -> None:
+    results, *_ = _run(tmp_path, knowledges=["city", "pet"], control=None)
+    for pair in results["pairs"]:
+        assert pair["excess"] is None
+        assert pair["excess_error"] == pair["label_error"]
+        p = stats.norm.sf(pair["label_mean"] / pair["label_error"])
+        assert pair["p"] == pytest.approx(p, rel=1e-8, abs=1e-300)
+
+
+def test_a_scored_fit_tells_no_r_given_another(found: Any) -> None:
+    _, probe, trainer, _ = found
+    trainer.test(probe, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    assert probe.report is not None
+    assert {score.partial_label_mean for score in probe.report.pairs} == {None}
+
+
+def test_a_third_knowledge_is_read_without_being_in_a_pair(tmp_path: Path) -> None:
+    results, *_ = _run(tmp_path, knowledges=["country", "city"], given=["pet"])
+    assert {(p["source"], p["target"]) for p in results["pairs"]} == {
+        ("country", "city"), ("city", "country"),
+    }  # fmt: skip
+    assert all(pair["partial_label_mean"] > 0.7 for pair in results["pairs"])
