@@ -132,7 +132,10 @@ class Watcher(L.Callback):
         self.desk: WatchDesk = watch_desk(trainer, pl_module, self.lm, self.tokenizer)
         name = self.relation_in(trainer)
         self.known = self.catalogue(trainer)
-        self.asked: AskedRelation = AskedRelation.of(name, self.known, self.desk.lm.tokenizer)
+        subwords = bool(getattr(getattr(trainer, "datamodule", None), "subwords", False))
+        self.asked: AskedRelation = AskedRelation.of(
+            name, self.known, self.desk.lm.tokenizer, subwords
+        )
         place = [c for c in self.like_me(trainer) if c.relation_in(trainer) == name].index(self)
         self.tag = f"{name} ({place + 1})" if place else name
         self.desk.will_read([*self.asked.source.token_ids, *self.asked.target.token_ids])

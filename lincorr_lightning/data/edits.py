@@ -63,12 +63,16 @@ class EditsDataModule(L.LightningDataModule):
         edits_file: JSONL or CSV with ``subject`` and ``answer``, and ``reference`` if it is not
             that of the relation; all of them are used, in their order.
         batch_size: Edits per step, where the LightningModule has no `edit_plan`.
+        subwords: Whether answers of which the first token is only the beginning of a word are
+            labels of the target too; the cases are then told apart by completeness (paper,
+            appendix K).
         knowledge_files: YAML files with knowledge of your own.
         seed: Of subjects, answers and order.
 
     Attributes:
         relation: The pair of knowledges.
         catalogue: All knowledge, the user's files included.
+        subwords: As given; what watches the edits asks for the same labels.
 
     Raises:
         KnowledgeError: There is no such relation, or it has no reference.
@@ -83,6 +87,7 @@ class EditsDataModule(L.LightningDataModule):
         subjects: list[str] | None = None,
         edits_file: str | None = None,
         batch_size: int = 8,
+        subwords: bool = False,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -103,6 +108,7 @@ class EditsDataModule(L.LightningDataModule):
         if twice is not None:
             raise InputsError(f"data.subjects names {twice!r} twice. Remove one.")
         self.save_hyperparameters()
+        self.subwords = subwords
         self.catalogue = Catalogue.load(*(knowledge_files or ()))
         self.relation: Relation = self.catalogue.relation(relation)
         self._written: list[WrittenEdit] | None = None
@@ -135,7 +141,7 @@ class EditsDataModule(L.LightningDataModule):
 
     def _look_up(self, lm: LanguageModel) -> AskedRelation:
         """Find the labels, of which the tokenizer tells."""
-        asked = AskedRelation.of(self.relation.name, self.catalogue, lm.tokenizer)
+        asked = AskedRelation.of(self.relation.name, self.catalogue, lm.tokenizer, self.subwords)
         if self._written is not None:
             place_edits(self._written, asked, lm.tokenizer)
         else:

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge.catalogue import Catalogue
-from lincorr_lightning.knowledge.domain import Domain, build_domain, reference_matrix
+from lincorr_lightning.knowledge.domain import (
+    WHOLE_WORDS,
+    Completeness,
+    Domain,
+    build_domain,
+    reference_matrix,
+)
 from lincorr_lightning.knowledge.schema import Relation
 
 if TYPE_CHECKING:
@@ -37,7 +43,11 @@ class AskedRelation:
 
     @classmethod
     def of(
-        cls, name: str, catalogue: Catalogue, tokenizer: PreTrainedTokenizerBase
+        cls,
+        name: str,
+        catalogue: Catalogue,
+        tokenizer: PreTrainedTokenizerBase,
+        subwords: bool = False,
     ) -> AskedRelation:
         """Look a relation up.
 
@@ -45,6 +55,7 @@ class AskedRelation:
             name: As ``city->country``.
             catalogue: Where it is from.
             tokenizer: The LM's.
+            subwords: Whether beginnings of words are labels of the target too.
 
         Raises:
             KnowledgeError: There is no such relation.
@@ -52,7 +63,8 @@ class AskedRelation:
         """
         relation = catalogue.relation(name)
         source = build_domain(relation.source, tokenizer)
-        target = build_domain(relation.target, tokenizer)
+        keep = tuple(Completeness) if subwords else WHOLE_WORDS
+        target = build_domain(relation.target, tokenizer, keep)
         if relation.reference is None:
             right = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
         else:

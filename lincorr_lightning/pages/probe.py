@@ -7,6 +7,7 @@ from typing import Any
 
 from lincorr_lightning.pages.document import Column, Paragraph, Part, Table, arrow
 from lincorr_lightning.pages.runs import Run
+from lincorr_lightning.reporting.ties import FINDING
 
 MOST_PAIRS = 30
 _HITS = ("1", "3", "5")
@@ -81,6 +82,9 @@ def details(run: Run) -> list[Part]:
     pairs = run.results["pairs"]
     return [
         _pairs_table(run, pairs),
+        *_ties(run, pairs),
+        *_transitivity(run),
+        *_completeness(pairs),
         *_ridge_path(run),
         *_label_wise(run, pairs),
         *_influences(run),
@@ -117,6 +121,76 @@ def _pairs_table(run: Run, pairs: Sequence[Pair]) -> Table:
             f"above their control; all: {run.folder / 'tables' / 'pairs.csv'}."
         )
     return Table(f"Pairs in {run.lm.label}", columns, rows, note)
+
+
+def _ties(run: Run, pairs: Sequence[Pair]) -> list[Part]:
+    """Which pairs are above their control, of all that were asked."""
+    tested = [pair for pair in pairs if pair.get("q") is not None]
+    if not tested:
+        return []
+    found = [pair for pair in tested if pair["q"] <= FINDING]
+    keys = ["excess", "excess_error", "q"]
+    columns = [Column("pair"), Column("r above control", "r"), Column("standard error", "number"),
+               Column("adjusted p", "number")]  # fmt: skip
+    if tested[0].get("excess") is None:
+        keys[0], columns[1] = "label_mean", Column("r", "r")
+    given = ", ".join(run.settings.get("given") or ())
+    if any(pair.get("partial_label_mean") is not None for pair in tested):
+        keys += ["partial_label_mean", "through_given"]
+        columns += [Column(f"r given {given}", "r"), Column(f"share through {given}", "number")]
+    best = sorted(found, key=lambda pair: -pair[keys[0]])[:MOST_PAIRS]
+    note = (
+        f"{len(found):,} of {len(tested):,} pairs, at an adjusted p of at most {FINDING:g} "
+        "(Benjamini and Yekutieli)."
+    )
+    if len(best) < len(found):
+        note += f" The first {len(best)}; all: {run.folder / 'tables' / 'ties.csv'}."
+    rows = [[pair_name(pair), *(pair.get(key) for key in keys)] for pair in best]
+    return [Table(f"Pairs that are tied in {run.lm.label}", columns, rows, note, folded=True)]
+
+
+def _transitivity(run: Run) -> list[Part]:
+    found = run.results.get("transitivity")
+    if not found:
+        return []
+    rows = [
+        [f"{one['source']}->{one['via']}->{one['target']}",
+         *(one.get(key) for key in ("direct", "composed", "kept", "elsewhere", "weight_cosine"))]
+        for one in found[:MOST_PAIRS]
+    ]  # fmt: skip
+    return [
+        Table(
+            f"Maps end to end in {run.lm.label}",
+            [Column("source->via->target"), Column("r of the pair’s own map", "r"),
+             Column("of two maps", "r"), Column("kept", "number"),
+             Column("through others, median", "r"), Column("cosine of the matrices", "r")],
+            rows,
+            folded=True,
+        )
+    ]  # fmt: skip
+
+
+def _completeness(pairs: Sequence[Pair]) -> list[Part]:
+    """Paper, table 18."""
+    rows = [
+        [pair_name(pair), kind, one["n_labels"], one["label_mean"],
+         *((one.get("influenced") or {}).get(n) for n in _HITS)]
+        for pair in ranked(pairs)[:MOST_PAIRS]
+        for kind, one in (pair.get("completeness") or {}).items()
+    ]  # fmt: skip
+    if not rows:
+        return []
+    return [
+        Table(
+            "By completeness of the target’s labels",
+            [Column("pair"), Column("completeness"), Column("labels", "number"), Column("r", "r"),
+             *(Column(f"Hit@{n} influenced", "r") for n in _HITS)],
+            rows,
+            "whole: the token is all of an answer; phrase: a whole word of a longer one; "
+            "subword: the beginning of a word (paper, table 18).",
+            folded=True,
+        )
+    ]  # fmt: skip
 
 
 def _ridge_path(run: Run) -> list[Part]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.reporting.files import atomic_write, write_csv
 from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.tables import markdown_table
@@ -50,6 +51,8 @@ class EditCase:
         probability_reference_after: The same after training.
         cause: Of a hallucination, ``imprecise W`` or ``low prior``, or ``source not learned``,
             where W has nothing to answer for; else empty.
+        completeness: How much the label of the reference says of it: ``whole``, ``phrase`` or
+            ``subword``; of several right labels the one that says most. Empty without a reference.
     """
 
     subject: str
@@ -67,6 +70,7 @@ class EditCase:
     probability_reference_before: float | None
     probability_reference_after: float | None
     cause: str
+    completeness: str = ""
 
 
 COLUMNS = tuple(field.name for field in fields(EditCase))
@@ -81,8 +85,8 @@ class EditReport:
         relation: As ``city->country``.
         numbers: Of cases whose source was learned, ``weight_reference`` (n and median in
             generalized and in hallucinated ones, p of a Mann-Whitney test between them) and
-            ``given_learned`` (share of each outcome); ``causes`` of hallucinations; as JSON has
-            them.
+            ``given_learned`` (share of each outcome); ``causes`` of hallucinations; outcomes by
+            ``completeness`` of the reference's label; as JSON has them.
         random: Share of edits that a random label would be right for; None without cases.
         taught: Whether the LM was taught anything; else its subjects were watched only.
     """
@@ -122,6 +126,7 @@ class EditReport:
             weight: W, ``(n_target, n_source)``.
         """
         source, target = asked.source.texts, asked.target.texts
+        kinds = asked.target.completeness
         before, after = target_before.argmax(1), target_after.argmax(1)
         chance_before, chance_after = _softmax(target_before), _softmax(target_after)
         cases = []
@@ -145,6 +150,7 @@ class EditReport:
                     probability_reference_before=number(chance_before[i, rights].sum()),
                     probability_reference_after=number(chance_after[i, rights].sum()),
                     cause=_cause(column, rights, bool(learned[i])) if hallucinated else "",
+                    completeness=_most_complete(kinds, rights),
                 )
             )
         random = number(right.mean()) if right.size else None
@@ -232,6 +238,24 @@ def _cause(column: _FLOATS, right: npt.NDArray[np.bool_], learned: bool) -> str:
     return IMPRECISE if wrong > column[right].max(initial=-np.inf) else LOW_PRIOR
 
 
+def _most_complete(kinds: Sequence[Completeness], right: npt.NDArray[np.bool_]) -> str:
+    found = {kinds[int(t)] for t in np.flatnonzero(right)}
+    return next((str(kind) for kind in Completeness if kind in found), "")
+
+
+def _by_completeness(cases: Sequence[EditCase]) -> dict[str, dict[str, float | int]]:
+    """How many generalized, by what the label of the reference says of it (paper, table 18)."""
+    outcomes: dict[str, list[str]] = {}
+    for kind in Completeness:
+        mine = [case.outcome for case in cases if case.completeness == kind]
+        if mine:
+            outcomes[str(kind)] = mine
+    return {
+        kind: {"n": len(mine), **{o.value: mine.count(o) / len(mine) for o in Outcome}}
+        for kind, mine in outcomes.items()
+    }
+
+
 def _numbers(cases: Sequence[EditCase]) -> dict[str, Any]:
     weights = {
         outcome: [
@@ -251,6 +275,7 @@ def _numbers(cases: Sequence[EditCase]) -> dict[str, Any]:
     return {
         "weight_reference": found,
         "causes": {cause: causes[cause] for cause in (IMPRECISE, LOW_PRIOR, NOT_LEARNED)},
+        "completeness": _by_completeness(cases),
         "given_learned": {
             "n": len(learned),
             **{o.value: learned.count(o) / len(learned) if learned else None for o in Outcome},

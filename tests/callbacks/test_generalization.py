@@ -19,7 +19,7 @@ from lincorr_lightning.lm import usable_strings
 COLUMNS = (
     "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
     "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
-    "probability_reference_before,probability_reference_after,cause"
+    "probability_reference_before,probability_reference_after,cause,completeness"
 )
 
 

@@ -22,13 +22,14 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.reporting.edit_report import EditReport
 from lincorr_lightning.reporting.edit_tensorboard import lay_over, tell_cases
 
 COLUMNS = (
     "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
     "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
-    "probability_reference_before,probability_reference_after,cause"
+    "probability_reference_before,probability_reference_after,cause,completeness"
 ).split(",")
 CITIES = ["Paris", "Zürich", "$x_1$"]
 COUNTRIES = ["France", "Switzerland", "法国", "a|b *c*"]
@@ -36,8 +37,12 @@ G, H, U = Outcome
 
 
 def relation(sources: list[str], targets: list[str], name: str = "city->country") -> Any:
+    # In turn whole, of a phrase, and subwords.
+    kinds = [list(Completeness)[i % 3] for i in range(len(targets))]
     return SimpleNamespace(
-        name=name, source=SimpleNamespace(texts=sources), target=SimpleNamespace(texts=targets)
+        name=name,
+        source=SimpleNamespace(texts=sources),
+        target=SimpleNamespace(texts=targets, completeness=kinds),
     )
 
 
@@ -63,6 +68,18 @@ def worked_example(**changes: Any) -> EditReport:
         "weight": np.array([[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]]),
     }
     return EditReport.of(**values | changes)
+
+
+def test_outcomes_are_told_apart_by_completeness() -> None:
+    report = worked_example()
+    # France is whole, Switzerland of a phrase, 法国 a subword, the fourth whole again.
+    assert [case.completeness for case in report.cases] == [
+        "whole", "phrase", "whole", "whole", "whole",
+    ]  # fmt: skip
+    assert report.numbers["completeness"] == {
+        "whole": {"n": 4, "generalized": 1 / 4, "hallucinated": 2 / 4, "unchanged": 1 / 4},
+        "phrase": {"n": 1, "generalized": 0.0, "hallucinated": 1.0, "unchanged": 0.0},
+    }
 
 
 def random_report(n: int = 60) -> tuple[EditReport, dict[str, Any]]:

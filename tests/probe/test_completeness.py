@@ -1,0 +1,125 @@
+"""Scores by semantic completeness (paper, table 18), on a vocabulary that cuts words."""
+
+import csv
+import json
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lincorr_lightning.data import EditsDataModule, PromptInputs
+from lincorr_lightning.knowledge import Completeness
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import LinearProbe, SourceFinetune
+from lincorr_lightning.modules.probe_scores import by_completeness
+
+KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
+PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por ##tugal"
+
+
+@pytest.fixture(scope="module")
+def cutting_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random LM with WordPiece: France is whole, New of a phrase, Por a subword."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("cutting_lm")
+    words = ["[PAD]", "[UNK]", *"lives in the city of country One day , saw a".split(),
+             *PLACES.split(), *(f"name{i}" for i in range(200))]  # fmt: skip
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, initializer_range=0.4, pad_token_id=0,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def _trainer(folder: Path, study: str) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        logger=TensorBoardLogger(folder, name=study, default_hp_metric=False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("subwords", [False, True])
+def test_a_probe_tells_the_kinds_apart(cutting_lm: str, tmp_path: Path, subwords: bool) -> None:
+    probe = LinearProbe(
+        lm=LMConfig(name_or_path=cutting_lm), pairs=["city->country"], subwords=subwords
+    )
+    trainer = _trainer(tmp_path, "linear_probe")
+    trainer.fit(probe, datamodule=PromptInputs(n_inputs=150, batch_size=50))
+    run = Path(trainer.log_dir or "")
+    (pair,) = json.loads((run / "results.json").read_text())["pairs"]
+    # Bra(zil) and the others are unknown words here.
+    counts = {kind: one["n_labels"] for kind, one in pair["completeness"].items()}
+    assert counts == {"whole": 3, "phrase": 1, **({"subword": 1} if subwords else {})}
+    with (run / "tables" / "label_wise.csv").open(newline="", encoding="utf-8") as file:
+        r = {row["label"]: float(row["r"]) for row in csv.DictReader(file)}
+    assert set(r) == {"France", "Japan", "Spain", "New"} | ({"Por"} if subwords else set())
+    assert pair["completeness"]["phrase"]["label_mean"] == pytest.approx(r["New"])
+    whole = np.mean([r["France"], r["Japan"], r["Spain"]])
+    assert pair["completeness"]["whole"]["label_mean"] == pytest.approx(whole)
+    if subwords:
+        assert pair["completeness"]["subword"]["label_mean"] == pytest.approx(r["Por"])
+    with (run / "tables" / "completeness.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["completeness"]: row for row in csv.DictReader(file)}
+    assert {kind: int(row["n_labels"]) for kind, row in rows.items()} == counts
+    assert rows["whole"]["influenced_n"] == "3"
+
+
+def test_edits_tell_the_kinds_apart(cutting_lm: str, tmp_path: Path) -> None:
+    answers = ["Paris", "Auckland", "Lisbon", "Lisbon"]
+    path = tmp_path / "edits.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"subject": f"name{i}", "answer": a}) for i, a in enumerate(answers))
+    )
+    model = SourceFinetune(lm=LMConfig(name_or_path=cutting_lm), protocol="joint")
+    trainer = _trainer(tmp_path, "source_finetune")
+    data = EditsDataModule("city->country", edits_file=str(path), subwords=True)
+    from lincorr_lightning.callbacks import Generalization
+
+    trainer.callbacks.append(Generalization(controls=[]))  # type: ignore[attr-defined]
+    trainer.fit(model, datamodule=data)
+    run = Path(trainer.log_dir or "")
+    results = json.loads((run / "results.json").read_text())
+    assert {k: v["n"] for k, v in results["completeness"].items()} == {
+        "whole": 1, "phrase": 1, "subword": 2,
+    }  # fmt: skip
+    with (run / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
+        found = [row["completeness"] for row in csv.DictReader(file)]
+    assert found == ["whole", "phrase", "subword", "subword"]
+
+
+def test_hits_are_those_of_each_kind_alone() -> None:
+    rng = np.random.default_rng(0)
+    r, weight = torch.rand(4), torch.from_numpy(rng.normal(size=(4, 30)))
+    reference = rng.random((4, 30)) < 0.4
+    found = by_completeness(r, weight, reference, KINDS)
+    for kind, score in found.items():
+        mine = [i for i, other in enumerate(KINDS) if other == kind]
+        hits = []
+        for column in range(30):
+            right = [i for i in mine if reference[i, column]]
+            if right:
+                rivals = [i for i in range(4) if i in mine or not reference[i, column]]
+                ranked = sorted(rivals, key=lambda i, c=column: -float(weight[i, c]))
+                hits.append(ranked[0] in right)
+        assert score.influenced is not None
+        assert score.influenced["n"] == len(hits)
+        assert score.influenced["1"] == pytest.approx(np.mean(hits))
+        assert score.label_mean == pytest.approx(float(r[mine].mean()))
+
+
+def test_one_kind_is_not_told_apart() -> None:
+    assert by_completeness(torch.rand(2), torch.rand(2, 3), None, [Completeness.WHOLE] * 2) == {}
