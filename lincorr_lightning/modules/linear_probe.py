@@ -44,6 +44,7 @@ from lincorr_lightning.modules.probe_solver import (
     split_targets,
 )
 from lincorr_lightning.modules.probe_ties import prepare_errors
+from lincorr_lightning.modules.probe_time import tell_time
 from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
@@ -156,6 +157,7 @@ class LinearProbe(FrozenLMModule):
         self.report: ProbeReport | None = None
         self._solvers: dict[str, SourceSolver] = {}
         self._fit: Moments | None = None
+        self._timed = False
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         return nn.ModuleDict(
@@ -182,6 +184,14 @@ class LinearProbe(FrozenLMModule):
             f"{len(self.layout.domains)} knowledges, {len(self.layout.pairs)} pairs, "
             f"{self.layout.n_labels} labels; statistics of {self._gigabytes():.2f} GiB"
         )
+
+    def on_train_start(self) -> None:
+        """Say how long the LM will be asked, from a few X's."""
+        if not self._timed:
+            self._timed = True
+            tell_time(self)
+
+    on_validation_start = on_test_start = on_train_start
 
     def _gigabytes(self) -> float:
         halves = 3 if self.hparams["ridge"] == "auto" else 2
