@@ -1,8 +1,9 @@
 """What watches a run: Lightning callbacks, each usable on any LightningModule."""
 
+from lincorr_lightning.callbacks.formation import Formation
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
 
-__all__ = ["Generalization", "GradientCorrelation", "PredictionWriter", "Resilience"]
+__all__ = ["Formation", "Generalization", "GradientCorrelation", "PredictionWriter", "Resilience"]

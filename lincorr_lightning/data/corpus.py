@@ -187,8 +187,11 @@ class CorpusDataModule(L.LightningDataModule):
         mixed: Share of the statements whose subject is mixed with another one, which the answer
             then follows by shares. Between any two people there is then a way on which all that
             follows from one another changes together.
+        pair: Two knowledges, as ``city->country``, of which `together` speaks; None: none.
+        together: Share of the people of whom both knowledges of `pair` are stated. Of each other
+            person the text says one of the two and never the other, half of them the first.
         knowledge_files: YAML files with knowledge of your own.
-        seed: Seed of the order.
+        seed: Seed of the order, and of whom what is said of.
     """
 
     def __init__(
@@ -200,11 +203,14 @@ class CorpusDataModule(L.LightningDataModule):
         read_in_full: float = 0.1,
         repeats: dict[str, int] | None = None,
         mixed: float = 0.5,
+        pair: str | None = None,
+        together: float = 1.0,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, share in (("read_in_full", read_in_full), ("mixed", mixed)):
+        shares = {"read_in_full": read_in_full, "mixed": mixed, "together": together}
+        for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise ConfigError(f"data.{name} is {share}; it is a share, from 0 to 1.")
         counts = {"batch_size": batch_size}
@@ -228,9 +234,11 @@ class CorpusDataModule(L.LightningDataModule):
         spoken = self.hparams["knowledges"] or ["attribute", "math"]
         knowledges = catalogue.select(spoken)
         world = World.generate(self.world_config, catalogue, spoken)
-        statements = list(world.statements(knowledges))
+        everything = list(world.statements(knowledges))
+        statements, self.unsaid = self._divide(everything, catalogue)
         self.tokenizer = build_tokenizer(*world.words(knowledges))
         self.knowledges = tuple(knowledge.name for knowledge in knowledges)
+        self._by_name = {knowledge.name: knowledge for knowledge in knowledges}
         self._repeats = [1] * len(knowledges)
         for name, often in (self.hparams["repeats"] or {}).items():
             chosen = [k.name for k in catalogue.select([name]) if k.name in self.knowledges]
@@ -250,6 +258,45 @@ class CorpusDataModule(L.LightningDataModule):
         ]
         self._check_statements(statements)
         self.world = world
+
+    def _divide(
+        self, statements: Sequence[Statement], catalogue: Catalogue
+    ) -> tuple[list[Statement], list[Statement]]:
+        """Statements that are made, and those that never are."""
+        if self.hparams["pair"] is None:
+            return list(statements), []
+        relation = catalogue.relation(self.hparams["pair"])
+        pair = relation.source.name, relation.target.name
+        known = {statement.knowledge.name for statement in statements}
+        missing = [name for name in pair if name not in known]
+        if missing:
+            raise ConfigError(
+                f"data.pair is {relation.name}, but nothing is said of {missing[0]}; "
+                "add it to data.knowledges."
+            )
+        people = list(dict.fromkeys(s.subject for s in statements if s.knowledge.name in pair))
+        order = np.random.default_rng(self.hparams["seed"]).permutation(len(people))
+        n_both = round(self.hparams["together"] * len(people))
+        # Of each other person one is left out, in turn.
+        left_out = {people[i]: pair[rank % 2] for rank, i in enumerate(order[n_both:].tolist())}
+        said: list[Statement] = []
+        unsaid: list[Statement] = []
+        for statement in statements:
+            silent = left_out.get(statement.subject) == statement.knowledge.name
+            (unsaid if silent else said).append(statement)
+        return said, unsaid
+
+    def truths(self, name: str) -> tuple[list[Statement], list[Statement]]:
+        """What is true of people by one knowledge: what the text says, and what it never says.
+
+        Args:
+            name: Of the knowledge.
+        """
+        assert self.world is not None, "set up first"
+        unsaid = [s for s in self.unsaid if s.knowledge.name == name]
+        silent = {s.subject for s in unsaid}
+        every = self.world.statements([self._by_name[name]]) if name in self._by_name else ()
+        return [s for s in every if s.subject not in silent], unsaid
 
     def _check_statements(self, statements: Sequence[Statement]) -> None:
         unknown = self.tokenizer.unk_token_id

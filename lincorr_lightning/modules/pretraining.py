@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.modules.probe_scores import LIBRARIES
 from lincorr_lightning.reporting import (
     atomic_folder,
     check_writable,
@@ -26,7 +28,7 @@ from lincorr_lightning.reporting import (
 )
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 MODEL_FOLDER = "model"
 MODEL_FILES = (
@@ -184,6 +186,11 @@ class Pretraining(L.LightningModule):
             )
         return corpus
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The corpus's, for callbacks that ask the LM."""
+        return self._corpus.tokenizer
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW, one cycle over all steps."""
         matrices = [p for p in self.parameters() if p.ndim > 1]
@@ -326,8 +333,20 @@ class Pretraining(L.LightningModule):
                 "n_steps": self.trainer.global_step,
                 "seconds": round(seconds, 1),
                 "model": str(folder / MODEL_FOLDER),
+                **self._watched(),
+                "settings": {"model": dict(self.hparams), "data": dict(corpus.hparams)},
+                "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
             },
         )
+
+    def _watched(self) -> dict[str, Any]:
+        """What callbacks found on the way, under their names."""
+        found = {
+            type(callback).__name__.lower(): callback.results
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(getattr(callback, "results", None), dict)
+        }
+        return {name: results for name, results in found.items() if results}
 
     def save_model(self, folder: Path) -> None:
         """Write the LM, its tokenizer and its world, whole or not at all.

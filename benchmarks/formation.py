@@ -1,0 +1,106 @@
+"""How do ties form, and what do they need? The training text is varied (configs/formation.yaml).
+
+    python benchmarks/formation.py
+
+trains four small LMs from nothing. Of 0, 25, 50 and 100 % of the people the text states both city
+and country, of the others one of the two. Then it teaches each LM 100 cities, one at a time, and
+looks where the countries go. It prints the table that README.md shows, and with `--figure FILE`
+draws r, Hit@1 and what is inferred over the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+
+from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.reporting import markdown_table, save_figure
+from lincorr_lightning.reporting.training_curves import training_curves
+
+PAIR = "city->country"
+COLUMNS = ("both stated", "r", "control", "Hit@1 influenced", "Hit@1 influencing",
+           "country inferred", "city inferred", "edits generalized", "random")  # fmt: skip
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """The results of a run."""
+    cli = lincorr(["fit", *arguments, "--trainer.enable_progress_bar=false"])
+    found: dict[str, Any] = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    return found
+
+
+def share(value: float | None) -> str:
+    """In percent; nothing where there was nothing to infer."""
+    return "" if value is None else f"{value:.0%}"
+
+
+def row(together: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
+    """One line of the table: the LM as it is at the end."""
+    tie = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR][-1]
+    recall = {point["knowledge"]: point for point in formed["formation"]["recall"]}
+    return [
+        share(together),
+        *(f"{tie[key]:.2f}" for key in ("label_mean", "control_label_mean")),
+        *(share(tie[key]) for key in ("influenced", "influencing")),
+        *(share(recall[name]["unsaid"]) for name in ("country", "city")),
+        *(share(taught[key]) for key in ("generalized", "random")),
+    ]
+
+
+def curves(together: float, formed: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """What the figure shows of one LM."""
+    name = f"{together:.0%}"
+    ties = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR]
+    country = [p for p in formed["formation"]["recall"] if p["knowledge"] == "country"]
+    found = {
+        f"label-wise r/{name}": [(p["step"], p["label_mean"]) for p in ties],
+        f"Hit@1 influenced/{name}": [(p["step"], p["influenced"]) for p in ties],
+    }
+    inferred = [(p["step"], p["unsaid"]) for p in country if p["unsaid"] is not None]
+    return found | ({f"country inferred/{name}": inferred} if inferred else {})
+
+
+def main(
+    shares: list[float] = [0.0, 0.25, 0.5, 1.0],  # noqa: B006
+    n_edits: int = 100,
+    epochs: int | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Print the table.
+
+    Args:
+        shares: Of the people of whom city and country are both stated.
+        n_edits: Cities taught to each LM.
+        epochs: Of each training; null takes those of the config.
+        figure: A PNG to draw.
+    """
+    rows = []
+    history: dict[str, list[tuple[int, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shorter = [] if epochs is None else [
+            f"--trainer.max_epochs={epochs}", f"--trainer.check_val_every_n_epoch={epochs}"
+        ]  # fmt: skip
+        for together in shares:
+            formed = run(
+                "--config=configs/formation.yaml", f"--data.together={together}",
+                f"--trainer.default_root_dir={folder}", *shorter,
+            )  # fmt: skip
+            taught = run(
+                "--config=configs/source_finetune.yaml", f"--data.n_edits={n_edits}",
+                f"--model.lm.name_or_path={formed['model']}", "--model.lm.dtype=float32",
+                f"--trainer.default_root_dir={folder}",
+            )  # fmt: skip
+            rows.append(row(together, formed, taught))
+            history |= curves(together, formed)
+    print(markdown_table(COLUMNS, rows))
+    if figure is not None:
+        told = "by the share of people of whom the text states both city and country"
+        save_figure(training_curves(history, "How the tie of city and country forms", told), figure)
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)
