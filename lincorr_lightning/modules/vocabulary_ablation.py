@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from time import monotonic
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import lightning as L
 import torch
@@ -21,6 +21,7 @@ from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.lm.token_embedding import Tie, TokenEmbedding, read_token_embedding
 from lincorr_lightning.modules.ablation_results import score_runs, write_results
 from lincorr_lightning.modules.pooled_texts import Candidates, PooledTexts
+from lincorr_lightning.modules.probe_settings import as_list
 from lincorr_lightning.modules.stacked_networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 from lincorr_lightning.reporting.ablation_report import RunScores
@@ -86,7 +87,7 @@ class VocabularyAblation(L.LightningModule):
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
         tie: Tie = "input",
-        mapping: MappingName | list[MappingName] = "reference",
+        mapping: str | list[str] = "reference",
         seeds: list[int] | None = None,
         uncomposed: bool = True,
         candidates: Candidates = "texts",
@@ -100,9 +101,7 @@ class VocabularyAblation(L.LightningModule):
         network = NetworkSettings(**network) if isinstance(network, Mapping) else network
         compose = PhaseSettings(**compose) if isinstance(compose, Mapping) else compose
         learn = PhaseSettings(**learn) if isinstance(learn, Mapping) else learn
-        self.mappings: tuple[MappingName, ...] = tuple(
-            [mapping] if isinstance(mapping, str) else mapping
-        )
+        self.mappings = cast(tuple[MappingName, ...], tuple(as_list(mapping)))
         self.seeds = tuple([0] if seeds is None else seeds)
         for name, chosen, known in (
             ("mapping", self.mappings, MAPPINGS),
@@ -310,7 +309,10 @@ class VocabularyAblation(L.LightningModule):
         for what, values_of in shares.items():
             for mapping, share in zip(self.mappings, values_of, strict=True):
                 tag = f"{name}/{what}/{mapping}"
-                self.log(tag, share, batch_size=1)
+                # By the loggers themselves: Lightning would log it at every later step again.
+                self.log(tag, share, batch_size=1, logger=False)
+                for logger in self.trainer.loggers:
+                    logger.log_metrics({tag: share}, step=self.global_step)
                 self.history.setdefault(tag, []).append((self.global_step, share))
 
     @torch.no_grad()

@@ -106,10 +106,13 @@ def _ablation_table(results: dict[str, Any]) -> Table:
         f"{len(results['settings']['model']['seeds'])} seed(s)"
     )
     table.add_column("mapping", no_wrap=True)
-    columns = ("source_learned", "generalized", "std", "uncomposed", "gain", "unrestricted",
-               "random", "majority", "paper")  # fmt: skip
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
+    columns = {
+        "source_learned": "source learned", "generalized": "generalized", "std": "std",
+        "uncomposed": "compose skipped", "gain": "gain", "unrestricted": "of all candidates",
+        "random": "chance", "majority": "majority", "paper": "paper",
+    }  # fmt: skip
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
     for row in results["mappings"]:
         table.add_row(row["mapping"], *(_share(row[column]) for column in columns))
     return table

@@ -1,0 +1,89 @@
+"""The pictures of README's gallery: every study on the embedded LM.
+
+    python benchmarks/gallery.py
+
+runs the commands below in a temporary folder and writes what they draw, in 64 colours, to
+benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the text.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsonargparse import auto_cli
+from PIL import Image
+
+from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.reporting import atomic_write
+
+FOLDER = Path(__file__).resolve().parent / "figures" / "gallery"
+_COLOURS = 64
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A command, and which of its figures are shown: name in its run, and name in the gallery."""
+
+    command: str
+    figures: dict[str, str]
+
+
+PICTURES = (
+    Drawn(
+        'fit --config configs/correlation_matrix.yaml --model.given "[pet]"',
+        {
+            "clusters": "clusters",
+            "instance_matrix": "instance_matrix",
+            "std_matrix": "std_matrix",
+            "ties": "ties",
+            "transitivity": "transitivity",
+        },
+    ),
+    Drawn(
+        "fit --config configs/linear_probe.yaml --model.ridge auto",
+        {"weights_city-country": "weights", "ridge_path": "ridge_path", "nulls": "nulls"},
+    ),
+    Drawn("test --config configs/resilience.yaml", {"kept_matrix": "resilience"}),
+    Drawn(
+        "fit --config configs/source_finetune.yaml",
+        {"outcomes": "outcomes", "reference_weights": "reference_weights", "training": "training"},
+    ),
+    Drawn("predict --config configs/forecast.yaml", {"forecast": "forecast"}),
+    Drawn("fit --config configs/vocabulary_ablation.yaml", {"generalization": "ablation"}),
+    Drawn("fit --config configs/formation.yaml", {"formation": "formation"}),
+)
+
+
+def keep(source: Path, name: str) -> Path:
+    """Copy a figure into the gallery in few colours: a third of its size, and it looks the same."""
+    path = FOLDER / f"{name}.png"
+    with Image.open(source) as image, atomic_write(path) as part:
+        image.convert("RGB").quantize(_COLOURS).save(part, format="png", optimize=True)
+    return path
+
+
+def main(only: str = "") -> None:
+    """Draw the gallery.
+
+    Args:
+        only: A part of the commands to run; empty runs all.
+    """
+    for drawn in PICTURES:
+        if only not in drawn.command:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            cli = lincorr(
+                [*shlex.split(drawn.command), f"--trainer.default_root_dir={folder}",
+                 "--trainer.enable_progress_bar=false"]
+            )  # fmt: skip
+            figures = Path(cli.trainer.log_dir) / "figures"
+            for figure, name in drawn.figures.items():
+                path = keep(figures / f"{figure}.png", name)
+                print(f"{path} ({path.stat().st_size // 1024} KiB)")
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)
