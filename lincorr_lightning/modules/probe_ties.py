@@ -30,7 +30,7 @@ from lincorr_lightning.modules.probe_solver import (
     split_targets,
 )
 from lincorr_lightning.reporting import PairScore
-from lincorr_lightning.reporting.ties import Composition
+from lincorr_lightning.reporting.tie_ranking import Composition
 
 if TYPE_CHECKING:
     from lincorr_lightning.modules.linear_probe import LinearProbe

@@ -7,7 +7,7 @@ from typing import Any
 
 from lincorr_lightning.pages.document import Column, Paragraph, Part, Table, arrow
 from lincorr_lightning.pages.runs import Run
-from lincorr_lightning.reporting.ties import FINDING
+from lincorr_lightning.reporting.tie_ranking import FINDING
 
 MOST_PAIRS = 30
 _HITS = ("1", "3", "5")

@@ -20,7 +20,7 @@ from lincorr_lightning.reporting.tables import (
     Influence,
     top_influences,
 )
-from lincorr_lightning.reporting.ties import Composition
+from lincorr_lightning.reporting.tie_ranking import Composition
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

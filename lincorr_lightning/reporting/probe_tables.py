@@ -9,7 +9,7 @@ import numpy as np
 
 from lincorr_lightning.reporting.numbers import Rates, number, rates_as_json
 from lincorr_lightning.reporting.tables import INFLUENCE_COLUMNS, label_wise_rows
-from lincorr_lightning.reporting.ties import RANKING, ranking
+from lincorr_lightning.reporting.tie_ranking import RANKING, ranking
 
 if TYPE_CHECKING:
     from lincorr_lightning.reporting.probe_report import ProbeReport

@@ -22,7 +22,7 @@ from lincorr_lightning.reporting.canvas import (
     legible,
     new_figure,
 )
-from lincorr_lightning.reporting.ties import FINDING, Composition, height, ranking
+from lincorr_lightning.reporting.tie_ranking import FINDING, Composition, height, ranking
 
 if TYPE_CHECKING:
     from lincorr_lightning.reporting.probe_report import PairScore
