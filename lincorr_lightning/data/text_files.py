@@ -12,7 +12,7 @@ from lincorr_lightning.errors import InputsError
 KINDS = (".txt", ".jsonl", ".csv")
 
 
-def read_texts(path: str | Path, key: str = "text") -> Iterator[Text]:
+def read_texts(path: str | Path, key: str = "text", who: str = "data") -> Iterator[Text]:
     """Read texts, in the order of their files' names.
 
     Args:
@@ -20,6 +20,7 @@ def read_texts(path: str | Path, key: str = "text") -> Iterator[Text]:
             row; or a folder with such files at any depth. A text's corpus is what its row has as
             ``corpus``, else its file's name, and for ``.txt`` its folder's.
         key: Where a row has its text.
+        who: Whose setting the path is, for messages.
 
     Raises:
         InputsError: There is no such file or folder, no text in it, or a row that has none; it says
@@ -27,19 +28,19 @@ def read_texts(path: str | Path, key: str = "text") -> Iterator[Text]:
     """
     path = Path(path)
     if not path.exists():
-        raise InputsError(f"data.texts {path} does not exist. Name a file or a folder.")
+        raise InputsError(f"{who}.texts {path} does not exist. Name a file or a folder.")
     if path.is_file() and path.suffix.lower() not in KINDS:
-        raise InputsError(f"data.texts {path} is no {', '.join(KINDS)} file.")
+        raise InputsError(f"{who}.texts {path} is no {', '.join(KINDS)} file.")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_text(p))
     empty = True
     for file in files:
-        for text in _texts_of(file, key):
+        for text in _texts_of(file, key, who):
             empty = False
             yield text
     if empty:
         raise InputsError(
-            f"data.texts {path} holds no text. Put {', '.join(KINDS)} files there, or leave "
-            "data.texts null to take the sample that comes with the package."
+            f"{who}.texts {path} holds no text. Put {', '.join(KINDS)} files there, or leave "
+            f"{who}.texts null to take the sample that comes with the package."
         )
 
 
@@ -48,7 +49,7 @@ def _is_text(path: Path) -> bool:
     return path.suffix.lower() in KINDS and path.is_file() and not hidden
 
 
-def _texts_of(file: Path, key: str) -> Iterator[Text]:
+def _texts_of(file: Path, key: str, who: str) -> Iterator[Text]:
     if file.suffix.lower() == ".txt":
         try:
             whole = file.read_text(encoding="utf-8-sig")
@@ -62,7 +63,7 @@ def _texts_of(file: Path, key: str) -> Iterator[Text]:
         if not isinstance(text, str):
             raise InputsError(
                 f"{where}: {key!r} is {text!r}; each row needs a text there. Name the right field "
-                "as data.key."
+                f"as {who}.key."
             )
         corpus = row.get("corpus")
         yield Text(where, str(corpus) if corpus else file.stem, text)

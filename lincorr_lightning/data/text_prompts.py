@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -107,44 +107,9 @@ class TextPrompts(L.LightningDataModule):
         del stage
         if self._rows:
             return
-        lm = self._lm()
-        n_tokens, n_texts = self.hparams["n_tokens"], self.hparams["n_texts"]
-        room = None if lm.max_length is None else lm.max_length - len(lm.prefix)
-        if room is not None and n_tokens > room:
-            raise ConfigError(
-                f"data.n_tokens is {n_tokens}, but {lm.config.name_or_path} reads {room} tokens of "
-                "a text at most. Lower data.n_tokens."
-            )
-        longest = 0
-        for text in self._texts():
-            if len(self._rows) == n_texts:
-                break
-            row = _tokens(lm, text.text, n_tokens)
-            longest = max(longest, len(row))
-            if len(row) < n_tokens:
-                self.n_skipped += 1
-            else:
-                self.prompts.append(text)
-                self._rows.append(row)
-        if not self._rows:
-            raise InputsError(
-                f"all {self.n_skipped} texts of data.texts {self.hparams['texts']} are shorter "
-                f"than data.n_tokens, {n_tokens}; the longest has {longest}. Lower data.n_tokens, "
-                "or take longer texts."
-            )
-        if self.n_skipped:
-            rank_zero_warn(
-                f"{self.n_skipped} of {self.n_skipped + len(self._rows)} texts are shorter than "
-                f"data.n_tokens, {n_tokens}, and skipped."
-            )
-
-    def _texts(self) -> Any:
-        if self.hparams["texts"] is not None:
-            return read_texts(self.hparams["texts"], self.hparams["key"])
-        # A word is a token at least.
-        return world_texts(
-            self.hparams["n_texts"] or _SAMPLE, self.hparams["n_tokens"], self.hparams["seed"]
-        )
+        wanted = {name: self.hparams[name] for name in ("key", "n_tokens", "n_texts", "seed")}
+        found = read_prompts(self._lm(), self.hparams["texts"], **wanted)
+        self.prompts, self._rows, self.n_skipped = found.texts, found.rows, found.n_skipped
 
     def _lm(self) -> LanguageModel:
         module = self.trainer.lightning_module if self.trainer is not None else None
@@ -168,6 +133,80 @@ class TextPrompts(L.LightningDataModule):
             sampler=EveryBatchOnce(batches, rank, n_processes),
             collate_fn=_as_is,
         )
+
+
+class Prompts(NamedTuple):
+    """The first tokens of texts that are long enough.
+
+    Attributes:
+        texts: The texts.
+        rows: Token ids of each, all as many.
+        n_skipped: Texts that were too short.
+    """
+
+    texts: list[Text]
+    rows: list[list[int]]
+    n_skipped: int
+
+
+def read_prompts(
+    lm: LanguageModel,
+    texts: str | None,
+    key: str = "text",
+    n_tokens: int = 1024,
+    n_texts: int | None = None,
+    seed: int = 0,
+    who: str = "data",
+) -> Prompts:
+    """Read texts and cut them into tokens; what is skipped is told of.
+
+    Args:
+        lm: Whose tokens.
+        texts: A file or a folder; None takes texts about the embedded tiny world.
+        key: Where a row has its text.
+        n_tokens: Tokens of a prompt.
+        n_texts: How many at most.
+        seed: Of the tiny world's texts.
+        who: Whose settings these are, for messages.
+
+    Raises:
+        ConfigError: The LM has positions for fewer tokens.
+        InputsError: There are no texts, or all are too short.
+    """
+    room = None if lm.max_length is None else lm.max_length - len(lm.prefix)
+    if room is not None and n_tokens > room:
+        raise ConfigError(
+            f"{who}.n_tokens is {n_tokens}, but {lm.config.name_or_path} reads {room} tokens of a "
+            f"text at most. Lower {who}.n_tokens."
+        )
+    if texts is None:
+        # A word is a token at least.
+        source = world_texts(n_texts or _SAMPLE, n_tokens, seed)
+    else:
+        source = read_texts(texts, key, who)
+    found = Prompts([], [], 0)
+    longest = 0
+    for text in source:
+        if len(found.rows) == n_texts:
+            break
+        row = _tokens(lm, text.text, n_tokens)
+        longest = max(longest, len(row))
+        if len(row) < n_tokens:
+            found = found._replace(n_skipped=found.n_skipped + 1)
+        else:
+            found.texts.append(text)
+            found.rows.append(row)
+    if not found.rows:
+        raise InputsError(
+            f"all {found.n_skipped} texts of {who}.texts {texts} are shorter than {who}.n_tokens, "
+            f"{n_tokens}; the longest has {longest}. Lower {who}.n_tokens, or take longer texts."
+        )
+    if found.n_skipped:
+        rank_zero_warn(
+            f"{found.n_skipped} of {found.n_skipped + len(found.rows)} texts are shorter than "
+            f"{who}.n_tokens, {n_tokens}, and skipped."
+        )
+    return found
 
 
 def _tokens(lm: LanguageModel, text: str, n_tokens: int) -> list[int]:

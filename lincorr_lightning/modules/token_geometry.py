@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.data.text_prompts import TextPrompts, TokenBatch
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional.distances import nearest_tokens
@@ -19,7 +20,6 @@ from lincorr_lightning.functional.token_geometry import shuffle_blocks
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.lm.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
-from lincorr_lightning.modules.gathering import gather_lists
 from lincorr_lightning.modules.probe_scores import LIBRARIES
 from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 from lincorr_lightning.reporting.geometry_report import Floats, GeometryReport
@@ -173,7 +173,8 @@ class TokenGeometry(FrozenLMModule):
 
     def on_test_epoch_end(self) -> None:
         """Bring together what all processes observed."""
-        observed = sorted(gather_lists(self._observed), key=lambda one: one[:2])
+        observed = [one for part in gather(self._observed) for one in part]
+        observed.sort(key=lambda one: one[:2])
         numbers = sorted({one.prompt for one in observed})
         clouds = [one.found.clouds for one in observed]
         shape = (len(numbers), len(self.shuffles))
