@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ CONFIDENCE = 0.95
 """Of the intervals."""
 # Fisher's interval needs four points.
 _LEAST = 4
+_SLACK = 1e-12
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,76 @@ def tie(x: npt.ArrayLike, y: npt.ArrayLike) -> Tie | None:
         pairs.shape[1],
     )
     return found if all(map(math.isfinite, asdict(found).values())) else None
+
+
+@dataclass(frozen=True)
+class MatrixTie:
+    """How two matrices over the same things go together (Mantel, 1967, by ranks).
+
+    Attributes:
+        spearman: Rho over the pairs of things.
+        p: Share of the permutations of the things whose rho is as far from 0, of either sign.
+        n_pairs: Pairs that both matrices know.
+        n_permutations: How many there were; all there are, if no more than asked for.
+    """
+
+    spearman: float
+    p: float
+    n_pairs: int
+    n_permutations: int
+
+
+def matrix_tie(
+    a: npt.ArrayLike, b: npt.ArrayLike, n_permutations: int = 9999, seed: int = 0
+) -> MatrixTie | None:
+    """Correlate two symmetric matrices over their pairs, with a test that permutes the things.
+
+    Pairs that share a thing depend on each other, so the p of a correlation over pairs would be
+    too small; under a permutation of one matrix' rows and columns alike they still do.
+
+    Args:
+        a: ``(n, n)``, symmetric; NaN where a pair is not known, and the diagonal does not count.
+        b: Likewise.
+        n_permutations: How many are drawn; all are taken if there are no more. One drawn at random
+            counts the matrices as they are too.
+        seed: Of the permutations.
+
+    Returns:
+        None with fewer than four things, fewer than four known pairs, or one value alone.
+    """
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    n = len(a)
+    upper = np.triu_indices(n, 1)
+    found = _rho(a[upper], b[upper])
+    if n < _LEAST or found is None:
+        return None
+    exact = n < 20 and math.factorial(n) <= n_permutations
+    orders = itertools.permutations(range(n)) if exact else _drawn(n, n_permutations, seed)
+    as_far = total = 0
+    for order in orders:
+        rows = np.array(order)
+        permuted = _rho(a[upper], b[np.ix_(rows, rows)][upper])
+        # Where too few known pairs meet there is no rho; to count it as far is the careful way.
+        as_far += permuted is None or abs(permuted) >= abs(found) - _SLACK
+        total += 1
+    p = as_far / total if exact else (as_far + 1) / (total + 1)
+    known = int((np.isfinite(a[upper]) & np.isfinite(b[upper])).sum())
+    return MatrixTie(found, p, known, total)
+
+
+def _drawn(n: int, n_permutations: int, seed: int) -> Iterator[tuple[int, ...]]:
+    rng = np.random.default_rng(seed)
+    for _ in range(n_permutations):
+        yield tuple(rng.permutation(n))
+
+
+def _rho(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float | None:
+    from scipy.stats import rankdata
+
+    known = np.isfinite(x) & np.isfinite(y)
+    if known.sum() < _LEAST:
+        return None
+    x, y = rankdata(x[known]), rankdata(y[known])
+    x, y = x - x.mean(), y - y.mean()
+    scale = math.sqrt(float((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else None
