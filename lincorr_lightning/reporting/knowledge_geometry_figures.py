@@ -121,8 +121,11 @@ def dimension_figure(report: KnowledgeGeometryReport) -> Figure:
         _axes(panels[1], f"n2 = {report.range_scalings[0]}", "layer", "")
         panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7.5,
-                  labelspacing=0.3)  # fmt: skip
+    # Of the figure it would reach into the title.
+    panels[-1].legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
+        frameon=False, fontsize=7.5, labelspacing=0.3,
+    )  # fmt: skip
     return finish(figure)
 
 
