@@ -78,7 +78,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleName
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Any:
     def make(**options: Any) -> L.Trainer:
-        quiet = {name: False for name in ("enable_progress_bar", "enable_model_summary")}
+        quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
         return L.Trainer(
             **{"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path} | quiet | options
         )

@@ -94,7 +94,7 @@ def test_no_such_place(small_lm: str, tmp_path: Path) -> None:
     with pytest.raises(InputsError, match=r"data\.texts .*nowhere does not exist"):
         set_up(small_lm, texts=str(tmp_path / "nowhere"), n_tokens=16)
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(InputsError, match="is no .txt, .jsonl, .csv file"):
+    with pytest.raises(InputsError, match=r"is no \.txt, \.jsonl, \.csv file"):
         set_up(small_lm, texts=str(tmp_path / "a.md"), n_tokens=16)
 
 
