@@ -47,7 +47,8 @@ class KnowledgeGeometry(FrozenLMModule):
     knowledges are is told by the neighborhood overlap of their clouds (is an X among the same X's
     under both prompts?) and by the difference of their profiles of intrinsic dimension; that is set
     against the label-wise r and Hit@1 of the linear maps between them, over pairs of knowledges,
-    with a permutation test over knowledges. Hidden states of all prompts are kept in memory.
+    with a permutation test over knowledges. So is how alike their prompts are worded, which is the
+    null here. Hidden states of all prompts are kept in memory.
 
     Args:
         lm: The LM that is asked.
@@ -208,9 +209,19 @@ class KnowledgeGeometry(FrozenLMModule):
             ks=self.settings.ks,
             dimension={name: values.numpy() for name, values in dimension.items()},
             overlap=overlap,
+            wording=self._wording(list(overlap)),
             n_permutations=self.hparams["n_permutations"],
             seed=self.hparams["seed"],
         )
+
+    def _wording(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Share of the tokens of two prompts that both have (Jaccard), X left out."""
+        words = {
+            name: set(self.lm.tokenizer(domain.knowledge.prompt(" "), add_special_tokens=False)
+                      ["input_ids"])
+            for name, domain in self.layout.domains.items()
+        }  # fmt: skip
+        return {(a, b): len(words[a] & words[b]) / len(words[a] | words[b]) for a, b in pairs}
 
     def _fitted_scores(self) -> list[OrderedScore]:
         """Label-wise r and Hit@1 of maps that are fitted on the fit half."""

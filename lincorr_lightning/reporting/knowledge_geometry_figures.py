@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -43,10 +43,11 @@ def closeness_figure(report: KnowledgeGeometryReport) -> Figure:
     """
     k, n2 = report.ks[report.middle_k], report.range_scalings[0]
     rows = list(report.score_matrices)
+    worded = report.test("wording", "", "r")
     figure = new_figure(
         7.4, 2.6 * len(rows) + 0.2, f"Are tied knowledges close in geometry? {report.lm}",
         f"a point for each two of {len(report.names)} knowledges, {report.n_inputs:,} X’s; "
-        "p: permuted knowledges",
+        f"p: permuted knowledges; wording of the prompts alone: {_found(worded)}",
     )  # fmt: skip
     panels = figure.subplots(len(rows), 2, squeeze=False)
     columns = (
@@ -57,10 +58,7 @@ def closeness_figure(report: KnowledgeGeometryReport) -> Figure:
     for axes_row, against in zip(panels, rows, strict=True):
         for axes, (kind, setting, matrix, name) in zip(axes_row, columns, strict=True):
             _points(axes, matrix, report.score_matrices[against], _COLOURS[against])
-            found = report.test(kind, setting, against)
-            rho = "too few pairs"
-            if found["spearman"] is not None:
-                rho = f"ρ = {found['spearman']:.2f}, p = {found['p']:.3f}".replace("-", "−")
+            rho = _found(report.test(kind, setting, against))
             label = f"{name}, {setting.replace('=', ' = ')}"
             _axes(axes, rho, label, _WHAT[against])
     return finish(figure)
@@ -160,6 +158,13 @@ def rho_figure(report: KnowledgeGeometryReport) -> Figure:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return finish(figure)
+
+
+def _found(test: dict[str, Any]) -> str:
+    if test["spearman"] is None:
+        return "too few pairs"
+    p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
+    return f"ρ = {test['spearman']:.2f}, {p}".replace("-", "−")
 
 
 def _points(axes: Axes, x: Floats, y: Floats, colour: str) -> None:

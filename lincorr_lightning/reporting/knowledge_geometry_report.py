@@ -61,6 +61,8 @@ class KnowledgeGeometryReport:
         dimension: Intrinsic dimension of each knowledge's cloud, ``(n_layers, n_scalings)``.
         overlap: Mean neighborhood overlap of the clouds of each two knowledges, in the order of
             `dimension`, ``(n_layers, n_ks)``.
+        wording: How alike the prompts of each two knowledges are worded, from 0 to 1: the null that
+            closeness has to be held against.
         n_permutations: Of the tests.
         seed: Of the permutations.
     """
@@ -73,6 +75,7 @@ class KnowledgeGeometryReport:
     ks: Sequence[int]
     dimension: Mapping[str, Floats]
     overlap: Mapping[tuple[str, str], Floats]
+    wording: Mapping[tuple[str, str], float]
     n_permutations: int
     seed: int
 
@@ -151,7 +154,8 @@ class KnowledgeGeometryReport:
         """Closeness against what maps reach, over pairs; a row a test, None where there is none.
 
         Tied knowledges that are close have a positive rho with the overlap, and a negative one
-        with the difference of ID.
+        with the difference of ID. Prompts that are worded alike may be close and tied for that
+        alone: the rho of wording tells.
         """
         where: list[tuple[str, int | None]] = [("all", None)]
         if len(self.layers) > 1:
@@ -162,6 +166,8 @@ class KnowledgeGeometryReport:
                      for i, k in enumerate(self.ks)]  # fmt: skip
             kinds += [("dimension_difference", f"n2={n}", self.difference_matrix(i, layer))
                       for i, n in enumerate(self.range_scalings)]  # fmt: skip
+            if layer is None:
+                kinds.append(("wording", "", self._matrix(self.wording)))
             for kind, setting, matrix in kinds:
                 for against, scores in self.score_matrices.items():
                     found = matrix_tie(matrix, scores, self.n_permutations, self.seed)
@@ -175,8 +181,8 @@ class KnowledgeGeometryReport:
         """One of `tests`, over the mean of all layers.
 
         Args:
-            closeness: ``overlap`` or ``dimension_difference``.
-            setting: As ``k=10`` or ``n2=2``.
+            closeness: ``overlap``, ``dimension_difference`` or ``wording``.
+            setting: As ``k=10`` or ``n2=2``; empty for wording.
             against: One of `SCORES`.
         """
         (row,) = [row for row in self.tests if row[:4] == [closeness, setting, "all", against]]
@@ -195,6 +201,7 @@ class KnowledgeGeometryReport:
                 row[f"r {name}"] = None if each is None else each.r
                 for n in ("1", "3", "5"):
                     row[f"hit{n} {name}"] = None if each is None else _known(each.hits.get(n))
+            row["wording"] = self.wording[a, b]
             row |= {f"overlap k={k}": _number(values[:, i].mean()) for i, k in enumerate(self.ks)}
             for n2, matrix in zip(self.range_scalings, differences, strict=True):
                 row[f"dimension_difference n2={n2}"] = _number(matrix[i, j])

@@ -147,17 +147,21 @@ def _permuted_rhos(
     from scipy.stats import rankdata
 
     rows, columns = np.triu_indices(len(a), 1)
-    x, y = a[rows, columns], b[rows, columns]
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    x = a[rows, columns]
+    if not np.isfinite(x).all():
         found = [_rho(x, b[order[rows], order[columns]]) for order in orders]
         return np.array([math.nan if rho is None else rho for rho in found])
-    # All pairs stay: their ranks change places and nothing else.
-    x, y = (ranks - ranks.mean() for ranks in (rankdata(x), rankdata(y)))
-    ranked = np.zeros_like(b)
-    ranked[rows, columns] = ranked[columns, rows] = y
-    products = [ranked[part[:, rows], part[:, columns]] @ x
-                for part in np.array_split(orders, 1 + len(orders) // _AT_ONCE)]  # fmt: skip
-    return np.concatenate(products) / math.sqrt(float((x @ x) * (y @ y)))
+    parts = []
+    for part in np.array_split(orders, 1 + len(orders) // _AT_ONCE):
+        y = b[part[:, rows], part[:, columns]]
+        # Of a matrix that is known but for some pairs, as many meet in each order.
+        known = np.isfinite(y)
+        pairs = [values[known].reshape(len(y), -1) for values in (np.broadcast_to(x, y.shape), y)]
+        ranks = [rankdata(values, axis=1) for values in pairs]
+        u, v = (values - values.mean(1, keepdims=True) for values in ranks)
+        scale = np.sqrt((u * u).sum(1) * (v * v).sum(1))
+        parts.append((u * v).sum(1) / np.where(scale > 0, scale, math.nan))
+    return np.concatenate(parts)
 
 
 def _drawn(n: int, n_permutations: int, seed: int) -> Iterator[tuple[int, ...]]:

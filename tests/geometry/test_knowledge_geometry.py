@@ -76,6 +76,10 @@ def test_closeness_of_all_pairs(finished, small_lm, naive):
                 shared = np.mean([len(x & y) / k for x, y in zip(*near, strict=True)])
                 assert values[layer, i] == pytest.approx(shared, abs=0.01)
     assert list(report.overlap) == [("city", "country"), ("city", "color"), ("country", "color")]
+    # lives in the city of | lives in the country of: "’s favorite color is" shares nothing.
+    assert report.wording == {
+        ("city", "country"): 4 / 6, ("city", "color"): 0, ("country", "color"): 0,
+    }  # fmt: skip
     difference = report.difference_matrix(0)[0, 2]
     logs = [np.log(report.dimension[n][:, 0]) for n in ("city", "color")]
     assert difference == pytest.approx(np.abs(logs[0] - logs[1]).mean())
@@ -226,3 +230,11 @@ def test_too_few_distinct_points(small_lm, tmp_path):
                                           r"layer 1; range scaling 8 needs 9"):  # fmt: skip
         main(command(small_lm, tmp_path, *NAMED, f"--data.inputs_file={tmp_path / 'x.txt'}",
                      "--data.n_inputs=60"))  # fmt: skip
+
+
+def test_the_end_of_a_run_tells_its_tests(finished):
+    from lincorr_lightning.reporting import describe_run
+
+    told = describe_run(finished[1])
+    assert "Closeness of 3 knowledges" in told
+    assert "difference of dimension n2=8" in told

@@ -318,3 +318,17 @@ def test_study_and_callback_of_one_name(small_lm, texts, tmp_path):
                 "--model.class_path=TokenGeometry"])  # fmt: skip
     assert type(cli.model) is TokenGeometry
     assert any(type(c) is callbacks.TokenGeometry for c in cli.trainer.callbacks)
+
+
+def test_the_end_of_a_run_tells_its_levels(finished):
+    from lincorr_lightning.reporting import describe_run
+
+    report, folder = finished
+    told = describe_run(folder)
+    assert "10 prompts of 16 tokens (1 too short)" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("│ 2 │")]
+    expected = (report.loss[:, 2], report.entropy[:, 2], report.dimension[:, 2, 1, 0],
+                report.overlap[:, 2, 0, 1], report.profiles["cosine_mean"][:, 2, 1])  # fmt: skip
+    assert [float(cell) for cell in line.strip("│").split("│")[1:]] == [
+        pytest.approx(values.mean(), abs=0.00501) for values in expected
+    ]
