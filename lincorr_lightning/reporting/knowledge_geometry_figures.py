@@ -47,7 +47,7 @@ def closeness_figure(report: KnowledgeGeometryReport) -> Figure:
     figure = new_figure(
         7.4, 2.6 * len(rows) + 0.2, f"Are tied knowledges close in geometry? {report.lm}",
         f"a point for each two of {len(report.names)} knowledges, {report.n_inputs:,} X’s; "
-        f"p: permuted knowledges; wording of the prompts alone: {_found(worded)}",
+        f"p: permuted knowledges; wording alone: {_found(worded)}",
     )  # fmt: skip
     panels = figure.subplots(len(rows), 2, squeeze=False)
     columns = (
