@@ -59,15 +59,17 @@ def closeness(results: dict[str, Any]) -> str:
     """Closeness of two knowledges against r and Hit@1."""
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID",
              "wording": "wording of the prompts (null)"}  # fmt: skip
-    found: dict[str, list[str]] = {}
+    shown = (("r", None), ("r", "wording"), ("hit1", None))
+    found: dict[str, dict[tuple[str, str | None], str]] = {}
     for test in results["tests"]:
         if test["layer"] == "all" and test["setting"] in ("", "k=2", "k=10", "n2=2", "n2=8"):
             name = f"{names[test['closeness']]} {test['setting'].replace('=', ' = ')}".strip()
             p = _short(f"{test['p']:.4f}")
             cell = f"{two(test['spearman'])} (p {p}, {test['n_pairs']} pairs)"
-            found.setdefault(name, []).append(cell)
-    rows = [[name, *cells] for name, cells in found.items()]
-    return markdown_table(("over pairs of knowledges", "ρ with r", "ρ with Hit@1"), rows)
+            found.setdefault(name, {})[test["against"], test["given"]] = cell
+    rows = [[name, *(cells.get(which, "") for which in shown)] for name, cells in found.items()]
+    columns = ("over pairs of knowledges", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
+    return markdown_table(columns, rows)
 
 
 def main(token_geometry: str, knowledge_geometry: str) -> None:

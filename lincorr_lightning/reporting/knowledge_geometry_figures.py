@@ -142,8 +142,9 @@ def rho_figure(report: KnowledgeGeometryReport) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (kind, setting) in zip(panels, kinds, strict=True):
         for against in report.score_matrices:
-            rows = [r for r in report.tests if r[0] == kind and r[1] == setting and r[3] == against]
-            known = [(int(r[2]), r[4], r[5]) for r in rows if r[2] != "all" and r[4] is not None]
+            rows = [r for r in report.tests if r[:2] == [kind, setting] and r[2] != "all"]
+            rows = [r for r in rows if r[3:5] == [against, None] and r[5] is not None]
+            known = [(int(r[2]), r[5], r[6]) for r in rows]
             colour = _COLOURS[against]
             axes.plot([layer for layer, _, _ in known], [rho for _, rho, _ in known],
                       color=colour, linewidth=1.5, label=_WHAT[against])  # fmt: skip

@@ -16,7 +16,7 @@ from lincorr_lightning.reporting.canvas import to_picture
 from lincorr_lightning.reporting.files import save_figure, write_csv
 from lincorr_lightning.reporting.tables import markdown_table
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
-from lincorr_lightning.reporting.ties import matrix_tie
+from lincorr_lightning.reporting.ties import matrix_tie, what_is_left
 
 if TYPE_CHECKING:
     import lightning as L
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 SCORES = ("r", "excess", "hit1")
-_TEST_COLUMNS = ("closeness", "setting", "layer", "against", "spearman", "p", "n_pairs",
+_TEST_COLUMNS = ("closeness", "setting", "layer", "against", "given", "spearman", "p", "n_pairs",
                  "n_permutations")  # fmt: skip
 
 
@@ -155,7 +155,7 @@ class KnowledgeGeometryReport:
 
         Tied knowledges that are close have a positive rho with the overlap, and a negative one
         with the difference of ID. Prompts that are worded alike may be close and tied for that
-        alone: the rho of wording tells.
+        alone: the rho of wording tells, and what is left of the others *given* wording.
         """
         where: list[tuple[str, int | None]] = [("all", None)]
         if len(self.layers) > 1:
@@ -166,26 +166,33 @@ class KnowledgeGeometryReport:
                      for i, k in enumerate(self.ks)]  # fmt: skip
             kinds += [("dimension_difference", f"n2={n}", self.difference_matrix(i, layer))
                       for i, n in enumerate(self.range_scalings)]  # fmt: skip
+            wording = self._matrix(self.wording)
             if layer is None:
-                kinds.append(("wording", "", self._matrix(self.wording)))
+                kinds.append(("wording", "", wording))
             for kind, setting, matrix in kinds:
                 for against, scores in self.score_matrices.items():
-                    found = matrix_tie(matrix, scores, self.n_permutations, self.seed)
-                    numbers: list[Any] = [None] * 4
-                    if found is not None:
-                        numbers = [found.spearman, found.p, found.n_pairs, found.n_permutations]
-                    rows.append([kind, setting, name, against, *numbers])
+                    asked: list[tuple[str | None, Floats, Floats]] = [(None, matrix, scores)]
+                    if kind != "wording":
+                        left = what_is_left(matrix, wording), what_is_left(scores, wording)
+                        asked.append(("wording", *left))
+                    for given, x, y in asked:
+                        found = matrix_tie(x, y, self.n_permutations, self.seed)
+                        numbers: list[Any] = [None] * 4
+                        if found is not None:
+                            numbers = [found.spearman, found.p, found.n_pairs, found.n_permutations]
+                        rows.append([kind, setting, name, against, given, *numbers])
         return rows
 
     def test(self, closeness: str, setting: str, against: str) -> dict[str, Any]:
-        """One of `tests`, over the mean of all layers.
+        """One of `tests`, over the mean of all layers, nothing given.
 
         Args:
             closeness: ``overlap``, ``dimension_difference`` or ``wording``.
             setting: As ``k=10`` or ``n2=2``; empty for wording.
             against: One of `SCORES`.
         """
-        (row,) = [row for row in self.tests if row[:4] == [closeness, setting, "all", against]]
+        wanted = [closeness, setting, "all", against, None]
+        (row,) = [row for row in self.tests if row[:5] == wanted]
         return dict(zip(_TEST_COLUMNS, row, strict=True))
 
     def pair_rows(self) -> Iterator[dict[str, Any]]:
@@ -272,8 +279,8 @@ class KnowledgeGeometryReport:
             trainer: The run's trainer.
         """
         for writer in writers(trainer):
-            for kind, setting, layer, against, rho, *_ in self.tests:
-                if rho is not None and layer != "all":
+            for kind, setting, layer, against, given, rho, *_ in self.tests:
+                if rho is not None and layer != "all" and given is None:
                     # What TensorBoard calls a step is the layer here.
                     tag = f"{kind}/{setting}/{against}"
                     writer.add_scalar(tag, rho, int(layer))  # type: ignore[no-untyped-call]

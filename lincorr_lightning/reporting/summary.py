@@ -151,7 +151,7 @@ def _geometry_table(results: dict[str, Any]) -> Table:
     return table
 
 
-def _closeness_table(results: dict[str, Any]) -> Table:
+def _closeness_table(results: dict[str, Any]) -> Table | None:
     """Closeness of knowledges against their ties, over the mean of all layers."""
     table = Table(
         title=f"Closeness of {len(results['dimension'])} knowledges against their ties, "
@@ -166,8 +166,12 @@ def _closeness_table(results: dict[str, Any]) -> Table:
             )
             rho, p = test["spearman"], test["p"]
             cell = "" if rho is None else f"{rho:.2f} ({p:.4f})"
-            rows.setdefault(f"{name} {test['setting']}".strip(), {})[test["against"]] = cell
-    against = list(dict.fromkeys(name for row in rows.values() for name in row))
+            column = test["against"] + (f" given {test['given']}" if test["given"] else "")
+            rows.setdefault(f"{name} {test['setting']}".strip(), {})[column] = cell
+    rows = {name: row for name, row in rows.items() if any(row.values())}
+    if not rows:  # too few knowledges for a test
+        return None
+    against = list(dict.fromkeys(c for row in rows.values() for c in row if "hit1 given" not in c))
     for name in against:
         table.add_column(name, justify="right")
     for row_name, row in rows.items():

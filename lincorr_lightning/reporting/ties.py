@@ -140,6 +140,37 @@ def matrix_tie(
     return MatrixTie(found, p, known, total)
 
 
+def what_is_left(a: npt.ArrayLike, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Ranks of a matrix' pairs, less what the ranks of another one tell of them linearly.
+
+    Of two matrices of which this is left, `matrix_tie` is a partial Mantel test (Smouse, Long and
+    Sokal, 1986), by ranks. Where both matrices rank their pairs all but as the third one does, its
+    p comes out too small.
+
+    Args:
+        a: ``(n, n)``, symmetric; NaN where a pair is not known.
+        given: Likewise.
+
+    Returns:
+        ``(n, n)``, symmetric; NaN where either is, and on the diagonal.
+    """
+    from scipy.stats import rankdata
+
+    a, given = np.asarray(a, dtype=float), np.asarray(given, dtype=float)
+    left = np.full(a.shape, math.nan)
+    rows, columns = np.triu_indices(len(a), 1)
+    known = np.isfinite(a[rows, columns]) & np.isfinite(given[rows, columns])
+    rows, columns = rows[known], columns[known]
+    if not len(rows):
+        return left
+    y, x = (rankdata(matrix[rows, columns]) for matrix in (a, given))
+    y, x = y - y.mean(), x - x.mean()
+    power = float(x @ x)
+    y = y - x * (float(x @ y) / power if power > 0 else 0.0)
+    left[rows, columns] = left[columns, rows] = y
+    return left
+
+
 def _permuted_rhos(
     a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], orders: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lincorr_lightning.reporting.ties import matrix_tie, tie
+from lincorr_lightning.reporting.ties import matrix_tie, tie, what_is_left
 
 
 def symmetric(n: int, seed: int) -> np.ndarray:
@@ -87,3 +87,36 @@ def test_no_tie_of_matrices():
     assert matrix_tie(symmetric(3, 0), symmetric(3, 1)) is None
     assert matrix_tie(symmetric(5, 0), np.full((5, 5), np.nan)) is None
     assert matrix_tie(symmetric(5, 0), np.ones((5, 5))) is None
+
+
+def test_what_is_left_is_the_partial_correlation():
+    from sklearn.linear_model import LinearRegression
+
+    c = symmetric(8, 0)
+    a, b = c + 0.1 * symmetric(8, 1), c + 0.1 * symmetric(8, 2)
+    a[1, 4] = a[4, 1] = np.nan
+    upper = np.triu_indices(8, 1)
+    known = np.isfinite(a[upper])
+    ranks = [np.argsort(np.argsort(m[upper][known])) for m in (a, c)]
+    expected = ranks[0] - LinearRegression().fit(ranks[1][:, None], ranks[0]).predict(
+        ranks[1][:, None]
+    )
+    left = what_is_left(a, c)
+    assert left[upper][known] == pytest.approx(expected)
+    assert np.isnan(left[upper][~known]).all()
+    assert (np.isfinite(left) == np.isfinite(left.T)).all()
+    assert what_is_left(b, np.ones((8, 8)))[0, 1] == pytest.approx(
+        np.argsort(np.argsort(b[upper]))[0] - 13.5
+    )
+    assert np.isnan(what_is_left(np.full((8, 8), np.nan), c)).all()
+
+
+def test_what_two_matrices_have_from_a_third_one_is_not_taken_for_a_tie():
+    with_it, without_it = [], []
+    for seed in range(0, 300, 3):
+        c = symmetric(8, seed)
+        a, b = c + 0.5 * symmetric(8, seed + 1), c + 0.5 * symmetric(8, seed + 2)
+        with_it.append(matrix_tie(a, b, 99, seed).p)
+        without_it.append(matrix_tie(what_is_left(a, c), what_is_left(b, c), 99, seed).p)
+    assert (np.array(with_it) <= 0.05).mean() > 0.95
+    assert (np.array(without_it) <= 0.05).mean() < 0.12
