@@ -5,5 +5,13 @@ from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
+from lincorr_lightning.callbacks.token_geometry import TokenGeometry
 
-__all__ = ["Formation", "Generalization", "GradientCorrelation", "PredictionWriter", "Resilience"]
+__all__ = [
+    "Formation",
+    "Generalization",
+    "GradientCorrelation",
+    "PredictionWriter",
+    "Resilience",
+    "TokenGeometry",
+]

@@ -53,15 +53,20 @@ class _Batches(Dataset[InputBatch]):
         return InputBatch(self._inputs[start:stop], start, is_padding=index < 0)
 
 
-class _EveryBatchOnce(DistributedSampler[Any]):
+class EveryBatchOnce(DistributedSampler[Any]):
     """Deals whole batches out to processes; a process that runs short gets padding batches.
 
     Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
     twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
     number of processes, so neither does any statistic.
+
+    Args:
+        dataset: Whole batches; item -1 is one for padding.
+        rank: This process.
+        n_processes: Of the run.
     """
 
-    def __init__(self, dataset: _Batches, rank: int, n_processes: int) -> None:
+    def __init__(self, dataset: Dataset[Any], rank: int, n_processes: int) -> None:
         super().__init__(dataset, num_replicas=n_processes, rank=rank, shuffle=False)
 
     def __iter__(self) -> Iterator[int]:
@@ -171,7 +176,7 @@ class PromptInputs(L.LightningDataModule):
         return DataLoader(
             batches,
             batch_size=None,
-            sampler=_EveryBatchOnce(batches, rank, n_processes),
+            sampler=EveryBatchOnce(batches, rank, n_processes),
             num_workers=self.hparams["num_workers"],
             collate_fn=_as_is,
         )

@@ -99,7 +99,7 @@ def read_logits(
         ``(n_rows, n_tokens)``, float64.
     """
     if reading is Reading.ALL:
-        logits = _call(model, input_ids, attention_mask).logits
+        logits = call_model(model, input_ids, attention_mask).logits
         logits = logits[torch.arange(len(last), device=logits.device), last.to(logits.device)]
         return logits[:, token_ids.to(logits.device)].double()
 
@@ -118,7 +118,7 @@ def read_logits(
 
     n_columns = len(token_ids) if reading is Reading.ROWS else 1
     with _standing_in(head, stand_in):
-        logits = _call(model, input_ids, attention_mask).logits
+        logits = call_model(model, input_ids, attention_mask).logits
     if logits.shape[:2] != (len(last), 1) or logits.shape[2] < n_columns:
         raise _UnusableHead
     if reading is Reading.LAST:
@@ -144,7 +144,7 @@ def read_hidden(
     head = head_of(model)
     if head is not None:
         with _standing_in(head, stand_in), suppress(_UnusableHead):
-            _call(model, input_ids, attention_mask)
+            call_model(model, input_ids, attention_mask)
     if len(seen) != 1:
         raise LanguageModelError(
             f"{type(model).__name__} computes its logits without giving an output layer the hidden "
@@ -207,8 +207,18 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
     return reading
 
 
-def _call(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Any:
-    wanted = {"use_cache": False, "return_dict": True}
+def call_model(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **options: Any
+) -> Any:
+    """Run an LM's own forward, from end to end.
+
+    Args:
+        model: The LM.
+        input_ids: Padded on the right, ``(n_rows, length)``.
+        attention_mask: 1 at true tokens, same shape.
+        **options: What else is asked of the forward, as far as this LM's has it.
+    """
+    wanted = {"use_cache": False, "return_dict": True, **options}
     parameters = inspect.signature(model.forward).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     accepted = {name: v for name, v in wanted.items() if takes_all or name in parameters}

@@ -150,6 +150,28 @@ class LanguageModel(nn.Module):
             self.model = model
         return self
 
+    @property
+    def prefix(self) -> list[int]:
+        """Ids of the special tokens that a prompt begins with, such as BOS."""
+        return list(self._encoder.prefix)
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens that the LM has positions for; None: no limit is known."""
+        return self._encoder.max_length
+
+    def in_batches(self, lengths: Sequence[int], ask: Callable[[list[int]], None]) -> None:
+        """Call `ask` with the indices of rows, as many at a time as fit the memory.
+
+        Args:
+            lengths: Tokens of each row.
+            ask: Deals with one batch; it is called again with a part of it if memory ran out.
+
+        Raises:
+            LanguageModelError: Not even one row fits, or ``lm.tokens_per_forward`` is too large.
+        """
+        self._batches.run(lengths, self.model.device.type, ask)
+
     # -- asking ------------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
@@ -247,7 +269,7 @@ class LanguageModel(nn.Module):
             logits[torch.tensor(batch, device=device)] = part.to(device)
 
         with evaluating(self.model), torch.autocast(device.type, enabled=False):
-            self._batches.run([len(row) for row in rows], device.type, ask)
+            self.in_batches([len(row) for row in rows], ask)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
             index = int((~finite).nonzero()[0])

@@ -90,6 +90,18 @@ STUDIES = {
         others.pretraining_facts,
         others.pretraining_overview,
     ),
+    "token_geometry": Study(
+        "Token geometry",
+        "How does the cloud of a prompt's tokens change from layer to layer and with shuffling "
+        "(Viswanathan et al., 2025)?",
+        details=others.plain_details,
+    ),
+    "knowledge_geometry": Study(
+        "Knowledge geometry",
+        "Are knowledges that are linearly tied closer in geometry too? The wording of their "
+        "prompts is the null.",
+        details=others.plain_details,
+    ),
 }
 """In the order in which they stand on a page; studies that are not here come last."""
 
@@ -129,6 +141,16 @@ _CAPTIONS = {
     "refitted_matrix": "r of maps fitted on the new LM itself.",
     "kept_matrix": "Share of the refitted maps' r that the old ones keep.",
     "recall": "Recall by knowledge.",
+    "profiles": "Tokens of a prompt by layer, as written and shuffled.",
+    "range_scalings": "Intrinsic dimension of the tokens by layer and range scaling.",
+    "overlap_sizes": "Overlap of the tokens' neighborhoods with the next layer.",
+    "dimension_loss": "Intrinsic dimension against loss over prompts.",
+    "said": "Contextual entropy against the dimension of the LM's probabilities, and its loss.",
+    "token_geometry": "Tokens of the watch texts by layer and step of training.",
+    "closeness": "Closeness of two knowledges' prompts against what maps between them reach.",
+    "overlap_matrix": "Overlap of the neighborhoods of X under two prompts.",
+    "dimension": "Intrinsic dimension of each knowledge's prompts.",
+    "rho_by_layer": "Closeness against ties, layer by layer.",
 }
 _KINDS = {"matrix": "Heat map", "weights": "Heat map", "nulls": "Bars"}
 

@@ -136,6 +136,52 @@ def _resilience_table(results: dict[str, Any]) -> Table:
     return table
 
 
+def _geometry_table(results: dict[str, Any]) -> Table:
+    """Each shuffling level: what the LM says, and the tokens of its last layers."""
+    n2, k = str(results["range_scalings"][0]), 2 if 2 in results["ks"] else results["ks"][0]
+    table = Table(
+        title=f"{results['n_prompts']} prompts of {results['n_tokens']} tokens "
+        f"({results['n_skipped']} too short); last layers"
+    )
+    columns = ("S", "loss", "entropy", f"dimension (n2={n2})", f"overlap (k={k})", "cosine")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for level in results["shuffles"]:
+        curves = (level["dimension"][n2], level["overlap"][str(k)], level["cosine_mean"])
+        last = (curve[-1] if curve else None for curve in curves)
+        numbers = (level["loss"], level["entropy"], *last)
+        table.add_row(str(level["shuffle"]), *map(_number, numbers))
+    return table
+
+
+def _closeness_table(results: dict[str, Any]) -> Table | None:
+    """Closeness of knowledges against their ties, over the mean of all layers."""
+    table = Table(
+        title=f"Closeness of {len(results['dimension'])} knowledges against their ties, "
+        f"{results['n_inputs']} X's: Spearman (p of permuted knowledges)"
+    )
+    table.add_column("closeness", no_wrap=True)
+    rows: dict[str, dict[str, str]] = {}
+    for test in results["tests"]:
+        if test["layer"] == "all":
+            name = {"dimension_difference": "difference of dimension"}.get(
+                test["closeness"], test["closeness"]
+            )
+            rho, p = test["spearman"], test["p"]
+            cell = "" if rho is None else f"{rho:.2f} ({p:.4f})"
+            column = test["against"] + (f" given {test['given']}" if test["given"] else "")
+            rows.setdefault(f"{name} {test['setting']}".strip(), {})[column] = cell
+    rows = {name: row for name, row in rows.items() if any(row.values())}
+    if not rows:  # too few knowledges for a test
+        return None
+    against = list(dict.fromkeys(c for row in rows.values() for c in row if "hit1 given" not in c))
+    for name in against:
+        table.add_column(name, justify="right")
+    for row_name, row in rows.items():
+        table.add_row(row_name, *(row.get(name, "") for name in against))
+    return table
+
+
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
@@ -149,4 +195,6 @@ _TABLES: dict[str | None, Callable[[dict[str, Any]], Table | None]] = {
     "source_finetune": _edits_table,
     "vocabulary_ablation": _ablation_table,
     "resilience": _resilience_table,
+    "token_geometry": _geometry_table,
+    "knowledge_geometry": _closeness_table,
 }

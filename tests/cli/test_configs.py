@@ -24,7 +24,12 @@ SHORTENED = {
 
 
 # What is asked of a study that is not fitted.
-COMMANDS = {"forecast.yaml": "predict", "resilience.yaml": "test"}
+COMMANDS = {
+    "forecast.yaml": "predict",
+    "knowledge_geometry.yaml": "test",
+    "resilience.yaml": "test",
+    "token_geometry.yaml": "test",
+}
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+r"""The tables and figures of the README's section on geometry, from the folders of two runs.
+
+    lincorr test --config configs/token_geometry.yaml
+    lincorr test --config configs/knowledge_geometry.yaml
+    cd runs && python ../benchmarks/geometry_tables.py \
+        token_geometry/version_0 knowledge_geometry/version_0
+
+prints the tables, and puts the figures into benchmarks/figures.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+
+from lincorr_lightning.reporting import markdown_table
+
+FIGURES = Path(__file__).resolve().parent / "figures"
+
+
+def two(value: float | None) -> str:
+    """Two digits, as the README writes them."""
+    return "" if value is None else _short(f"{value:.2f}")
+
+
+def _short(text: str) -> str:
+    sign, digits = ("−", text[1:]) if text.startswith("-") else ("", text)
+    return sign + (digits[1:] if digits.startswith("0.") else digits)
+
+
+def levels(results: dict[str, Any]) -> str:
+    """Each shuffling level after the last layer, the overlap with the layer before it."""
+    rows = []
+    for level in results["shuffles"]:
+        blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "as written"
+        curves = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+        numbers = [level["loss"], level["entropy"], *(curve[-1] for curve in curves)]
+        rows.append([level["shuffle"], blocks, *map(two, numbers)])
+    columns = ("S", "", "loss", "entropy", "ID (2NN)", "overlap (k = 2)", "cosine")
+    return markdown_table(columns, rows)
+
+
+def dimension_and_loss(results: dict[str, Any]) -> str:
+    """Log ID against log loss after the last layer, as written."""
+    rows = [
+        [entry["n2"], two(entry["pearson"]), f"{two(entry['low'])} to {two(entry['high'])}",
+         _short(f"{entry['pearson_p']:.3f}")]
+        for entry in results["dimension_loss"]
+        if entry["shuffle"] == 0 and entry["layer"] == results["layers"][-1]
+    ]  # fmt: skip
+    return markdown_table(("n2", "r of log ID and log loss", "95%", "p"), rows)
+
+
+def closeness(results: dict[str, Any]) -> str:
+    """Closeness of two knowledges against r and Hit@1."""
+    names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID",
+             "wording": "wording of the prompts (null)"}  # fmt: skip
+    shown = (("r", None), ("r", "wording"), ("hit1", None))
+    found: dict[str, dict[tuple[str, str | None], str]] = {}
+    for test in results["tests"]:
+        if test["layer"] == "all" and test["setting"] in ("", "k=2", "k=10", "n2=2", "n2=8"):
+            name = f"{names[test['closeness']]} {test['setting'].replace('=', ' = ')}".strip()
+            p = _short(f"{test['p']:.4f}")
+            cell = f"{two(test['spearman'])} (p {p}, {test['n_pairs']} pairs)"
+            found.setdefault(name, {})[test["against"], test["given"]] = cell
+    rows = [[name, *(cells.get(which, "") for which in shown)] for name, cells in found.items()]
+    columns = ("over pairs of knowledges", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
+    return markdown_table(columns, rows)
+
+
+def main(token_geometry: str, knowledge_geometry: str) -> None:
+    """Print the tables and copy the figures.
+
+    Args:
+        token_geometry: Folder of a run of the one study.
+        knowledge_geometry: Folder of a run of the other.
+    """
+    folders = Path(token_geometry), Path(knowledge_geometry)
+    tokens, knowledges = (
+        json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders
+    )
+    print(levels(tokens), dimension_and_loss(tokens), closeness(knowledges), sep="\n\n")
+    for folder, figure, name in (
+        (folders[0], "profiles", "token_geometry"),
+        (folders[1], "closeness", "knowledge_geometry"),
+    ):
+        shutil.copy(folder / "figures" / f"{figure}.png", FIGURES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,241 @@
+"""Geometry of prompts beside the ties of knowledges, against numpy, scikit-learn and the probe."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.data import TextPrompts
+from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import KnowledgeGeometry
+from lincorr_lightning.reporting import describe_run
+
+TEMPLATES = {
+    "city": "{} lives in the city of", "country": "{} lives in the country of",
+    "color": "{}’s favorite color is",
+}  # fmt: skip
+KS, SCALINGS = [2, 5], [2, 8]
+
+
+def command(small_lm, folder, *more):
+    return [
+        "test", "--config", "knowledge_geometry.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--data.n_inputs=180", "--data.batch_size=20", f"--model.ks={KS}",
+        f"--model.range_scalings={SCALINGS}", "--model.n_permutations=50",
+        f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false", *more,
+    ]  # fmt: skip
+
+
+NAMED = ["--model.knowledges=[city,country,color]", "--model.ridge=0"]
+
+
+@pytest.fixture(scope="module")
+def finished(small_lm, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    cli = main(command(small_lm, folder, *NAMED))
+    return cli, Path(cli.trainer.log_dir)
+
+
+def states(small_lm, prompts):
+    """Last tokens' hidden states, ``(n_layers, n_prompts, d)``, and logits; one by one."""
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    model = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).eval()
+    hidden, logits = [], []
+    for prompt in prompts:
+        with torch.no_grad():
+            said = model(**tokenizer(prompt, return_tensors="pt"), output_hidden_states=True)
+        hidden.append(torch.stack([layer[0, -1] for layer in said.hidden_states[1:]]))
+        logits.append(said.logits[0, -1])
+    return torch.stack(hidden, 1).double().numpy(), torch.stack(logits).double().numpy()
+
+
+def test_closeness_of_all_pairs(finished, small_lm, naive):
+    cli, _ = finished
+    report, held_out = cli.model.report, cli.datamodule.halves["test"]
+    assert (report.n_inputs, list(report.layers)) == (90, [1, 2])
+    clouds = {n: states(small_lm, [TEMPLATES[n].format(x) for x in held_out])[0]
+              for n in ("city", "country", "color")}  # fmt: skip
+    for name, cloud in clouds.items():
+        for layer in range(2):
+            for i, n2 in enumerate(SCALINGS):
+                expected = naive.dimension(cloud[layer], n2)
+                assert report.dimension[name][layer, i] == pytest.approx(expected, rel=2e-3)
+    for (a, b), values in report.overlap.items():
+        for layer in range(2):
+            for i, k in enumerate(KS):
+                near = [naive.neighbors(clouds[n][layer], k) for n in (a, b)]
+                shared = np.mean([len(x & y) / k for x, y in zip(*near, strict=True)])
+                assert values[layer, i] == pytest.approx(shared, abs=0.01)
+    assert list(report.overlap) == [("city", "country"), ("city", "color"), ("country", "color")]
+    # lives in the city of | lives in the country of: "’s favorite color is" shares nothing.
+    assert report.wording == {
+        ("city", "country"): 4 / 6, ("city", "color"): 0, ("country", "color"): 0,
+    }  # fmt: skip
+    difference = report.difference_matrix(0)[0, 2]
+    logs = [np.log(report.dimension[n][:, 0]) for n in ("city", "color")]
+    assert difference == pytest.approx(np.abs(logs[0] - logs[1]).mean())
+
+
+def test_r_is_that_of_scikit_learn(finished, small_lm):
+    cli, _ = finished
+    halves, layout = cli.datamodule.halves, cli.model.layout
+    logits = {
+        half: {n: states(small_lm, [TEMPLATES[n].format(x) for x in xs])[1][
+            :, layout.domains[n].token_ids] for n in ("city", "color")}
+        for half, xs in halves.items()
+    }  # fmt: skip
+    fitted = LinearRegression().fit(logits["fit"]["city"], logits["fit"]["color"])
+    predicted, true = fitted.predict(logits["test"]["city"]), logits["test"]["color"]
+    r = np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, true.T, strict=True)])
+    (score,) = [s for s in cli.model.report.scores if (s.source, s.target) == ("city", "color")]
+    assert score.r == pytest.approx(r, abs=1e-5)
+
+
+def test_files(finished):
+    cli, folder = finished
+    results = json.loads((folder / "results.json").read_text())
+    assert results["study"] == "knowledge_geometry"
+    assert results["chance_overlap"] == {"2": 2 / 89, "5": 5 / 89}
+    with (folder / "tables" / "pairs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["a"], row["b"]) for row in rows] == list(cli.model.report.overlap)
+    by_pair = {(s.source, s.target): s for s in cli.model.report.scores}
+    for row in rows:
+        both = by_pair[row["a"], row["b"]], by_pair[row["b"], row["a"]]
+        assert float(row["r"]) == pytest.approx(np.mean([score.r for score in both]))
+        expected = cli.model.report.overlap[row["a"], row["b"]][:, 1].mean()
+        assert float(row["overlap k=5"]) == pytest.approx(expected)
+    assert rows[0]["hit1"] != "" and rows[1]["hit1"] == ""  # nobody says which color a city has
+    # Three knowledges are too few for a test.
+    assert all(test["spearman"] is None for test in results["tests"])
+    pictures = {path.name for path in (folder / "figures").iterdir()}
+    assert pictures == {"closeness.png", "dimension.png", "overlap_matrix.png",
+                        "rho_by_layer.png"}  # fmt: skip
+
+
+def test_beside_a_finished_probe(finished, small_lm, tmp_path):
+    """Its scores are taken as they are, with its control; clouds are the same."""
+    _, alone = finished
+    probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+                  "--model.knowledges=[city,country,color]", "--data.n_inputs=180",
+                  "--model.ridge=0", f"--trainer.default_root_dir={tmp_path}",
+                  "--trainer.enable_progress_bar=false"])  # fmt: skip
+    folder = probe.trainer.log_dir
+    cli = main(command(small_lm, tmp_path, f"--model.probe={folder}"))
+    told = json.loads((Path(folder) / "results.json").read_text())["pairs"]
+    found = {(s.source, s.target): s for s in cli.model.report.scores}
+    for pair in told:
+        score = found[pair["source"], pair["target"]]
+        assert (score.r, score.excess) == (pair["label_mean"], pair["excess"])
+        if pair["precision"]:
+            assert score.hits["1"] == pair["precision"]["influenced"]["1"]
+    results = [json.loads((f / "results.json").read_text())
+               for f in (alone, Path(cli.trainer.log_dir))]  # fmt: skip
+    for ours, theirs in zip(*(r["pairs"] for r in results), strict=True):
+        assert ours["overlap"] == theirs["overlap"]
+        assert ours["r"] == pytest.approx(theirs["r"], abs=1e-6)
+    assert {test["against"] for test in results[1]["tests"]} == {"r", "excess", "hit1"}
+
+
+@pytest.mark.slow
+def test_tied_knowledges_of_the_tiny_world_are_close(tmp_path):
+    """The world's own graph: who lives where goes with the country, not with the pet."""
+    cli = main(["test", "--config", "knowledge_geometry.yaml", "--data.n_inputs=600",
+                "--model.knowledges=[city,country,language,company,ceo,pet,color]",
+                f"--trainer.default_root_dir={tmp_path}", "--model.n_permutations=5040",
+                "--trainer.enable_progress_bar=false"])  # fmt: skip
+    report = cli.model.report
+    chance = 10 / 299
+    overlap = {pair: values[0, report.middle_k] for pair, values in report.overlap.items()}
+    tied = [("city", "country"), ("country", "language"), ("company", "ceo")]
+    assert min(overlap[pair] for pair in tied) > 0.4
+    assert max(overlap[pair] for pair in (("city", "pet"), ("ceo", "color"))) < 0.2
+    assert overlap["city", "ceo"] < 3 * chance
+    test = report.test("overlap", "k=10", "r")
+    assert (test["n_pairs"], test["n_permutations"]) == (21, 5040)
+    assert test["spearman"] > 0.5 and test["p"] < 0.05
+    told = describe_run(Path(cli.trainer.log_dir))
+    assert "Closeness of 7 knowledges" in told and "r given wording" in told
+    (line,) = [line for line in told.splitlines() if "overlap k=10" in line]
+    assert f"{test['spearman']:.2f} ({test['p']:.4f})" in line
+
+
+@pytest.mark.slow
+def test_two_processes_give_one_process_s_numbers(finished, small_lm, tmp_path):
+    arguments = [*command(small_lm, tmp_path, *NAMED), "--config", "trainer/ddp_cpu.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", *arguments], capture_output=True, timeout=240,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = tmp_path.glob("knowledge_geometry/*/results.json")
+    one, two = (json.loads((f / "results.json").read_text()) for f in (finished[1], path.parent))
+    assert one["dimension"] == two["dimension"]
+    for ours, theirs in zip(two["pairs"], one["pairs"], strict=True):
+        assert ours["overlap"] == theirs["overlap"]
+        assert ours["r"] == pytest.approx(theirs["r"], abs=1e-9)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_probe(small_lm, finished, tmp_path):
+    with pytest.raises(ConfigError, match="holds no finished run"):
+        KnowledgeGeometry(LMConfig(small_lm), probe=str(tmp_path))
+    with pytest.raises(ConfigError, match="is no run of LinearProbe"):
+        KnowledgeGeometry(LMConfig(small_lm), probe=str(finished[1]))
+
+
+def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
+    other = make_lm(tmp_path / "other", seed=1)
+    probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+                  "--model.knowledges=[city,country]", "--data.n_inputs=80",
+                  f"--trainer.default_root_dir={tmp_path}",
+                  "--trainer.enable_progress_bar=false"])  # fmt: skip
+    with pytest.raises(ConfigError, match=r"is of .*small_lm.*, whose weights differs from that"):
+        main(command(str(other), tmp_path, f"--model.probe={probe.trainer.log_dir}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--model.range_scalings=[90]", r"model\.range_scalings has \[90\], with 90 points"),
+        ("--model.ks=[90]", r"model\.ks has \[90\]"),
+        ("--model.ridge=-1", r"model\.ridge is -1"),
+        ("--model.n_permutations=0", r"n_permutations must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
+    with pytest.raises(ConfigError, match=message):
+        main(command(small_lm, tmp_path, *NAMED, option))
+
+
+def test_data_of_another_kind(small_lm, make_trainer, tmp_path):
+    (tmp_path / "a.txt").write_text("name1 " * 20)
+    study = KnowledgeGeometry(LMConfig(small_lm), knowledges=["city", "country"])
+    with pytest.raises(ConfigError, match="KnowledgeGeometry asks about PromptInputs"):
+        data = TextPrompts(str(tmp_path / "a.txt"), n_tokens=4)
+        make_trainer().test(study, datamodule=data, verbose=False)
+
+
+def test_too_few_distinct_points(small_lm, tmp_path):
+    """A tokenizer that knows none of the X's gives them all one state."""
+    (tmp_path / "x.txt").write_text("\n".join(f"unknown{i}" for i in range(60)))
+    with pytest.raises(InputsError, match=r"the cloud of city has 1 distinct points of 30 in "
+                                          r"layer 1; range scaling 8 needs 9"):  # fmt: skip
+        main(command(small_lm, tmp_path, *NAMED, f"--data.inputs_file={tmp_path / 'x.txt'}",
+                     "--data.n_inputs=60"))  # fmt: skip
+
+
+def test_the_end_of_a_run_without_tests(finished):
+    assert describe_run(finished[1]).startswith("Run folder:")

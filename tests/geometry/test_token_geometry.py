@@ -1,0 +1,334 @@
+"""The study of token geometry, against numpy, scikit-learn and scipy, and from the command line."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.data import PromptInputs, TextPrompts
+from lincorr_lightning.errors import ConfigError, InputsError, NonFiniteError
+from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.modules import TokenGeometry
+
+SCALINGS, KS = [2, 4], [1, 2, 5]
+
+
+def run(small_lm, texts, trainer, **options):
+    data = {"n_tokens": 16, "batch_size": 3} | options.pop("data", {})
+    study = TokenGeometry(
+        LMConfig(small_lm),
+        **{"shuffles": [0, 1, 2], "range_scalings": SCALINGS, "ks": KS} | options,
+    )
+    trainer.test(study, datamodule=TextPrompts(texts.path, **data), verbose=False)
+    return study
+
+
+@pytest.fixture(scope="module")
+def finished(small_lm, texts, tmp_path_factory):
+    """A run of the study through the program: its report and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    cli = main(["test", *command(small_lm, texts, folder)])
+    return cli.model.report, Path(cli.trainer.log_dir)
+
+
+def command(small_lm, texts, folder):
+    return [
+        "--config", "token_geometry.yaml", f"--model.lm.name_or_path={small_lm}",
+        f"--data.texts={texts.path}", "--data.n_tokens=16", "--data.batch_size=3",
+        "--model.shuffles=[0,1,2]", f"--model.range_scalings={SCALINGS}", f"--model.ks={KS}",
+        "--model.embedding_layer=false", f"--trainer.default_root_dir={folder}",
+        "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+
+
+def table(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
+    report, _ = finished
+    assert (len(report.prompts), report.n_skipped) == (10, 1)
+    assert list(report.layers) == [1, 2]
+    assert report.corpora == texts.corpora
+    for p, ids in enumerate(texts.tokens):
+        hidden, probability = naive.states(small_lm, ids)
+        for layer in range(2):
+            for i, n2 in enumerate(SCALINGS):
+                expected = naive.dimension(hidden[layer], n2)
+                assert report.dimension[p, 0, layer, i] == pytest.approx(expected, rel=1e-3)
+            u = hidden[layer] / np.linalg.norm(hidden[layer], axis=1, keepdims=True)
+            cosines = (u @ u.T)[~np.eye(16, dtype=bool)]
+            found = report.profiles
+            assert found["cosine_mean"][p, 0, layer] == pytest.approx(cosines.mean(), abs=1e-5)
+            assert found["cosine_std"][p, 0, layer] == pytest.approx(cosines.std(), abs=1e-5)
+        for i, k in enumerate(KS):
+            pairs = zip(*(naive.neighbors(layer, k) for layer in hidden), strict=True)
+            shared = np.mean([len(a & b) / k for a, b in pairs])
+            assert report.overlap[p, 0, 0, i] == pytest.approx(shared, abs=1e-12)
+        loss = -np.log([probability[i, ids[i + 1]] for i in range(15)]).mean()
+        assert report.loss[p, 0] == pytest.approx(loss, abs=1e-5)
+        expected = naive.entropy(probability, axis=1).mean()
+        assert report.entropy[p, 0] == pytest.approx(expected, abs=1e-5)
+        expected = naive.dimension(probability, 2)
+        assert report.logits_dimension[p, 0, 0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
+    """The tokens of each level are what the study says they are; all other numbers follow."""
+    report, _ = finished
+    study = TokenGeometry(LMConfig(small_lm), [0, 1, 2])
+    for p, ids in enumerate(texts.tokens):
+        for i in (1, 2):
+            shuffled = study.shuffled(torch.tensor(ids), i, p).tolist()
+            assert sorted(shuffled) == sorted(ids)
+            blocks = {tuple(ids[at : at + 4]) for at in range(0, 16, 4)}
+            assert (i == 2) or {tuple(shuffled[at : at + 4]) for at in range(0, 16, 4)} == blocks
+            hidden, _ = naive.states(small_lm, shuffled)
+            expected = naive.dimension(hidden[1], 2)
+            assert report.dimension[p, i, 1, 0] == pytest.approx(expected, rel=1e-3)
+    assert (report.loss[:, 0] != report.loss[:, 2]).all()
+
+
+def test_ties_over_prompts(finished):
+    report, folder = finished
+    for row in table(folder / "tables" / "dimension_loss.csv"):
+        i, j = int(row["shuffle"]), int(row["layer"]) - 1
+        x = np.log(report.dimension[:, i, j, SCALINGS.index(int(row["n2"]))])
+        y = np.log(report.loss[:, i])
+        r = np.corrcoef(x, y)[0, 1]
+        assert float(row["pearson"]) == pytest.approx(r)
+        t = r * np.sqrt(8 / (1 - r**2))
+        assert float(row["pearson_p"]) == pytest.approx(2 * stats.t.sf(abs(t), 8))
+        around = 1.959964 / np.sqrt(7)
+        assert float(row["low"]) == pytest.approx(np.tanh(np.arctanh(r) - around), abs=1e-6)
+        assert float(row["high"]) == pytest.approx(np.tanh(np.arctanh(r) + around), abs=1e-6)
+        assert row["n"] == "10"
+    said = table(folder / "tables" / "said.csv")
+    (row,) = [r for r in said if (r["x"], r["shuffle"]) == ("entropy", "0")]
+    expected = np.corrcoef(report.entropy[:, 0], report.loss[:, 0])[0, 1]
+    assert float(row["pearson"]) == pytest.approx(expected)
+    (row,) = [r for r in said if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
+    x, y = (np.argsort(np.argsort(v)) for v in (report.logits_dimension[:, 1, 1],
+                                                report.entropy[:, 1]))  # fmt: skip
+    assert float(row["spearman"]) == pytest.approx(np.corrcoef(x, y)[0, 1])
+
+
+def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naive, tmp_path):
+    """Six corpora of nine prompts each: their clouds are of the prompts' last tokens."""
+    rng = np.random.default_rng(1)
+    rows, last, losses = [], {}, {}
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    for c in range(6):
+        for _ in range(9):
+            words = [f"name{n}" for n in rng.choice(60 * (c + 1), 8, replace=False)]
+            rows.append(json.dumps({"text": " ".join(words), "corpus": f"c{c}"}))
+            ids = tokenizer.convert_tokens_to_ids(words)
+            hidden, p = naive.states(small_lm, ids)
+            last.setdefault(c, []).append(hidden[:, -1])
+            loss = -np.log([p[i, ids[i + 1]] for i in range(7)]).mean()
+            losses.setdefault(c, []).append(loss)
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    study = TokenGeometry(LMConfig(small_lm), [0], [2, 4], [2])
+    data = TextPrompts(str(tmp_path / "t.jsonl"), n_tokens=8, batch_size=5)
+    make_trainer().test(study, datamodule=data, verbose=False)
+    found = {tuple(row[:3]): row[3:] for row in study.report.spearman_rows()}
+    for layer in (1, 2):
+        for n2 in (2, 4):
+            clouds = [np.stack(last[c])[:, layer - 1] for c in range(6)]
+            dimension = [naive.dimension(cloud, n2) for cloud in clouds]
+            expected = stats.spearmanr(dimension, [np.mean(losses[c]) for c in range(6)])
+            rho, p, n = found["prompts", layer, n2]
+            assert (rho, p, n) == (pytest.approx(expected.statistic),
+                                   pytest.approx(expected.pvalue), 6)  # fmt: skip
+            assert found["tokens", layer, n2][2] == 54
+    assert len(study.report.corpus_loss) == 6
+
+
+def test_the_batch_does_not_matter(finished, small_lm, texts, make_trainer):
+    report, _ = finished
+    other = run(small_lm, texts, make_trainer(), data={"batch_size": 10}).report
+    for name in ("dimension", "overlap", "loss", "entropy", "logits_dimension"):
+        assert getattr(other, name) == pytest.approx(getattr(report, name), rel=1e-4, abs=1e-5)
+
+
+def test_the_embedding_is_layer_0_where_it_is_asked_for(small_lm, texts, make_trainer, naive):
+    report = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).report
+    assert list(report.layers) == [0, 1, 2]
+    # A cloud of embeddings has no order.
+    assert report.dimension[:, 0, 0] == pytest.approx(report.dimension[:, 1, 0])
+    assert report.overlap.shape == (10, 2, 2, 3)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_files_tables_and_pictures(finished):
+    report, folder = finished
+    results = json.loads((folder / "results.json").read_text())
+    assert results["study"] == "token_geometry"
+    assert {"settings", "versions"} <= set(results)
+    assert (results["n_prompts"], results["n_skipped"], results["n_corpora"]) == (10, 1, 5)
+    level = results["shuffles"][1]
+    assert level["shuffle"] == 1
+    assert level["dimension"]["2"] == pytest.approx(report.dimension[:, 1, :, 0].mean(0))
+    assert level["overlap"]["5"] == pytest.approx(report.overlap[:, 1, :, 2].mean(0))
+    rows = table(folder / "tables" / "layers.csv")
+    (row,) = [r for r in rows if (r["observable"], r["shuffle"], r["layer"], r["setting"])
+              == ("dimension", "2", "1", "n2=4")]  # fmt: skip
+    values = report.dimension[:, 2, 0, 1]
+    assert [float(row["mean"]), float(row["std"])] == pytest.approx([values.mean(), values.std()])
+    profiles = table(folder / "tables" / "profiles.csv")
+    assert len(profiles) == 10 * 3 * 2
+    assert profiles[0]["overlap k=2"] != "" and profiles[1]["overlap k=2"] == ""
+    assert len(table(folder / "tables" / "prompts.csv")) == 30
+    pictures = {path.name for path in (folder / "figures").iterdir()}
+    assert pictures == {"dimension_loss.png", "overlap_sizes.png", "profiles.png",
+                        "range_scalings.png", "said.png"}  # fmt: skip
+
+
+def test_tensorboard_has_curves_over_layers(finished):
+    report, folder = finished
+    log = EventAccumulator(str(folder)).Reload()
+    points = log.Scalars("dimension/n2=2/S2")
+    assert [p.step for p in points] == [1, 2]
+    expected = report.dimension[:, 2, :, 0].mean(0)
+    assert [p.value for p in points] == pytest.approx(expected, rel=1e-5)
+    assert "figures/profiles" in log.Tags()["images"]
+
+
+def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
+    """No correlation, no overlap, and no crash."""
+    folder = str(make_lm(tmp_path / "lm"))
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (Path(folder) / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    report = run(folder, texts, make_trainer(), data={"n_texts": 1}).report
+    assert report.overlap.shape[2] == 0
+    assert all(entry["pearson"] is None for entry in report.results()["dimension_loss"])
+    (folder,) = (tmp_path / "lightning_logs").iterdir()
+    assert (folder / "results.json").is_file()
+    assert not (folder / "figures" / "overlap_sizes.png").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_give_one_process_s_numbers(finished, small_lm, texts, tmp_path):
+    """Ten prompts in batches of three: the second process has one batch that only keeps step."""
+    _, alone = finished
+    arguments = ["test", *command(small_lm, texts, tmp_path), "--config", "trainer/ddp_cpu.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", *arguments, "--data.batch_size=4"],
+        capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    again = main(["test", *command(small_lm, texts, tmp_path / "one"), "--data.batch_size=4"])
+    (path,) = tmp_path.glob("token_geometry/*/results.json")
+    one, two = (json.loads((f / "results.json").read_text())
+                for f in (Path(again.trainer.log_dir), path.parent))  # fmt: skip
+    for found in (one, two):
+        found["settings"].pop("trainer", None)
+    assert one == two
+    for name in ("prompts.csv", "profiles.csv"):
+        ours, theirs = ((f / "tables" / name).read_text()
+                        for f in (Path(again.trainer.log_dir), path.parent))  # fmt: skip
+        assert ours == theirs
+    assert len(list(path.parent.glob("events.out.tfevents.*"))) == 1
+    assert json.loads((alone / "results.json").read_text())["n_prompts"] == two["n_prompts"] == 10
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffles": [0, 3]}, r"level 3, which cuts a prompt into 64 .* data\.n_tokens, 16"),
+        ({"data": {"n_tokens": 10}}, r"level 1, which cuts a prompt into 4 .* a multiple of 4"),
+        ({"range_scalings": [2, 16]}, r"model\.range_scalings has \[16\], with 16 points"),
+        ({"range_scalings": [3]}, r"model\.range_scalings has \[3\]"),
+        ({"ks": [16]}, r"model\.ks has \[16\]; each must be within 1 and 15"),
+        ({"shuffles": []}, r"model\.shuffles is \[\]"),
+        ({"shuffles": [1, 1]}, r"model\.shuffles is \[1, 1\]"),
+        ({"seed": -1}, r"model\.seed is -1"),
+    ],
+)
+def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, message):
+    with pytest.raises(ConfigError, match=message):
+        run(small_lm, texts, make_trainer(), **options)
+
+
+def test_data_of_another_kind(small_lm, make_trainer):
+    with pytest.raises(ConfigError, match="TokenGeometry reads TextPrompts; data is PromptInputs"):
+        make_trainer().test(
+            TokenGeometry(LMConfig(small_lm)), datamodule=PromptInputs(n_inputs=40), verbose=False
+        )
+
+
+def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
+    """The same word again and again: without position, attention makes it one point."""
+    (tmp_path / "a.txt").write_text("name1 " * 12 + "name2 name3 name4 name5")
+    study = TokenGeometry(LMConfig(small_lm), [0], [2, 8], [2], embedding_layer=True)
+    data = TextPrompts(str(tmp_path / "a.txt"), n_tokens=16)
+    with pytest.raises(
+        InputsError,
+        match=r"prompt 0 \(.*a\.txt\) has 5 distinct tokens of 16 in layer 0; range scaling 8 "
+        r"needs 9",
+    ):
+        make_trainer().test(study, datamodule=data, verbose=False)
+
+
+def test_nan_hidden_states_are_told_by_their_layer(small_lm, texts, make_trainer, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(small_lm, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NonFiniteError, match=r"of layer 2 of the LM .* for prompt 0 \("):
+        run(str(folder), texts, make_trainer())
+
+
+def test_a_folder_without_texts(small_lm, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputsError, match=r"empty holds no text"):
+        main(["test", "--config", "token_geometry.yaml", f"--data.texts={tmp_path / 'empty'}",
+              f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+
+
+def test_study_and_callback_of_one_name(small_lm, texts, tmp_path):
+    """Each is found by its bare name, where it is asked for."""
+    from lincorr_lightning import callbacks
+
+    cli = main(["test", *command(small_lm, texts, tmp_path), "--data.n_texts=2",
+                "--trainer.callbacks=TokenGeometry", "--trainer.callbacks.n_tokens=8",
+                "--model.class_path=TokenGeometry"])  # fmt: skip
+    assert type(cli.model) is TokenGeometry
+    assert any(type(c) is callbacks.TokenGeometry for c in cli.trainer.callbacks)
+
+
+def test_the_end_of_a_run_tells_its_levels(finished):
+    from lincorr_lightning.reporting import describe_run
+
+    report, folder = finished
+    told = describe_run(folder)
+    assert "10 prompts of 16 tokens (1 too short)" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("│ 2 │")]
+    expected = (report.loss[:, 2], report.entropy[:, 2], report.dimension[:, 2, 1, 0],
+                report.overlap[:, 2, 0, 1], report.profiles["cosine_mean"][:, 2, 1])  # fmt: skip
+    assert [float(cell) for cell in line.strip("│").split("│")[1:]] == [
+        pytest.approx(values.mean(), abs=0.00501) for values in expected
+    ]

@@ -1,0 +1,88 @@
+"""Hidden states of all layers, against the Hugging Face module itself."""
+
+import pytest
+import torch
+
+from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.layer_states import read_last_states, read_layers
+
+PROMPTS = ["Paris", "name3 lives in the city of", "red blue", "name4 lives in the city of"]
+
+
+@pytest.fixture
+def lm(small_lm):
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.mark.parametrize("embedding_layer", [False, True])
+def test_all_layers_of_all_tokens(lm, embedding_layer):
+    tokens = torch.randint(2, 40, (3, 12), generator=torch.Generator().manual_seed(0))
+    found = read_layers(lm, tokens, ["a", "b", "c"], embedding_layer)
+    with torch.no_grad():
+        said = lm.model(input_ids=tokens, output_hidden_states=True)
+    expected = torch.stack(said.hidden_states[0 if embedding_layer else 1 :], dim=1)
+    assert found.hidden.shape == (3, 2 + embedding_layer, 12, 16)
+    assert torch.equal(found.hidden, expected)
+    assert torch.equal(found.logits, said.logits)
+
+
+def test_bos_is_read_and_left_out(small_lm):
+    lm = LanguageModel.from_pretrained(small_lm)
+    lm.tokenizer.add_special_tokens({"bos_token": "was"})
+    lm = LanguageModel.from_module(lm.model, lm.tokenizer, add_bos=True)
+    assert lm.prefix == [lm.tokenizer.convert_tokens_to_ids("was")]
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    found = read_layers(lm, tokens, ["a"], embedding_layer=True)
+    with torch.no_grad():
+        rows = torch.tensor([[*lm.prefix, 5, 6, 7, 8]])
+        said = lm.model(input_ids=rows, output_hidden_states=True)
+    assert torch.equal(found.hidden[0], torch.stack(said.hidden_states)[:, 0, 1:])
+    assert torch.equal(found.logits, said.logits[:, 1:])
+
+
+def test_modes_autocast_and_gradients_are_left_alone(lm):
+    lm.model.train()
+    lm.model.model.layers[0].eval()
+    modes = [part.training for part in lm.modules()]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = read_layers(lm, torch.tensor([[5, 6, 7]]), ["a"])
+    assert found.hidden.dtype == torch.float32
+    assert not found.hidden.requires_grad
+    assert [part.training for part in lm.modules()] == modes
+
+
+@pytest.mark.parametrize("tokens_per_forward", [None, 9])
+def test_last_states_of_prompts_of_any_length(small_lm, tokens_per_forward):
+    lm = LanguageModel.from_pretrained(small_lm, tokens_per_forward=tokens_per_forward)
+    found = read_last_states(lm, PROMPTS)
+    for prompt, states in zip(PROMPTS, found, strict=True):
+        ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            said = lm.model(input_ids=ids, output_hidden_states=True)
+        expected = torch.stack([layer[0, -1] for layer in said.hidden_states[1:]])
+        assert torch.allclose(states, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("layer", "name"), [(-1, "the embedding layer"), (0, "layer 1"),
+                                             (1, "layer 2")])  # fmt: skip
+def test_nan_in_a_layer_is_told_by_its_name(lm, layer, name):
+    if layer < 0:
+        lm.model.get_input_embeddings().weight.data[7] = torch.nan
+    else:
+        weight = lm.model.model.layers[layer].mlp.down_proj.weight
+        weight.data[0] = torch.nan
+    tokens = torch.tensor([[5, 6], [6, 7]])
+    with pytest.raises(NonFiniteError, match=rf"{name} .* for prompt (one|two) in torch.float32"):
+        read_layers(lm, tokens, ["one", "two"], embedding_layer=True)
+
+
+def test_an_lm_that_does_not_tell(lm, monkeypatch):
+    def silent(input_ids, attention_mask=None, **_):
+        from transformers.modeling_outputs import CausalLMOutput
+
+        return CausalLMOutput(logits=torch.zeros(*input_ids.shape, 3))
+
+    monkeypatch.setattr(lm.model, "forward", silent)
+    with pytest.raises(LanguageModelError, match="does not tell the hidden state"):
+        read_layers(lm, torch.tensor([[5, 6]]), ["one"])
