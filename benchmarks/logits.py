@@ -140,24 +140,32 @@ def weights_of(model: Any) -> list[Tensor]:
     return found
 
 
-def bare_products(weights: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> None:
-    """The linear layers' products of some forwards."""
-    states: dict[tuple[int, int], Tensor] = {}
-    for rows, length in shapes:
-        for weight in weights:
-            key = rows * length, weight.shape[0]
-            if key not in states:
-                states[key] = torch.ones(key, dtype=weight.dtype, device=weight.device)
-            states[key] @ weight
+def bare_products(
+    weights: Sequence[Tensor], shapes: Sequence[tuple[int, int]]
+) -> Callable[[], None]:
+    """Make what computes the linear layers' products of some forwards."""
+    states = {
+        (n, weight.shape[0]): torch.randn(
+            n, weight.shape[0], dtype=weight.dtype, device=weight.device
+        )
+        for n in {rows * length for rows, length in shapes}
+        for weight in weights
+    }
+
+    def multiply() -> None:
+        for rows, length in shapes:
+            for weight in weights:
+                states[rows * length, weight.shape[0]] @ weight
+
+    return multiply
 
 
 def peak(timer: Timer, dtype: torch.dtype) -> float:
     """Operations per second of a large matrix product: the best of some."""
     n = 8192 if timer.device.type == "cuda" else 2048
     a = torch.randn(n, n, device=timer.device).to(dtype)
-    for _ in range(3):
-        a @ a
-    seconds = min(timer(lambda: [F.linear(a, a) for _ in range(5)])[1] / 5 for _ in range(5))
+    timer(lambda: F.linear(a, a))
+    seconds = min(timer(lambda: [F.linear(a, a) for _ in range(2)])[1] / 2 for _ in range(5))
     return 2 * n**3 / seconds
 
 
@@ -219,7 +227,7 @@ def measure(
                 far = (ours[: len(exact)] - exact).abs().max() / exact.abs().max()
                 differences[way] = max(differences[way], float(far))
         for way, (took, seen, n_prompts, n_tokens) in zip(ways, results, strict=True):
-            bare = timer(lambda seen=seen: bare_products(weights, seen))[1]
+            bare = timer(bare_products(weights, seen))[1]
             if part > 0:
                 way.seconds += took[0]
                 way.processor += took[1]

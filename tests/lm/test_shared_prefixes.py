@@ -257,3 +257,14 @@ def test_asking_leaves_the_model_as_it_was(small: SimpleNamespace) -> None:
     assert (ours - expected).abs().max() <= TOLERANCE
     assert all(part.training for part in model.modules())
     assert "forward" not in model.lm_head.__dict__ and not ours.requires_grad
+
+
+@pytest.mark.slow
+def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
+    expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model, small)
+    assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
+    assert (lm.reads_prompts or "").startswith("together")
+    first = lm.domain_logits(prompts()[0], DOMAINS[0])
+    assert (first - expected[:, : len(DOMAINS[0])]).abs().max() <= TOLERANCE
+    assert lm.model.model._compiled_call_impl is not None
