@@ -48,10 +48,11 @@ def fit_linear_maps(
     Raises:
         NonFiniteError: The LM answers an X with NaN or infinite logits.
     """
-    source = lm.domain_logits(asked.source_prompts(inputs), asked.source.token_ids)
-    target = lm.domain_logits(asked.target_prompts(inputs), asked.target.token_ids)
-    rows = torch.cat([source, target], 1)
-    n_source = source.shape[1]
+    rows = lm.joint_logits(
+        [asked.source_prompts(inputs), asked.target_prompts(inputs)],
+        [asked.source.token_ids, asked.target.token_ids],
+    )
+    n_source = len(asked.source.token_ids)
     everything = moments_of(rows)
     squares = _squares(everything, n_source)
     maps = []

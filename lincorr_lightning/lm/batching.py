@@ -11,8 +11,10 @@ from lincorr_lightning.errors import LanguageModelError
 
 _log = logging.getLogger(__name__)
 
-# Larger forwards are no faster on a CPU; on an accelerator they are, up to about its own start.
-_START_TOKENS = {"cpu": 4096}
+# On a CPU a forward is fastest while what passes between two layers stays in its cache; an
+# accelerator needs much at once, up to about its own start.
+_START_NUMBERS_CPU = 2**19
+_START_TOKENS_CPU = (256, 4096)
 _START_TOKENS_ACCELERATOR = 32768
 
 
@@ -23,10 +25,12 @@ class MicroBatches:
         tokens_per_forward: Most tokens in one batch, padding included (a single longer row goes
             alone). None begins with a size that suits the device, and halves it for good whenever
             memory runs out.
+        width: Numbers in the LM's hidden state of a token; None: not known.
     """
 
-    def __init__(self, tokens_per_forward: int | None = None) -> None:
+    def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
         self.fixed = tokens_per_forward
+        self.width = width
         self.adapted: int | None = None
 
     def run(
@@ -48,7 +52,7 @@ class MicroBatches:
         start = 0
         while start < len(order):
             longest = lengths[order[start]]
-            tokens = self.fixed or self.adapted or _start_tokens(device_type)
+            tokens = self.fixed or self.adapted or self._start(device_type)
             batch = order[start : start + max(1, tokens // longest)]
             error = _memory_error(ask, batch)
             if error is None:
@@ -58,6 +62,12 @@ class MicroBatches:
             if device_type == "cuda":
                 torch.cuda.empty_cache()
             self._shrink(len(batch), longest, error)
+
+    def _start(self, device_type: str) -> int:
+        if device_type != "cpu":
+            return _START_TOKENS_ACCELERATOR
+        least, most = _START_TOKENS_CPU
+        return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
 
     def _shrink(self, n_rows: int, length: int, error: str) -> None:
         where = f"a forward of batch size {n_rows} and sequence length {length}"
@@ -73,10 +83,6 @@ class MicroBatches:
             )
         self.adapted = max(1, n_rows * length // 2)
         _log.warning("%s ran out of memory; at most %d tokens from now on.", where, self.adapted)
-
-
-def _start_tokens(device_type: str) -> int:
-    return _START_TOKENS.get(device_type, _START_TOKENS_ACCELERATOR)
 
 
 def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | None:

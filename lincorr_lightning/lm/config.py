@@ -18,7 +18,9 @@ class LMConfig:
     """Which LM is asked, and how it is read.
 
     The default precision is float32, whatever the checkpoint is stored in: bfloat16 has steps of
-    0.125 at logits of 16 to 32, and its scores change with the batch size.
+    0.125 at logits of 16 to 32, and its scores change with the batch size. On the tiny world it
+    moves r by 2e-4 and W by one part in a hundred; ``benchmarks/half_precision.py`` tells it of
+    any LM.
 
     Raises:
         LanguageModelError: A setting has no meaning.
@@ -42,6 +44,13 @@ class LMConfig:
     tokens_per_forward: int | None = None
     """Most tokens, with padding, of one forward; null starts high and halves if memory runs out."""
 
+    share_prefixes: bool | Literal["auto"] = "auto"
+    """Whether what the prompts of one X begin with is read once: auto where it saves and is the
+    same (float32: to rounding), true: an LM that cannot is an error, false: never."""
+
+    compile: bool = False
+    """Whether torch.compile fuses the LM's layers: minutes at the start, faster on a GPU."""
+
     trust_remote_code: bool = False
     """Whether to run Python code that the checkpoint brings along."""
 
@@ -59,6 +68,10 @@ class LMConfig:
         if self.dtype not in get_args(Dtype):
             raise LanguageModelError(
                 f"lm.dtype is {self.dtype!r}; it must be one of {', '.join(get_args(Dtype))}."
+            )
+        if self.share_prefixes not in ("auto", True, False):
+            raise LanguageModelError(
+                f"lm.share_prefixes is {self.share_prefixes!r}; it must be auto, true or false."
             )
         if self.tokens_per_forward is not None and self.tokens_per_forward < 1:
             raise LanguageModelError(

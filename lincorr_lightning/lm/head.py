@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
@@ -45,8 +45,15 @@ class Reading(Enum):
     ALL = "the LM's own head at every position"
 
 
-class _UnusableHead(Exception):
+class UnusableHeadError(Exception):
     """The LM does not use its head in the way a reading needs."""
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy from the CPU without waiting for what the device still computes."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def head_of(model: PreTrainedModel) -> nn.Module | None:
@@ -77,7 +84,7 @@ def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor
 def read_logits(
     model: PreTrainedModel,
     input_ids: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     last: Tensor,
     token_ids: Tensor,
     reading: Reading,
@@ -90,7 +97,8 @@ def read_logits(
     Args:
         model: The LM.
         input_ids: Padded on the right, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape.
+        attention_mask: 1 at true tokens, same shape; None lets each token see all before it,
+            which is the same for true tokens, and faster.
         last: The position to read in each row, ``(n_rows,)``.
         token_ids: The tokens to read, ``(n_tokens,)``.
         reading: What `choose_reading` gave for this LM.
@@ -99,16 +107,16 @@ def read_logits(
         ``(n_rows, n_tokens)``, float64.
     """
     if reading is Reading.ALL:
-        logits = call_model(model, input_ids, attention_mask).logits
+        logits = call_model(model, input_ids, attention_mask=attention_mask).logits
         logits = logits[torch.arange(len(last), device=logits.device), last.to(logits.device)]
         return logits[:, token_ids.to(logits.device)].double()
 
     head = head_of(model)
     if head is None:
-        raise _UnusableHead
+        raise UnusableHeadError
     own_forward = head.forward
     if reading is Reading.ROWS and not _is_plain(head):
-        raise _UnusableHead
+        raise UnusableHeadError
 
     def stand_in(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         hidden = _at(hidden, last, input_ids.shape)
@@ -118,12 +126,63 @@ def read_logits(
 
     n_columns = len(token_ids) if reading is Reading.ROWS else 1
     with _standing_in(head, stand_in):
-        logits = call_model(model, input_ids, attention_mask).logits
+        logits = call_model(model, input_ids, attention_mask=attention_mask).logits
     if logits.shape[:2] != (len(last), 1) or logits.shape[2] < n_columns:
-        raise _UnusableHead
+        raise UnusableHeadError
     if reading is Reading.LAST:
         logits = logits[:, :, token_ids.to(logits.device)]
     return logits[:, 0].double()
+
+
+def read_positions(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    blocks: Sequence[tuple[Tensor, Tensor]],
+    **more: Tensor,
+) -> list[Tensor]:
+    """Logits of some tokens at some positions, and of others at others, by `Reading.ROWS`.
+
+    Args:
+        model: The LM.
+        input_ids: Token ids, ``(n_rows, length)``.
+        blocks: Positions, counted through all rows, ``(n_positions,)``; with the tokens to read
+            there, ``(n_tokens,)``.
+        **more: What else the LM's forward is given.
+
+    Returns:
+        ``(n_positions, n_tokens)`` of each block, float64.
+
+    Raises:
+        UnusableHeadError: `Reading.ROWS` is none for this LM.
+    """
+    head = head_of(model)
+    if head is None or not _is_plain(head):
+        raise UnusableHeadError
+
+    def stand_in(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        del args, kwargs
+        if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
+            raise UnusableHeadError
+        states = hidden.flatten(0, 1)
+        products = [
+            _rows_product(
+                cast(nn.Linear, head),
+                states.index_select(0, positions.to(states.device)),
+                tokens.to(states.device),
+            ).flatten()
+            for positions, tokens in blocks
+        ]
+        return torch.cat(products).view(1, 1, -1)
+
+    with _standing_in(head, stand_in):
+        logits = call_model(model, input_ids, **more).logits
+    sizes = [len(positions) * len(tokens) for positions, tokens in blocks]
+    if logits.shape != (1, 1, sum(sizes)):
+        raise UnusableHeadError
+    return [
+        part.view(len(positions), len(tokens)).double()
+        for part, (positions, tokens) in zip(logits[0, 0].split(sizes), blocks, strict=True)
+    ]
 
 
 def read_hidden(
@@ -143,8 +202,8 @@ def read_hidden(
 
     head = head_of(model)
     if head is not None:
-        with _standing_in(head, stand_in), suppress(_UnusableHead):
-            call_model(model, input_ids, attention_mask)
+        with _standing_in(head, stand_in), suppress(UnusableHeadError):
+            call_model(model, input_ids, attention_mask=attention_mask)
     if len(seen) != 1:
         raise LanguageModelError(
             f"{type(model).__name__} computes its logits without giving an output layer the hidden "
@@ -178,10 +237,10 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
 
     def agrees(reading: Reading) -> bool:
         try:
-            ours = read_logits(model, ids, mask, last, tokens, reading)
+            ours = read_logits(model, ids, None, last, tokens, reading)
         except torch.OutOfMemoryError:
             raise
-        except (_UnusableHead, RuntimeError, TypeError, ValueError, IndexError):
+        except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError):
             return False
         return bool((ours - own).abs().max() <= tolerance)
 
@@ -207,27 +266,36 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
     return reading
 
 
+def takes_argument(model: PreTrainedModel, name: str) -> bool:
+    """Whether an LM's forward can be given an argument."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return takes_all or name in parameters
+
+
 def call_model(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **options: Any
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    wanted: Mapping[str, Any] | None = None,
+    **more: Tensor | None,
 ) -> Any:
     """Run an LM's own forward, from end to end.
 
     Args:
         model: The LM.
         input_ids: Padded on the right, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape.
-        **options: What else is asked of the forward, as far as this LM's has it.
+        wanted: What else is asked of the forward, as far as this LM's has it.
+        **more: What it is given: attention mask, positions; None leaves one out.
     """
-    wanted = {"use_cache": False, "return_dict": True, **options}
-    parameters = inspect.signature(model.forward).parameters
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    accepted = {name: v for name, v in wanted.items() if takes_all or name in parameters}
-    return model(input_ids=input_ids, attention_mask=attention_mask, **accepted)
+    asked = {"use_cache": False, "return_dict": True, **(wanted or {})}
+    accepted = {name: value for name, value in asked.items() if takes_argument(model, name)}
+    given = {name: value for name, value in more.items() if value is not None}
+    return model(input_ids=input_ids, **given, **accepted)
 
 
 def _at(hidden: Tensor, last: Tensor, shape: torch.Size) -> Tensor:
     if hidden.dim() != 3 or hidden.shape[:2] != shape:
-        raise _UnusableHead
+        raise UnusableHeadError
     rows = torch.arange(len(last), device=hidden.device)
     return hidden[rows, last.to(hidden.device)].unsqueeze(1)
 

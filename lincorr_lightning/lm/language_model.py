@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +26,11 @@ from lincorr_lightning.lm.head import (
     pad_right,
     read_hidden,
     read_logits,
+    to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
 from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.shared_prefixes import logits_of_trees, plan_reading, why_not_shared
 
 if TYPE_CHECKING:
     from transformers import (
@@ -55,6 +58,7 @@ class LanguageModel(nn.Module):
         config: As given.
         tokenizer: The LM's tokenizer.
         model: The Hugging Face module, after `load`.
+        reads_prompts: In words, how `joint_logits` read the prompts of an X; None before.
 
     Raises:
         LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
@@ -90,7 +94,10 @@ class LanguageModel(nn.Module):
             self.config.add_bos,
         )
         self._readings: dict[type, Reading] = {}
-        self._batches = MicroBatches(self.config.tokens_per_forward)
+        self._why_not_shared: dict[type, str | None] = {}
+        self.reads_prompts: str | None = None
+        width = getattr(text, "hidden_size", None)
+        self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
 
     @classmethod
@@ -115,7 +122,8 @@ class LanguageModel(nn.Module):
         Args:
             model: The Hugging Face module; it is neither copied, frozen nor moved.
             tokenizer: Its tokenizer.
-            **options: Fields of `LMConfig` that concern asking: `add_bos`, `tokens_per_forward`.
+            **options: Fields of `LMConfig` that concern asking: `add_bos`, `tokens_per_forward`,
+                `share_prefixes`.
         """
         lm = cls.__new__(cls)
         nn.Module.__init__(lm)
@@ -147,6 +155,9 @@ class LanguageModel(nn.Module):
             model = read_model(self._checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
+            if self.config.compile:
+                # The backbone alone: the head is stood in for anew at each forward.
+                model.base_model.compile(dynamic=True)
             self.model = model
         return self
 
@@ -257,16 +268,16 @@ class LanguageModel(nn.Module):
                 in it; an LM that answers each row in another state needs it.
         """
         device = self.model.device
-        tokens = self._checked(token_ids).to(device)
+        tokens = to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
 
         def ask(batch: list[int]) -> None:
-            ids, mask = (t.to(device) for t in self._encoder.pad([rows[i] for i in batch]))
-            last = mask.sum(1) - 1
+            ids, _ = self._encoder.pad([rows[i] for i in batch])
+            last = to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
             reading = self._reading()
             with around(batch) if around is not None else nullcontext():
-                part = read_logits(self.model, ids, mask, last, tokens, reading)
-            logits[torch.tensor(batch, device=device)] = part.to(device)
+                part = read_logits(self.model, to_device(ids, device), None, last, tokens, reading)
+            logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
         with evaluating(self.model), torch.autocast(device.type, enabled=False):
             self.in_batches([len(row) for row in rows], ask)
@@ -280,6 +291,50 @@ class LanguageModel(nn.Module):
                 "lm.dtype to bfloat16 or float32; else its weights are broken."
             )
         return logits
+
+    @torch.no_grad()
+    def joint_logits(
+        self,
+        prompts: Sequence[Sequence[str]],
+        token_ids: Sequence[Sequence[int] | Tensor],
+    ) -> Tensor:
+        """Logits of several domains side by side, each after its own prompt about each X.
+
+        What `domain_logits` gives for one domain after the other; what the prompts about one X
+        begin with is read once, if `LMConfig.share_prefixes` allows.
+
+        Args:
+            prompts: Of each domain, one about each X, in one order of the X's.
+            token_ids: The tokens of each domain.
+
+        Returns:
+            ``(n_inputs, n_labels of all domains)``, float64, on the LM's device.
+
+        Raises:
+            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
+            InputsError: A prompt without tokens, or longer than the LM can read.
+            LanguageModelError: A token that the LM does not have, too little memory, or
+                prefixes that must be shared and cannot.
+        """
+        flat = self.rows(list(chain.from_iterable(prompts)))
+        n_inputs = len(prompts[0])
+        rows = [flat[domain * n_inputs :][:n_inputs] for domain in range(len(prompts))]
+        plan = plan_reading(
+            self.model, rows, self.config.share_prefixes, self._batches.fixed, self._why_not
+        )
+        self.reads_prompts = plan.why
+        if plan.trees:
+            device = self.model.device
+            tokens = [to_device(self._checked(ids), device) for ids in token_ids]
+            with evaluating(self.model), torch.autocast(device.type, enabled=False):
+                logits = logits_of_trees(
+                    self.model, plan.trees, n_inputs, tokens, self._batches, self._encoder.pad_id
+                )
+            if logits.isfinite().all():
+                return logits
+            # A masked NaN is NaN still, and spreads through a tree: ask which prompt it comes from.
+        asked = zip(rows, token_ids, strict=True)
+        return torch.cat([self.logits_of_rows(*domain) for domain in asked], dim=1)
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long)
@@ -301,6 +356,17 @@ class LanguageModel(nn.Module):
             with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
                 self._readings[kind] = choose_reading(self.model, probe, self._vocab_size)
         return self._readings[kind]
+
+    def _why_not(self) -> str | None:
+        """Why prompts cannot share what they begin with; None: they can. Tried as `_reading` is."""
+        kind: type = type(head_of(self.model))
+        if kind not in self._why_not_shared:
+            reading, device = self._reading(), self.model.device.type
+            with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
+                self._why_not_shared[kind] = why_not_shared(
+                    self.model, reading, self._encoder.probe(), self._vocab_size
+                )
+        return self._why_not_shared[kind]
 
     # -- identity ----------------------------------------------------------------------------
 

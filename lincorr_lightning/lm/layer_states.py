@@ -58,7 +58,7 @@ def read_layers(
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
     options = {"output_hidden_states": True} | ({} if logits else {"logits_to_keep": 1})
     with evaluating(lm.model), torch.autocast(device.type, enabled=False):
-        said = call_model(lm.model, rows, torch.ones_like(rows), **options)
+        said = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
     states = getattr(said, "hidden_states", None)
     if not states or any(layer.shape[:2] != rows.shape for layer in states):
         raise LanguageModelError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm import LanguageModel, LMConfig
@@ -52,6 +53,14 @@ class FrozenLMModule(L.LightningModule):
             folder = run_folder(self.trainer)
             if self.trainer.is_global_zero:
                 check_writable(folder)
+
+    def teardown(self, stage: str) -> None:
+        """Say how the LM was asked."""
+        del stage
+        if self.lm.reads_prompts is not None:
+            rank_zero_info(
+                f"{self.lm.config.name_or_path} read the prompts of an X {self.lm.reads_prompts}"
+            )
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

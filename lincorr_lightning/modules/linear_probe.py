@@ -213,11 +213,7 @@ class LinearProbe(FrozenLMModule):
         Raises:
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
         """
-        blocks = [domain_rows(self.lm, self.layout, inputs)]
-        if self.layout.control_token_ids:
-            prompts = [self.hparams["control"].format(x) for x in inputs]
-            blocks.append(self.lm.domain_logits(prompts, list(self.layout.control_token_ids)))
-        return torch.cat(blocks, dim=1)
+        return domain_rows(self.lm, self.layout, inputs, self.hparams["control"])
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
         """Predicted target logits of every pair from joint rows."""

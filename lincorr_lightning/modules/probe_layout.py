@@ -95,27 +95,29 @@ class ProbeLayout:
 
 
 @torch.no_grad()
-def domain_rows(lm: LanguageModel, layout: ProbeLayout, inputs: Sequence[str]) -> Tensor:
-    """Domain logits of every knowledge prompt for some X's, side by side.
+def domain_rows(
+    lm: LanguageModel, layout: ProbeLayout, inputs: Sequence[str], control: str | None = None
+) -> Tensor:
+    """Domain logits of every knowledge prompt for some X's, and the control's, side by side.
 
     Args:
         lm: The LM that is asked.
         layout: Of its domains.
         inputs: The X's.
+        control: The control prompt, of which the layout holds the tokens; None leaves it out.
 
     Returns:
-        ``(n_inputs, n_labels)``, float64.
+        ``(n_inputs, n_labels)``, float64; ``(n_inputs, n_columns)`` with the control.
 
     Raises:
         NonFiniteError: The LM answers a prompt with NaN or infinite logits.
     """
-    return torch.cat(
-        [
-            lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids)
-            for domain in layout.domains.values()
-        ],
-        dim=1,
-    )
+    prompts = [[domain.knowledge.prompt(x) for x in inputs] for domain in layout.domains.values()]
+    tokens = [domain.token_ids for domain in layout.domains.values()]
+    if control is not None:
+        prompts.append([control.format(x) for x in inputs])
+        tokens.append(list(layout.control_token_ids))
+    return lm.joint_logits(prompts, tokens)
 
 
 def build_layout(

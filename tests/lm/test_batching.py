@@ -95,3 +95,13 @@ def test_other_errors_pass() -> None:
 
 def test_nothing_to_do() -> None:
     run(MicroBatches(), Memory([], limit=1))
+
+
+@pytest.mark.parametrize(("width", "tokens"), [(None, 4096), (64, 4096), (768, 682), (8192, 256)])
+def test_wide_lms_begin_with_fewer_tokens_on_a_cpu(width: int | None, tokens: int) -> None:
+    memory = Memory([2] * 3000, limit=10_000)
+    run(MicroBatches(width=width), memory)
+    assert max(memory.asked) == tokens
+    memory = Memory([2] * 30_000, limit=100_000)
+    MicroBatches(width=width).run(memory.lengths, "cuda", memory)
+    assert max(memory.asked) == 32768

@@ -28,11 +28,17 @@ TEMPLATES = {
 
 
 def run_probe(
-    folder: Path, lm: str, *, data: dict[str, Any] | None = None, epochs: int = 1, **options: Any
+    folder: Path,
+    lm: str | LMConfig,
+    *,
+    data: dict[str, Any] | None = None,
+    epochs: int = 1,
+    **options: Any,
 ) -> tuple[LinearProbe, L.Trainer, Path]:
     """Fit a probe and return it, its trainer and its run folder."""
     options = {"knowledges": ["city", "country", "color"], **options}
-    probe = LinearProbe(lm=LMConfig(name_or_path=lm), **options)
+    lm = LMConfig(name_or_path=lm) if isinstance(lm, str) else lm
+    probe = LinearProbe(lm=lm, **options)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=epochs, num_sanity_val_steps=0, default_root_dir=folder,
         enable_progress_bar=False, enable_model_summary=False,
@@ -133,6 +139,26 @@ def test_nulls_are_refitted(
     assert abs(pair["permuted_label_mean"]) < 0.15
     for null in pair["permuted_label_mean"], pair["control_label_mean"]:
         assert null < pair["label_mean"]
+
+
+def test_prompts_that_share_their_beginning_or_not_give_one_map(
+    small_lm: str,
+    fitted: tuple[LinearProbe, L.Trainer, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = fitted[0]
+    assert (shared.lm.reads_prompts or "").startswith("together")
+    with caplog.at_level("INFO"):
+        alone, _, other = run_probe(
+            tmp_path, LMConfig(name_or_path=small_lm, share_prefixes=False), ridge=1.0
+        )
+    assert "read the prompts of an X one by one" in caplog.text
+    again, _, ours = run_probe(tmp_path, small_lm, ridge=1.0)
+    rows = [probe.joint_rows(shared.fit_inputs) for probe in (alone, again)]
+    assert (rows[0] - rows[1]).abs().max() <= 1e-4 * rows[0].abs().max()
+    for pair, scores in _pairs(other).items():
+        assert scores["label_mean"] == pytest.approx(_pairs(ours)[pair]["label_mean"], abs=1e-5)
 
 
 def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Path]) -> None:

@@ -1,0 +1,101 @@
+"""What reading an LM in half precision does to logits, r and W, against float32.
+
+    python benchmarks/half_precision.py
+
+fits linear maps between some pairs of knowledges on half of the X's, in each precision, and prints
+for each pair: how far the logits differ (root mean square, of their standard deviation over X's),
+mean label-wise r on the held-out half, how far W is from float32's (Frobenius norm, of W's own),
+for each ridge; and Hit@1 of W against the reference, where there is one. Weights, forward and
+hidden states are in half precision; the head's product, the moments and the fit are in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor
+
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.functional import LeastSquares, labelwise_pearson
+from lincorr_lightning.knowledge import build_domain, reference_matrix
+from lincorr_lightning.lm import sample_inputs
+from lincorr_lightning.metrics import JointMoments
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def fit(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """(W, b) in closed form."""
+    moments = JointMoments(x.shape[1] + y.shape[1])
+    moments.update(torch.cat([x, y], 1))
+    scatter, mean = moments.gather().scatter, moments.gather().mean
+    n = x.shape[1]
+    weight = LeastSquares(scatter[:n, :n], scatter[:n, n:]).weight(ridge)
+    return weight, mean[n:] - weight @ mean[:n]
+
+
+def hits(weight: Tensor, right: np.ndarray) -> float:
+    """Share of source labels with a reference whose largest weight is on a right target."""
+    asked = right.any(0)
+    best = weight.numpy().argmax(0)
+    return float(right[best, np.arange(len(best))][asked].mean())
+
+
+def main(
+    lm: str = "tiny-world",
+    pairs: Sequence[str] = ("city->country", "country->language", "ceo->company", "city->pet"),
+    ridges: Sequence[float] = (0.0, 100.0),
+    n_inputs: int = 2000,
+) -> None:
+    """Compare.
+
+    Args:
+        lm: The LM, a folder, hub id or tiny-world.
+        pairs: Pairs of knowledges.
+        ridges: Ridge strengths.
+        n_inputs: Number of X's; half of them fit.
+    """
+    catalogue = Catalogue.load()
+    relations = [catalogue.relation(pair) for pair in pairs]
+    asked = list({k.name: k for r in relations for k in (r.source, r.target)}.values())
+    logits: dict[str, dict[str, Tensor]] = {}
+    for precision in PRECISIONS:
+        model = LanguageModel.from_pretrained(lm, dtype=precision)
+        xs = sample_inputs(model.tokenizer, n_inputs)
+        domains = {knowledge.name: build_domain(knowledge, model.tokenizer) for knowledge in asked}
+        tokens = [domains[knowledge.name].token_ids for knowledge in asked]
+        joint = model.joint_logits([[k.prompt(x) for x in xs] for k in asked], tokens)
+        parts = torch.split(joint, [len(ids) for ids in tokens], dim=1)
+        logits[precision] = dict(zip(domains, parts, strict=True))
+
+    half = n_inputs // 2
+    print(f"{lm}, {n_inputs} X's, torch {torch.__version__}\n")
+    print("| pair | precision | target logits | ridge | mean r | W | Hit@1 |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for relation in relations:
+        source, target = relation.source.name, relation.target.name
+        right = None
+        if relation.reference is not None:
+            right = reference_matrix(relation, domains[source], domains[target])
+        exact: dict[float, Tensor] = {}
+        for precision, read in logits.items():
+            x, y = read[source], read[target]
+            truth = logits["float32"][target]
+            far = ((y - truth).square().mean(0).sqrt() / truth.std(0)).mean()
+            for ridge in ridges:
+                weight, bias = fit(x[:half], y[:half], ridge)
+                r = labelwise_pearson(x[half:] @ weight.T + bias, y[half:]).nanmean()
+                exact.setdefault(ridge, weight)
+                moved = (weight - exact[ridge]).norm() / exact[ridge].norm()
+                hit = "" if right is None else f"{hits(weight, right):.3f}"
+                print(
+                    f"| {relation.name} | {precision} | {far:.4f} | {ridge:g} | {r:.4f} | "
+                    f"{moved:.4f} | {hit} |"
+                )
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,66 @@
+"""The scripts that measure logits, on sizes that take seconds."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the tables' rows, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] not in ("way", "pair")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ways_of_asking(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script("logits").main(shape="small", inputs=40, published=12, batch=20, dtypes=[dtype])
+    text = capsys.readouterr().out
+    assert f"small, 0M weights in linear layers, {dtype}" in text
+    table = rows(text)
+    assert [row[0] for row in table] == 2 * [
+        "published", "ours, prompts one by one", "ours, shared prefixes",
+    ]  # fmt: skip
+    assert [int(row[1]) for row in table] == [12, 80, 80, 23, 92, 92]
+    # Faster even where the layers are tiny: by far on a real shape.
+    assert all(float(row[5].removesuffix("x")) > 1.5 for row in table if row[0] != "published")
+    told = re.findall(r"differ from the published way's by (\S+) one by one and (\S+) shared", text)
+    assert len(told) == 2
+    bound = 1e-4 if dtype == "float32" else 0.1
+    assert all(0 < float(far) < bound for line in told for far in line)
+
+
+def test_bare_products_are_those_of_the_linear_layers() -> None:
+    logits = script("logits")
+    lm, _ = logits.random_lm("small", "tiny-world", torch.float32, torch.device("cpu"))
+    weights = logits.weights_of(lm.model)
+    assert len(weights) == 2 * 7
+    counted = sum(p.numel() for p in lm.model.model.layers.parameters() if p.dim() == 2)
+    assert sum(weight.numel() for weight in weights) == counted
+    logits.bare_products(weights, [(2, 5), (1, 3)])()
+
+
+def test_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    script("half_precision").main(pairs=["city->country"], ridges=[100.0], n_inputs=400)
+    exact, bfloat16, float16 = rows(capsys.readouterr().out)
+    assert [row[1] for row in (exact, bfloat16, float16)] == ["float32", "bfloat16", "float16"]
+    assert float(exact[2]) == float(exact[5]) == 0
+    assert 0 < float(float16[2]) < float(bfloat16[2]) < 0.03
+    assert 0 < float(float16[5]) < float(bfloat16[5]) < 0.03
+    assert float(bfloat16[4]) == pytest.approx(float(exact[4]), abs=5e-3)

@@ -1,0 +1,270 @@
+"""Logits of prompts that share what they begin with, against one unpadded prompt at a time."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.shared_prefixes import narrowest_window
+
+Folder = Callable[..., Path]
+TOLERANCE = 1e-4
+# Those whose positions or memory are their own: ALiBi, and a recurrent one.
+ALONE = {"bloom", "mamba"}
+
+INPUTS = ["Paris", "Lima", "old house", "Oslo and Tokyo", "red", "London"]
+# Two that part late, one of which ends within another, one twice, and two that do not begin with X.
+TEMPLATES = [
+    "{} lives in the city of",
+    "{} lives in the country of",
+    "{} lives in the",
+    "{} speaks the language",
+    "{} lives in the city of",
+    "One day {} saw a",
+    "One day {} saw a very old house by",
+    "{}",
+]
+DOMAINS = [[5, 30, 4], [17, 22, 9, 2], [6], [5, 30], [11, 12], [7, 8, 9], [20, 5], [31]]
+
+
+def prompts(inputs: list[str] = INPUTS, templates: list[str] = TEMPLATES) -> list[list[str]]:
+    return [[template.format(x) for x in inputs] for template in templates]
+
+
+def naive(model: Any, small: SimpleNamespace, bos: bool = True, **which: Any) -> torch.Tensor:
+    domains = which.pop("domains", DOMAINS)
+    return torch.cat(
+        [
+            small.naive(model, about, tokens, bos)
+            for about, tokens in zip(prompts(**which), domains, strict=True)
+        ],
+        1,
+    )
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Shapes of the input of every forward of a transformers model."""
+    shapes: list[tuple[int, int]] = []
+    call = hf.PreTrainedModel.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "return_dict" in kwargs and "input_ids" in kwargs:
+            shapes.append(tuple(kwargs["input_ids"].shape))
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(hf.PreTrainedModel, "__call__", counted)
+    yield shapes
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_shared_equals_single_prompts(
+    architecture: str, bos: bool, attention: str, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    folder = lm_folder(architecture, "<s> $A" if bos else None)
+    try:
+        lm = LanguageModel.from_pretrained(str(folder), attn_implementation=attention)
+    except LanguageModelError:
+        assert attention == "sdpa"
+        pytest.skip(f"{architecture} has no sdpa")
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    assert ours.dtype == torch.float64
+    expected = naive(lm.model, small, bos)
+    assert expected.std() > 0.1
+    assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert lm.reads_prompts is not None
+    assert lm.reads_prompts.startswith("one by one" if architecture in ALONE else "together")
+    if architecture in ALONE:
+        with pytest.raises(LanguageModelError, match=r"lm\.share_prefixes is true, but"):
+            LanguageModel.from_pretrained(str(folder), share_prefixes=True).joint_logits(
+                prompts(), DOMAINS
+            )
+
+
+@pytest.mark.parametrize("tokens_per_forward", [3, 11, 40, 1000])
+def test_batch_size_does_not_matter(
+    tokens_per_forward: int, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    lm = LanguageModel.from_pretrained(
+        str(lm_folder("llama")), tokens_per_forward=tokens_per_forward, share_prefixes=True
+    )
+    expected = naive(lm.model, small)
+    assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
+
+
+def test_settings(
+    lm_folder: Folder, small: SimpleNamespace, forwards: list[tuple[int, int]]
+) -> None:
+    folder = str(lm_folder("gpt2"))
+
+    def tokens(share: Any, templates: list[str]) -> int:
+        lm = LanguageModel.from_pretrained(folder, share_prefixes=share)
+        domains = DOMAINS[: len(templates)]
+        lm.joint_logits(prompts(templates=templates), domains)  # the probes' forwards, once
+        forwards.clear()
+        ours = lm.joint_logits(prompts(templates=templates), domains)
+        expected = naive(lm.model, small, templates=templates, domains=domains)
+        assert (ours - expected).abs().max() <= TOLERANCE
+        return sum(n * length for n, length in forwards)
+
+    assert tokens("auto", TEMPLATES) < 0.6 * tokens(False, TEMPLATES)
+    unlike = ["One day {} saw a", "{} speaks the language"]
+    assert tokens("auto", unlike) == tokens(False, unlike)
+    assert tokens(True, unlike) < tokens(False, unlike) + 2 * len(INPUTS)
+    assert tokens("auto", TEMPLATES[:1]) == tokens(False, TEMPLATES[:1])
+    with pytest.raises(LanguageModelError, match=r"lm\.share_prefixes is 'yes'"):
+        LanguageModel.from_pretrained(folder, share_prefixes="yes")
+
+
+def test_it_agrees_with_domain_logits_and_takes_no_prompts(lm_folder: Folder) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("gemma2")))
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    one_by_one = [
+        lm.domain_logits(p, torch.tensor(t)) for p, t in zip(prompts(), DOMAINS, strict=True)
+    ]
+    torch.testing.assert_close(ours, torch.cat(one_by_one, 1), atol=1e-5, rtol=0)
+    assert lm.joint_logits([[], []], [[4], [5, 6]]).shape == (0, 3)
+    with pytest.raises(LanguageModelError, match="token id 99"):
+        lm.joint_logits(prompts(), [*DOMAINS[:-1], [99]])
+
+
+@pytest.mark.parametrize("window", [4, 64])
+def test_sliding_window(window: int, small: SimpleNamespace) -> None:
+    config = hf.MistralConfig(
+        vocab_size=small.vocab, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=24, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3, sliding_window=window,
+    )  # fmt: skip
+    model = small.model(config)
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    expected = naive(model, small)
+    assert (ours - expected).abs().max() <= TOLERANCE
+    narrow = f"one by one: its attention sees {window} tokens back"
+    assert (lm.reads_prompts or "").startswith(narrow if window == 4 else "together")
+    # The window is felt, so that reading past it would be seen.
+    config.sliding_window = 64
+    wide = small.model(config)
+    assert (naive(wide, small) - expected).abs().max() > 0.01 or window == 64
+
+
+def test_windows_in_configs() -> None:
+    def window(config: Any) -> int | None:
+        return narrowest_window(SimpleNamespace(config=config))  # type: ignore[arg-type]
+
+    assert window(hf.Qwen2Config(sliding_window=4096, use_sliding_window=True)) == 4096
+    assert window(hf.LlamaConfig()) is None
+    assert window(hf.GPTNeoConfig(window_size=256)) == 256
+    assert window(hf.GPT2Config()) is None
+
+
+class Blind(hf.LlamaForCausalLM):
+    """Takes positions, and counts its own."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        kwargs.pop("position_ids", None)
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+class Leaky(hf.LlamaForCausalLM):
+    """Takes a mask, and lets each token see all before it."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        del attention_mask
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Blind, Leaky])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_lm_that_only_seems_to_heed_mask_and_positions(
+    kind: type, dtype: torch.dtype, small: SimpleNamespace
+) -> None:
+    config = small.architectures["llama"]()
+    model = kind(config)
+    model.load_state_dict(small.model(config).state_dict())
+    lm = LanguageModel.from_module(model.eval().to(dtype), small.tokenizer())
+    lm.joint_logits(prompts(), DOMAINS)
+    assert lm.reads_prompts == "one by one: its logits would not be the same"
+
+
+def test_head_that_is_not_linear(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    assert (ours - naive(model, small)).abs().max() <= TOLERANCE
+    assert lm.reads_prompts == "one by one: its head is no plain linear layer"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype: str, lm_folder: Folder, small: SimpleNamespace) -> None:
+    exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype=dtype)
+    ours = half.joint_logits(prompts(), DOMAINS)
+    expected = exact.joint_logits(prompts(), DOMAINS)
+    assert (half.reads_prompts or "").startswith("together")
+    assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
+
+
+def test_memory_that_runs_out(
+    lm_folder: Folder, small: SimpleNamespace, forwards: list[tuple[int, int]]
+) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
+    lm.joint_logits(prompts(INPUTS[:1]), DOMAINS)  # the probes' forwards, once
+    call = lm.model.model.forward
+
+    def scarce(input_ids: Any, **kwargs: Any) -> Any:
+        if input_ids.numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return call(input_ids=input_ids, **kwargs)
+
+    lm.model.model.forward = scarce
+    limit = 60
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    assert (ours - naive(lm.model, small)).abs().max() <= TOLERANCE
+    assert max(n * length for n, length in forwards) > limit
+    limit = 5
+    with pytest.raises(LanguageModelError, match=r"batch size 1 and sequence length \d+ does not"):
+        lm.joint_logits(prompts(), DOMAINS)
+
+
+def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
+    model = small.model(small.architectures["llama"]())
+    tokenizer = small.tokenizer()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer.get_vocab()["country"]] = float("nan")
+    lm = LanguageModel.from_module(model, tokenizer)
+    with pytest.raises(NonFiniteError, match=r"prompt 0 \('Paris lives in the country of'\)"):
+        lm.joint_logits(prompts(), DOMAINS)
+
+
+def test_asking_leaves_the_model_as_it_was(small: SimpleNamespace) -> None:
+    config = small.architectures["gpt2"]()
+    config.resid_pdrop = config.attn_pdrop = 0.5
+    model = small.model(config)
+    expected = naive(model, small)
+    model.train()
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = lm.joint_logits(prompts(), DOMAINS)
+    assert (ours - expected).abs().max() <= TOLERANCE
+    assert all(part.training for part in model.modules())
+    assert "forward" not in model.lm_head.__dict__ and not ours.requires_grad
+
+
+@pytest.mark.slow
+def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
+    expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model, small)
+    assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
+    assert (lm.reads_prompts or "").startswith("together")
+    first = lm.domain_logits(prompts()[0], DOMAINS[0])
+    assert (first - expected[:, : len(DOMAINS[0])]).abs().max() <= TOLERANCE
+    assert lm.model.model._compiled_call_impl is not None
