@@ -175,7 +175,7 @@ def read_positions(
         return torch.cat(products).view(1, 1, -1)
 
     with _standing_in(head, stand_in):
-        logits = call_model(model, input_ids, **more).logits
+        logits = call_model(model, input_ids, None, **more).logits
     sizes = [len(positions) * len(tokens) for positions, tokens in blocks]
     if logits.shape != (1, 1, sum(sizes)):
         raise UnusableHeadError
