@@ -91,7 +91,7 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
 
     Example:
         >>> shuffle_blocks(8, 1, seed=[0]).tolist()
-        [4, 5, 0, 1, 6, 7, 2, 3]
+        [2, 3, 6, 7, 4, 5, 0, 1]
     """
     n_blocks = 4**level
     if level < 0 or n_tokens % n_blocks:
