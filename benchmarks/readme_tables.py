@@ -1,8 +1,10 @@
-"""The tables of README.md, from the folders of two runs.
+"""The tables of README.md, from the folders of three runs.
 
     lincorr fit --config configs/linear_probe.yaml
     lincorr fit --config configs/correlation_matrix.yaml --model.knowledges "[city, city_es, ...]"
-    python benchmarks/readme_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1
+    lincorr fit --config configs/correlation_matrix.yaml --model.given "[pet]"
+    python benchmarks/readme_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1 \
+        runs/linear_probe/version_2
 
 (the second one as the README has it)
 
@@ -27,6 +29,15 @@ FAMILIES = (
     "city", "city_es", "city_zh", "country", "country_es", "country_zh", "job", "job_zh",
     "object_color", "simile_color", "X+1", "X+2", "X*2",
 )  # fmt: skip
+TIES = (
+    ("country", "food"), ("city", "country"), ("country", "city"), ("ceo", "company"),
+    ("color", "personality"), ("city", "color"), ("city", "gender"), ("color", "sport"),
+)  # fmt: skip
+COMPOSED = (
+    ("city", "country", "continent"), ("city", "country", "language"),
+    ("country", "language", "continent"),
+)  # fmt: skip
+FINDING = 0.01
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 
 
@@ -72,14 +83,49 @@ def ridge_path(results: dict[str, Any]) -> str:
     return markdown_table(header, rows)
 
 
-def tables(results: dict[str, Any], families: dict[str, Any]) -> dict[str, str]:
-    """Every table, by its marker: of the probe, and of a matrix over all families."""
+def ties(results: dict[str, Any]) -> str:
+    """How many pairs are tied, and some of them with their standard errors."""
+    found = [pair for pair in results["pairs"] if pair["q"] <= FINDING]
+    rows = []
+    for pair in results["pairs"]:
+        if (pair["source"], pair["target"]) in TIES:
+            error = f"{two(pair['excess'])} ± {two(pair['excess_error'])}"
+            given = (pair["partial_label_mean"], pair["through_given"])
+            rows.append(
+                [f"{pair['source']}→{pair['target']}", two(pair["label_mean"]), error,
+                 "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}", *map(two, given)]
+            )  # fmt: skip
+    table = markdown_table(
+        ["pair", "r", "above control", "adjusted p", "r given pet", "share through pet"], rows
+    )
+    n = len(results["pairs"])
+    return f"{len(found)} of {n} pairs are above their control:\n\n{table}"
+
+
+def transitivity(results: dict[str, Any]) -> str:
+    """Two maps end to end beside the pair's own map."""
+    rows = [
+        [f"{one['source']}→{one['via']}→{one['target']}",
+         *(two(one[key]) for key in ("direct", "composed", "elsewhere"))]
+        for one in results["transitivity"]
+        if (one["source"], one["via"], one["target"]) in COMPOSED
+    ]  # fmt: skip
+    header = ["source→via→target", "own map", "two maps", "through others, median"]
+    return markdown_table(header, rows)
+
+
+def tables(
+    results: dict[str, Any], families: dict[str, Any], attributes: dict[str, Any]
+) -> dict[str, str]:
+    """Every table, by its marker: of the probe, of all families, and of the attributes."""
     matrix_note = f"Label-wise r on {results['n_test']:,} held-out X's, source row → target column:"
     null_note = "and beside its nulls:"
     return {
         "probe": f"{matrix_note}\n\n{matrix(results)}\n\n{null_note}\n\n{nulls(results)}",
         "path": ridge_path(results),
         "families": matrix(families, FAMILIES),
+        "ties": ties(attributes),
+        "transitivity": transitivity(attributes),
     }
 
 
@@ -99,16 +145,17 @@ def read(run: str) -> dict[str, Any]:
     return results
 
 
-def main(run: str, families_run: str, check: bool = False) -> None:
+def main(run: str, families_run: str, attributes_run: str, check: bool = False) -> None:
     """Write the tables.
 
     Args:
         run: Folder of a run of configs/linear_probe.yaml.
         families_run: Folder of a run of configs/correlation_matrix.yaml over all families.
+        attributes_run: Folder of a run of it over all attributes, given pet.
         check: Only say whether the README's are the same; exit 1 if not.
     """
     before = README.read_text(encoding="utf-8")
-    after = placed(before, tables(read(run), read(families_run)))
+    after = placed(before, tables(read(run), read(families_run), read(attributes_run)))
     if not check:
         README.write_text(after, encoding="utf-8")
     elif before != after:
