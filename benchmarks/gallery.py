@@ -2,8 +2,8 @@
 
     python benchmarks/gallery.py
 
-runs the commands below in a temporary folder and writes what they draw, in 64 colours, to
-benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the text.
+runs the commands below in a temporary folder and writes what they draw, at most 1,000 pixels wide,
+to benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.reporting import atomic_write
 
 FOLDER = Path(__file__).resolve().parent / "figures" / "gallery"
-_COLOURS = 64
+_WIDEST = 1000
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ PICTURES = (
 
 
 def keep(source: Path, name: str) -> Path:
-    """Copy a figure into the gallery in few colours: a third of its size, and it looks the same."""
+    """Copy a figure into the gallery, small enough for a page."""
     path = FOLDER / f"{name}.png"
     with Image.open(source) as image, atomic_write(path) as part:
-        image.convert("RGB").quantize(_COLOURS).save(part, format="png", optimize=True)
+        picture = image.convert("RGB")
+        picture.thumbnail((_WIDEST, 10 * _WIDEST), Image.Resampling.LANCZOS)
+        picture.save(part, format="png", optimize=True)
     return path
 
 
