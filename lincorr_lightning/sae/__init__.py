@@ -1,5 +1,6 @@
 """Sparse autoencoders (SAEs) of an LM's activations, and how their features flow through it."""
 
+from lincorr_lightning.sae.activations import captured, edited, places_of, width_of
 from lincorr_lightning.sae.feature_flow import FeatureFlow
 from lincorr_lightning.sae.flow_graph import GROUPS, Edge, Feature, FlowGraph, group_codes
 from lincorr_lightning.sae.formats import (
@@ -26,8 +27,12 @@ __all__ = [
     "Place",
     "SAEFormat",
     "SparseAutoencoder",
+    "captured",
+    "edited",
     "group_codes",
     "load_sae",
     "load_saes",
+    "places_of",
     "register_format",
+    "width_of",
 ]
