@@ -219,6 +219,19 @@ class LanguageModel(nn.Module):
         """
         return self._encoder.rows(prompts)
 
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Lay token ids side by side for a forward of one's own.
+
+        Args:
+            rows: Token ids of each prompt, as `rows` gives them.
+
+        Returns:
+            Token ids padded on the right and attention mask, ``(n_rows, longest)``, on the LM's
+            device.
+        """
+        ids, mask = self._encoder.pad(rows)
+        return ids.to(self.model.device), mask.to(self.model.device)
+
     @torch.no_grad()
     def logits_of_rows(
         self,
@@ -239,7 +252,7 @@ class LanguageModel(nn.Module):
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
 
         def ask(batch: list[int]) -> None:
-            ids, mask = (t.to(device) for t in self._encoder.pad([rows[i] for i in batch]))
+            ids, mask = self.pad([rows[i] for i in batch])
             last = mask.sum(1) - 1
             reading = self._reading()
             with around(batch) if around is not None else nullcontext():

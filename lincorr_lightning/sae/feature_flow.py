@@ -114,7 +114,7 @@ class FeatureFlow:
         Raises:
             SparseAutoencoderError: The place has no SAE.
         """
-        targets = self._decoder(place)
+        targets = self.decoder(place)
         return {
             source: match_features(targets, self._decoders[source], k, return_full)
             for source in self.predecessors(place)
@@ -209,7 +209,12 @@ class FeatureFlow:
             for feature, found in kinds.items()
         }
 
-    def _decoder(self, place: Place) -> Tensor:
+    def decoder(self, place: Place) -> Tensor:
+        """Decoder of a place, ``(n_features, width)``.
+
+        Raises:
+            SparseAutoencoderError: The place has no SAE.
+        """
         if place not in self._decoders:
             raise SparseAutoencoderError(
                 f"there is no SAE for the {place}; there are for "
@@ -218,7 +223,7 @@ class FeatureFlow:
         return self._decoders[place]
 
     def _check_start(self, start: Feature) -> None:
-        decoder = self._decoder(start.place)
+        decoder = self.decoder(start.place)
         check_index(start.index, len(decoder), start.place)
         if not decoder[start.index].any():
             raise SparseAutoencoderError(
