@@ -22,7 +22,7 @@ def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:
         0.875
     """
     known = ~values.isnan()
-    levels, level_of = values[known].double().unique(return_inverse=True)
+    levels, level_of = torch.unique(values[known].double(), return_inverse=True)
     up = torch.zeros_like(levels).index_add_(0, level_of, positive[known].to(levels))
     down = torch.zeros_like(levels).index_add_(0, level_of, negative[known].to(levels))
     pairs = float(up.sum() * down.sum())

@@ -1,6 +1,7 @@
 """The studies: one LightningModule each."""
 
 from lincorr_lightning.modules.edit_forecast import EditForecast
+from lincorr_lightning.modules.feature_flow import FeatureFlowStudy
 from lincorr_lightning.modules.linear_probe import LinearProbe
 from lincorr_lightning.modules.map_resilience import MapResilience
 from lincorr_lightning.modules.pretraining import Pretraining
@@ -9,6 +10,7 @@ from lincorr_lightning.modules.vocabulary_ablation import VocabularyAblation
 
 __all__ = [
     "EditForecast",
+    "FeatureFlowStudy",
     "LinearProbe",
     "MapResilience",
     "Pretraining",

@@ -79,12 +79,13 @@ def steering_weights(
     if strategy == "single":
         return {graph.start: 1.0}
     beyond = max(steps.values()) + 1
-    falls = {
-        "constant": lambda step: 1.0,
-        "linear": lambda step: 1 - step / beyond,
-        "exponential": lambda step: decay**step,
-    }
-    return {feature: falls[strategy](step) for feature, step in steps.items()}
+
+    def weight(step: int) -> float:
+        if strategy == "linear":
+            return 1 - step / beyond
+        return decay**step if strategy == "exponential" else 1.0
+
+    return {feature: weight(step) for feature, step in steps.items()}
 
 
 def amounts(
