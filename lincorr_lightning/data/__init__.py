@@ -4,7 +4,7 @@ from lincorr_lightning.data.corpus import CorpusDataModule
 from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataModule
 from lincorr_lightning.data.paired_texts import PairedTexts, PairedTextsDataModule
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.data.texts import Texts, TextsDataModule
+from lincorr_lightning.data.texts import TextsDataModule, TokenRows
 
 __all__ = [
     "CorpusDataModule",
@@ -16,6 +16,6 @@ __all__ = [
     "PairedTexts",
     "PairedTextsDataModule",
     "PromptInputs",
-    "Texts",
     "TextsDataModule",
+    "TokenRows",
 ]

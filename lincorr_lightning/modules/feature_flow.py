@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lincorr_lightning.data.texts import Texts
+from lincorr_lightning.data.texts import TokenRows
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue
-from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 from lincorr_lightning.modules.flow_measurements import (
     DeactivationSettings,
@@ -62,7 +62,6 @@ class FeatureFlowStudy(FrozenLMModule):
         thresholds: Least cosine of an edge of a flow graph: one, or by kind of its source.
         k: Predecessors looked at in each place for flow graphs, the most similar first.
         n_inputs: Subjects X that the relation is measured on, as far as the vocabulary has so many.
-        max_tokens: Texts are cut to so many tokens.
         deactivation: How predecessors are cut.
         steering: How the LM is steered.
         knowledge_files: YAML files with knowledge of your own.
@@ -84,7 +83,6 @@ class FeatureFlowStudy(FrozenLMModule):
         thresholds: dict[str, float] | float = 0.25,
         k: int = 5,
         n_inputs: int = 2000,
-        max_tokens: int = 128,
         deactivation: DeactivationSettings = DeactivationSettings(),  # noqa: B008 (frozen)
         steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
@@ -94,15 +92,14 @@ class FeatureFlowStudy(FrozenLMModule):
         if isinstance(deactivation, Mapping):
             deactivation = DeactivationSettings(**deactivation)
         steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
-        for name, least in (("k", 1), ("n_inputs", 20), ("max_tokens", 2)):
-            value = {"k": k, "n_inputs": n_inputs, "max_tokens": max_tokens}[name]
+        for name, value, least in (("k", k, 1), ("n_inputs", n_inputs, 20)):
             if value < least:
                 raise ConfigError(f"model.{name} is {value}; it must be at least {least}.")
         super().__init__(lm)
         self.save_hyperparameters(
             {
                 "saes": saes, "lm": asdict(lm), "relation": relation, "features": features,
-                "thresholds": thresholds, "k": k, "n_inputs": n_inputs, "max_tokens": max_tokens,
+                "thresholds": thresholds, "k": k, "n_inputs": n_inputs,
                 "deactivation": asdict(deactivation), "steering": asdict(steering),
                 "knowledge_files": knowledge_files, "seed": seed,
             },
@@ -123,6 +120,11 @@ class FeatureFlowStudy(FrozenLMModule):
         self.saes.requires_grad_(False)
         self.starts = [parse_feature(text, loaded) for text in features or []]
         self.report: FeatureFlowReport | None = None
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The LM, for the DataModule."""
+        return self.lm
 
     @property
     def by_place(self) -> dict[Place, SparseAutoencoder]:
@@ -169,6 +171,7 @@ class FeatureFlowStudy(FrozenLMModule):
         self._flow = FeatureFlow.of(self.by_place.values())
         self._pass = TextPass(self.lm, self.by_place, self._flow)
         self._rows: list[list[int]] = []
+        self._n_skipped = 0
         self._draw = torch.Generator().manual_seed(self.hparams["seed"])
 
     @torch.no_grad()
@@ -179,13 +182,17 @@ class FeatureFlowStudy(FrozenLMModule):
             ConfigError: The DataModule gives something else than texts.
         """
         del batch_idx
-        if not isinstance(batch, Texts):
+        if not isinstance(batch, TokenRows):
             raise ConfigError(
-                "FeatureFlowStudy reads texts; data gives "
+                "FeatureFlowStudy reads the texts of a TextsDataModule; data gives "
                 f"{type(batch).__name__}. Pass --data TextsDataModule."
             )
-        rows = [row[: self.hparams["max_tokens"]] for row in self.lm.rows(batch.texts)]
-        self._pass.update(rows)
+        pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
+        rows = [ids[mask].tolist() for ids, mask in pairs]
+        # What a tokenizer puts before every text is not read: its activations are like no others.
+        n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
+        self._pass.update(rows, n_skipped)
+        self._n_skipped = n_skipped
         if len(self._rows) < self._n_kept:
             self._rows += rows
 
@@ -203,8 +210,9 @@ class FeatureFlowStudy(FrozenLMModule):
         cuts = []
         for groups in seen.groups.values() if self.deactivation.n_cases else ():
             cuts += measure_cuts(
-                self.lm, saes, flow, self._rows, groups, self.deactivation, self._draw
-            )
+                self.lm, saes, flow, self._rows, groups, self.deactivation, self._draw,
+                self._n_skipped,
+            )  # fmt: skip
         relation = self._measure_relation()
         answers = self._answers_to_steer(relation) if relation is not None else []
         texts = self._rows[: self.steering.n_texts]

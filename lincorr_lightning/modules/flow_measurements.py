@@ -61,7 +61,7 @@ Rows = Sequence[Sequence[int]]
 class DeactivationSettings:
     """How predecessors are cut."""
 
-    n_cases: int = 500
+    n_cases: int = 2000
     """Features at tokens that are tested in each layer; 0 leaves the test out."""
 
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
@@ -83,7 +83,7 @@ class SteeringSettings:
     n_answers: int = 4
     """Answers that are steered towards; 0 leaves steering out."""
 
-    strengths: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    strengths: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
     """How much is added, in typical activations of each feature."""
 
     strategies: tuple[Strategy, ...] = STRATEGIES
@@ -139,20 +139,26 @@ class TextPass:
         """Activations of the first tokens at each place, ``(n, width)``."""
         return {place: torch.cat(parts) for place, parts in self._sample.items()}
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: Rows, n_skipped: int = 0) -> None:
         """Read some texts.
 
         Args:
             rows: Their token ids.
+            n_skipped: Tokens at the beginning of each that do not count.
         """
         self.n_texts += len(rows)
-        run_forwards(self._lm, rows, self._look, places=list(self._saes))
+        run_forwards(
+            self._lm,
+            rows,
+            lambda forward: self._look(forward, forward.counted(n_skipped)),
+            places=list(self._saes),
+        )
 
-    def _look(self, forward: Forward) -> None:
+    def _look(self, forward: Forward, counted: Tensor) -> None:
         missing = _TRANSITION_TOKENS - self.n_tokens
         features = {}
         for place, sae in self._saes.items():
-            x = forward.at[place][forward.mask]
+            x = forward.at[place][counted]
             features[place] = sae.encode(x)
             if missing > 0:
                 self._sample[place].append(x[:missing].float().cpu())
@@ -160,7 +166,7 @@ class TextPass:
             groups.update(features)
         predicted = forward.logits.argmax(-1)
         for place, activity in self.activity.items():
-            activity.update(features[place], forward.ids, forward.mask, predicted)
+            activity.update(features[place], forward.ids, counted, predicted)
 
     def layers(self) -> list[LayerGroups]:
         """What the counts say, by layer."""
@@ -230,6 +236,7 @@ def measure_cuts(
     groups: FeatureGroups,
     settings: DeactivationSettings,
     generator: torch.Generator,
+    n_skipped: int = 0,
 ) -> list[CutEffect]:
     """Cut the predecessors of one layer's features in every way there is, beside the control.
 
@@ -241,8 +248,9 @@ def measure_cuts(
         groups: Of the layer.
         settings: How.
         generator: Draws cases and controls.
+        n_skipped: Tokens at the beginning of each text that do not count.
     """
-    cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator)
+    cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):
         return []
     before = run_cases(lm, saes, rows, cases)

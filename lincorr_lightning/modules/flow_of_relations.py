@@ -173,7 +173,9 @@ def _mean(values: Iterable[bool]) -> float | None:
 
 
 def chosen_starts(found: RelationMeasurement, n: int) -> list[tuple[str, list[Feature]]]:
-    """Pairs of answers whose flow is worth a look: those that share most, of as many targets.
+    """Pairs of answers whose flow is worth a look.
+
+    First those that have a feature each and share most of their flow; one pair for each target.
 
     Args:
         found: The relation's measurement.
@@ -183,14 +185,20 @@ def chosen_starts(found: RelationMeasurement, n: int) -> list[tuple[str, list[Fe
         Name of each pair, and the features that carry its answers in the last residual stream.
     """
     last = max(place for place in found.features["source"] if place.kind == "residual")
+
+    def carriers(tie: LabelTie) -> list[Feature]:
+        both = [found.features["source"][last].feature(tie.source),
+                found.features["target"][last].feature(tie.target)]  # fmt: skip
+        return list(dict.fromkeys(feature for feature in both if feature is not None))
+
+    def order(tie: LabelTie) -> tuple[int, ...]:
+        return (-len(carriers(tie)), -len(tie.shared), -len(tie.carriers))
+
     pairs: list[tuple[str, list[Feature]]] = []
     seen: set[int] = set()
-    for tie in sorted(found.ties, key=lambda tie: (-len(tie.shared), -len(tie.carriers))):
-        source = found.features["source"][last].feature(tie.source)
-        target = found.features["target"][last].feature(tie.target)
-        if tie.target in seen or source is None or target is None or len(pairs) == n:
-            continue
-        seen.add(tie.target)
-        names = found.asked.source.texts[tie.source], found.asked.target.texts[tie.target]
-        pairs.append(("->".join(names), list(dict.fromkeys([source, target]))))
+    for tie in sorted(found.ties, key=order):
+        if tie.target not in seen and len(pairs) < n:
+            seen.add(tie.target)
+            names = found.asked.source.texts[tie.source], found.asked.target.texts[tie.target]
+            pairs.append(("->".join(names), carriers(tie)))
     return pairs

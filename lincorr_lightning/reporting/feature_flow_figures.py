@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from lincorr_lightning.reporting.canvas import (
     BLUE,
@@ -59,13 +59,14 @@ def groups_figure(report: FeatureFlowReport) -> Figure:
         axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=group)
         for x, y, value in zip(layers, bottom + share / 2, share, strict=True):
             if value >= 0.06 and len(layers) <= 14:
+                dark = group in ("From RES", "From MLP", "From ATT", "From RES & MLP & ATT")
                 axes.text(x, y, f"{value:.0%}", ha="center", va="center", fontsize=8,
-                          color="white" if group != "From nowhere" else INK)  # fmt: skip
+                          color="white" if dark else INK)  # fmt: skip
         bottom += share
     axes.set_xlabel("layer of the residual stream", color=INK)
     axes.set_ylabel("share of activations", color=INK)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    axes.set_xticks(layers[:: -(-len(layers) // 16)])
     axes.set_xlim(min(layers) - 0.8, max(layers) + 0.8)
     axes.set_ylim(0, 1)
     _plain(axes)
@@ -141,7 +142,8 @@ def transitions_figure(report: FeatureFlowReport) -> Figure:
     kinds = [k for k in _KINDS if any(row.kind == k for row in report.transitions)]
     figure = new_figure(
         2.8 * len(kinds) + 2.4, 2.9, f"What a transition matrix carries over: {report.lm}",
-        "variance of the stream explained by the predecessor’s features (mean over layers)",
+        "variance of the stream explained by the predecessor’s features (mean over layers); lines "
+        "that leave the figure overshoot",
     )  # fmt: skip
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for panel, kind in zip(panels, kinds, strict=True):
@@ -162,6 +164,9 @@ def transitions_figure(report: FeatureFlowReport) -> Figure:
         panel.set_xlabel("k", color=INK)
         panel.set_title(f"from {_KINDS[kind][0]}", loc="left", fontsize=10, color=INK)
         _plain(panel)
+    # Many sources added up overshoot without bound, which is all there is to say of them.
+    low = min(line.get_ydata()[0] for p in panels for line in p.get_lines()[:2])  # type: ignore[index]
+    panels[0].set_ylim(min(-0.25, max(low, -1.0)), 1.05)
     panels[0].set_ylabel("explained variance", color=INK)
     panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
                       labelcolor=INK)  # fmt: skip

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _COLOURS = {"residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN}
 _TITLES = {"attention_out": "attention out", "residual": "residual stream", "mlp_out": "MLP out"}
-_ORDER = ("attention_out", "residual", "mlp_out")
-_MOST = 5  # boxes of one place; more cannot be read
+_MOST = 4  # boxes of one place; more cannot be read
 _WIDTH, _HEIGHT, _GAP = 1.62, 0.5, 0.14  # of a box, in inches
-_ROW = 1.75  # from layer to layer
-_LOWER = 0.85  # how far what is added stands below the stream it is added to
+_ROW = 2.75  # from layer to layer
+_RISE = 1.35  # how far the stream stands above what is added to it
+_AISLE = 0.7  # between attention and MLP, where the stream comes from below
 
 
 def flow_graph_figure(
@@ -53,42 +53,46 @@ def flow_graph_figure(
     edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}
     kept, n_left_out = _choose(starts, edges)
     layers = sorted({feature.place.layer for feature in kept})
-    blocks = {
-        kind: max(
-            [sum(f.place.kind == kind and f.place.layer == layer for f in kept) for layer in layers]
-        )
-        for kind in _ORDER
-    }
-    blocks = {kind: size for kind, size in blocks.items() if size}
-    lefts, x = {}, 1.0
-    for kind, size in blocks.items():
-        lefts[kind] = x
-        x += max(size * (_WIDTH + _GAP), 1.7) + 0.35
-    places = _lay_out(kept, edges, layers, blocks, lefts)
-    height = max(y for _, y in places.values()) + 1.0
+    rooms = {
+        kind: max(sum((f.place.kind, f.place.layer) == (kind, layer) for f in kept)
+                  for layer in layers) * (_WIDTH + _GAP)
+        for kind in _COLOURS
+    }  # fmt: skip
+    half = max(rooms["residual"] / 2, rooms["attention_out"] + _AISLE / 2,
+               rooms["mlp_out"] + _AISLE / 2, 2.6)  # fmt: skip
+    if not rooms["attention_out"] and not rooms["mlp_out"]:
+        half = max(rooms["residual"] / 2, 2.6)
+    middle, width = half + 0.75, 2 * half + 0.9
+    places = _lay_out(kept, edges, layers, middle)
+    height = max(y for _, y in places.values()) + _HEIGHT + 0.35
     told = [subtitle] if subtitle else []
-    told.append("numbers on lines: cosine of the decoders; thick frame: where it starts")
-    if any(sum(f in graph.features for graph in graphs) > 1 for f in kept):
-        told.append("shaded: in the flow of both")
+    told.append("on the lines: cosine of the decoders; thick frame: where it starts")
+    shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
+    if shared:
+        told.append("shaded: in both flows")
     if n_left_out:
-        told.append(f"{n_left_out} features left out, those with the lowest cosines")
-    figure = new_figure(max(x + 0.1, 6.0), height, title, "; ".join(told))
+        told.append(f"{n_left_out} features with lower cosines left out")
+    figure = new_figure(width, height, title, "; ".join(told))
     axes = figure.add_subplot()
-    axes.set_xlim(0, max(x + 0.1, 6.0))
+    axes.set_xlim(0, width)
     axes.set_ylim(-0.1, height - 0.1)
     axes.set_axis_off()
-    for kind, size in blocks.items():
-        middle = lefts[kind] + size * (_WIDTH + _GAP) / 2 - _GAP / 2
-        axes.text(middle, height - 0.2, _TITLES[kind], ha="center", va="top",
-                  color=_COLOURS[kind], fontsize=9, fontweight="bold")  # fmt: skip
     for row, layer in enumerate(layers):
-        y = row * _ROW + _LOWER + _HEIGHT / 2
-        axes.text(0.08, y, f"layer {layer}", ha="left", va="center", color=GREY, fontsize=9)
+        base = row * _ROW
+        axes.text(0.05, base + (_RISE + _HEIGHT) / 2, f"layer {layer}", ha="left", va="center",
+                  color=GREY, fontsize=9)  # fmt: skip
         if row:
-            line = row * _ROW - (_ROW - _LOWER - _HEIGHT) / 2
-            axes.axhline(line, color=PALE, linewidth=0.7, zorder=0)
+            line = base - (_ROW - _RISE - _HEIGHT) / 2
+            axes.axhline(line, color=PALE, linewidth=0.8, zorder=0)
+        for kind in sorted({f.place.kind for f in kept if f.place.layer == layer}):
+            own = [places[f] for f in kept if (f.place.kind, f.place.layer) == (kind, layer)]
+            left, right = min(x for x, _ in own), max(x for x, _ in own) + _WIDTH
+            below = kind != "residual"
+            y = own[0][1] - 0.05 if below else own[0][1] + _HEIGHT + 0.05
+            axes.text((left + right) / 2, y, _TITLES[kind], ha="center", fontsize=8.5,
+                      va="top" if below else "bottom", color=_COLOURS[kind],
+                      fontweight="bold")  # fmt: skip
     _draw_edges(axes, [e for ends, e in edges.items() if set(ends) <= kept], places)
-    shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
     for feature in kept:
         _draw_box(axes, feature, places[feature], (names or {}).get(feature.id, ""),
                   is_start=feature in starts, is_shared=feature in shared)  # fmt: skip
@@ -114,26 +118,34 @@ def _lay_out(
     kept: set[Feature],
     edges: Mapping[tuple[Feature, Feature], Edge],
     layers: Sequence[int],
-    blocks: Mapping[str, int],
-    lefts: Mapping[str, float],
+    middle: float,
 ) -> dict[Feature, tuple[float, float]]:
-    """Lower left corner of each box; from above, each stands below what it leads to."""
+    """Lower left corner of each box; from above, each stands about below what it leads to."""
     places: dict[Feature, tuple[float, float]] = {}
+    step = _WIDTH + _GAP
     for row in range(len(layers) - 1, -1, -1):
-        for kind in ("residual", "mlp_out", "attention_out"):
+        for kind in ("residual", "attention_out", "mlp_out"):
             own = [f for f in kept if (f.place.kind, f.place.layer) == (kind, layers[row])]
-
-            def above(feature: Feature) -> float:
-                to = [places[t][0] for s, t in edges if s == feature and t in places]
-                return float(np.mean(to)) if to else np.inf
-
-            own.sort(key=lambda f: (above(f), f))
-            room = blocks.get(kind, 0) - len(own)
-            for i, feature in enumerate(own):
-                x = lefts[kind] + (i + room / 2) * (_WIDTH + _GAP)
-                y = row * _ROW + (_LOWER if kind == "residual" else 0.0)
-                places[feature] = (x, y)
+            above = {f: _mean_x(f, edges, places) for f in own}
+            own.sort(key=lambda f, above=above: (above[f], f))  # type: ignore[misc]
+            left = middle + _AISLE / 2
+            if kind == "residual":
+                left = middle - (len(own) * step - _GAP) / 2
+            elif kind == "attention_out":
+                left = middle - _AISLE / 2 - len(own) * step + _GAP
+            y = row * _ROW + (_RISE if kind == "residual" else 0.0) + 0.15
+            places |= {feature: (left + i * step, y) for i, feature in enumerate(own)}
     return places
+
+
+def _mean_x(
+    feature: Feature,
+    edges: Mapping[tuple[Feature, Feature], Edge],
+    places: Mapping[Feature, tuple[float, float]],
+) -> float:
+    """Where what it leads to stands."""
+    to = [places[target][0] for source, target in edges if source == feature and target in places]
+    return float(np.mean(to)) if to else np.inf
 
 
 def _draw_edges(

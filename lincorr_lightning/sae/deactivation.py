@@ -117,6 +117,7 @@ def find_cases(
     groups: FeatureGroups,
     n: int,
     generator: torch.Generator,
+    n_skipped: int = 0,
 ) -> Cases:
     """Draw features at tokens, at least one of whose matched predecessors is active there.
 
@@ -127,6 +128,7 @@ def find_cases(
         groups: Of the place, with its best matches.
         n: How many; fewer if there are fewer.
         generator: On the CPU.
+        n_skipped: Tokens at the beginning of each text that do not count.
 
     Returns:
         Each case as likely as any other.
@@ -136,8 +138,9 @@ def find_cases(
     found: list[list[Tensor]] = []
 
     def look(forward: Forward) -> None:
-        text, position = forward.mask.nonzero(as_tuple=True)
-        features = {place: saes[place].encode(forward.at[place][forward.mask]) for place in places}
+        counted = forward.counted(n_skipped)
+        text, position = counted.nonzero(as_tuple=True)
+        features = {place: saes[place].encode(forward.at[place][counted]) for place in places}
         codes = groups.codes(features)
         token, feature = ((features[groups.place] > 0) & (codes > 0)).nonzero(as_tuple=True)
         texts = torch.tensor(forward.cases, device=text.device)[text[token]]

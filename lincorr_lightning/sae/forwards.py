@@ -42,6 +42,10 @@ class Forward(NamedTuple):
         """Each text's last position, ``(n_cases,)``."""
         return self.mask.sum(1) - 1
 
+    def counted(self, n_skipped: int) -> Tensor:
+        """True tokens but some at the beginning of each text, bool like `mask`."""
+        return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
+
     def at_positions(self, place: Place, positions: Tensor) -> Tensor:
         """Activations of a place at one position of each text, ``(n_cases, width)``."""
         x = self.at[place]
