@@ -4,6 +4,7 @@ from lincorr_lightning.data.corpus import CorpusDataModule
 from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataModule
 from lincorr_lightning.data.paired_texts import PairedTexts, PairedTextsDataModule
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
+from lincorr_lightning.data.texts import TextsDataModule
 
 __all__ = [
     "CorpusDataModule",
@@ -15,4 +16,5 @@ __all__ = [
     "PairedTexts",
     "PairedTextsDataModule",
     "PromptInputs",
+    "TextsDataModule",
 ]

@@ -150,6 +150,16 @@ class LanguageModel(nn.Module):
             self.model = model
         return self
 
+    @property
+    def prefix(self) -> list[int]:
+        """Special tokens that stand before every prompt."""
+        return list(self._encoder.prefix)
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens that it has positions for, if it says."""
+        return self._encoder.max_length
+
     # -- asking ------------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
