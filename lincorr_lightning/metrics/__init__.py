@@ -2,5 +2,6 @@
 
 from lincorr_lightning.metrics.instancewise_pearson import InstancewisePearson
 from lincorr_lightning.metrics.joint_moments import JointMoments
+from lincorr_lightning.metrics.reconstruction import Reconstruction, ReconstructionQuality
 
-__all__ = ["InstancewisePearson", "JointMoments"]
+__all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]

@@ -6,6 +6,7 @@ from lincorr_lightning.modules.linear_probe import LinearProbe
 from lincorr_lightning.modules.map_resilience import MapResilience
 from lincorr_lightning.modules.pretraining import Pretraining
 from lincorr_lightning.modules.source_finetune import SourceFinetune
+from lincorr_lightning.modules.sparse_autoencoders import SparseAutoencoders
 from lincorr_lightning.modules.vocabulary_ablation import VocabularyAblation
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "MapResilience",
     "Pretraining",
     "SourceFinetune",
+    "SparseAutoencoders",
     "VocabularyAblation",
 ]

@@ -305,7 +305,7 @@ class FeatureFlowStudy(FrozenLMModule):
         libraries: Sequence[str] = ("lincorr-lightning", *LIBRARIES)
         return {
             **self.report.results(),
-            "saes": [f"{place.kind}.{place.layer}" for place in self.by_place],
+            "saes": [place.id for place in self.by_place],
             "settings": {**self.hparams, "data": data},
             "versions": {name: version(name) for name in libraries},
         }

@@ -120,8 +120,8 @@ def measure_relation(
         n_test=len(subjects) - n_fit,
         answers=list(_answer_rows(asked, features)),
         ties=[_tie_row(asked, tie) for tie in right],
-        same_carrier={place_id(p): _share(right, p) or 0.0 for p in below},
-        same_carrier_permuted={place_id(p): _share(wrong, p) or 0.0 for p in below},
+        same_carrier={p.id: _share(right, p) or 0.0 for p in below},
+        same_carrier_permuted={p.id: _share(wrong, p) or 0.0 for p in below},
         shared_flow=_mean(bool(tie.shared) for tie in right),
         shared_flow_permuted=_mean(bool(tie.shared) for tie in wrong),
         n_right=len(right),
@@ -129,11 +129,6 @@ def measure_relation(
         cuts=scores,
     )
     return RelationMeasurement(result, asked, features, right, said, subjects)
-
-
-def place_id(place: Place) -> str:
-    """A place's name in files, as ``residual.3``."""
-    return f"{place.kind}.{place.layer}"
 
 
 def _answer_rows(
@@ -148,7 +143,7 @@ def _answer_rows(
                     yield {
                         "side": side,
                         "label": text,
-                        "place": place_id(place),
+                        "place": place.id,
                         "feature": feature.id,
                         "auroc": float(own.auroc[label]),
                     }

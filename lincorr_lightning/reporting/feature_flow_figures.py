@@ -166,7 +166,7 @@ def transitions_figure(report: FeatureFlowReport) -> Figure:
         _plain(panel)
     # Many sources added up overshoot without bound, which is all there is to say of them.
     low = min(line.get_ydata()[0] for p in panels for line in p.get_lines()[:2])  # type: ignore[index]
-    panels[0].set_ylim(min(-0.25, max(low, -1.0)), 1.05)
+    panels[0].set_ylim(min(-0.25, max(low - 0.1, -1.0)), 1.05)
     panels[0].set_ylabel("explained variance", color=INK)
     panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
                       labelcolor=INK)  # fmt: skip
