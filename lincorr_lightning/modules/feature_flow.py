@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lincorr_lightning.data.texts import TokenRows
+from lincorr_lightning.data.texts import TextsDataModule, TokenRows
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue
 from lincorr_lightning.lm import LanguageModel, LMConfig
@@ -33,6 +33,7 @@ from lincorr_lightning.modules.flow_of_relations import (
 )
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.probe_scores import LIBRARIES
+from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 from lincorr_lightning.reporting.feature_flow_report import DrawnFlow, FeatureFlowReport
 from lincorr_lightning.sae import Feature, FeatureFlow, FlowGraph, Kind, Place, SparseAutoencoder
@@ -54,7 +55,9 @@ class FeatureFlowStudy(FrozenLMModule):
     Args:
         lm: The LM.
         saes: Folder that holds a folder for each SAE, in any known format, such as
-            ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the SAEs' folders.
+            ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the SAEs' folders. Null
+            trains some first, on texts that are not read afterwards.
+        training_tokens: Tokens that these are trained on.
         relation: Whose answers' features are looked for, as ``city->country``; null leaves it and
             steering out.
         features: Features whose flow is drawn, as ``residual.1.37``; null takes those that carry
@@ -76,8 +79,9 @@ class FeatureFlowStudy(FrozenLMModule):
 
     def __init__(
         self,
-        saes: str | list[str],
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
+        saes: str | list[str] | None = None,
+        training_tokens: int = 500_000,
         relation: str | None = "city->country",
         features: list[str] | None = None,
         thresholds: dict[str, float] | float = 0.25,
@@ -98,9 +102,10 @@ class FeatureFlowStudy(FrozenLMModule):
         super().__init__(lm)
         self.save_hyperparameters(
             {
-                "saes": saes, "lm": asdict(lm), "relation": relation, "features": features,
-                "thresholds": thresholds, "k": k, "n_inputs": n_inputs,
-                "deactivation": asdict(deactivation), "steering": asdict(steering),
+                "lm": asdict(lm), "saes": saes, "training_tokens": training_tokens,
+                "relation": relation, "features": features, "thresholds": thresholds, "k": k,
+                "n_inputs": n_inputs, "deactivation": asdict(deactivation),
+                "steering": asdict(steering),
                 "knowledge_files": knowledge_files, "seed": seed,
             },
             logger=False,
@@ -112,13 +117,10 @@ class FeatureFlowStudy(FrozenLMModule):
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
             self.asked = AskedRelation.of(relation, catalogue, self.lm.tokenizer)
-        # Folded, so that an activation is the length of what a feature adds.
-        loaded = {place: sae.folded() for place, sae in load_folder(saes).items()}
-        # As a dict of modules, which takes no places for names, Lightning moves them with the LM.
-        self._places = {f"{place.kind}_{place.layer}": place for place in sorted(loaded)}
-        self.saes = nn.ModuleDict({name: loaded[p] for name, p in self._places.items()})
-        self.saes.requires_grad_(False)
-        self.starts = [parse_feature(text, loaded) for text in features or []]
+        self.starts: list[Feature] = []
+        self.saes = nn.ModuleDict()
+        if saes is not None:
+            self._take(load_folder(saes))
         self.report: FeatureFlowReport | None = None
 
     @property
@@ -126,10 +128,43 @@ class FeatureFlowStudy(FrozenLMModule):
         """The LM, for the DataModule."""
         return self.lm
 
+    def _take(self, saes: Mapping[Place, SparseAutoencoder]) -> None:
+        # Folded, so that an activation is the length of what a feature adds.
+        folded = {place: saes[place].folded() for place in sorted(saes)}
+        self._places = {f"{place.kind}_{place.layer}": place for place in folded}
+        # A module of modules, so that Lightning moves them with the LM.
+        self.saes.update({name: folded[place] for name, place in self._places.items()})
+        self.saes.requires_grad_(False)
+        self.starts = [parse_feature(text, folded) for text in self.hparams["features"] or []]
+
     @property
     def by_place(self) -> dict[Place, SparseAutoencoder]:
         """The SAEs."""
         return {place: self.saes[name] for name, place in self._places.items()}  # type: ignore[misc]
+
+    def setup(self, stage: str) -> None:
+        """Refuse what would give wrong numbers or lose them; train SAEs if none are given.
+
+        Raises:
+            ConfigError: Several processes, other data, or what every study of a frozen LM refuses.
+            OutputError: The run's folder cannot be written.
+        """
+        super().setup(stage)
+        if self.trainer.world_size > 1:
+            raise ConfigError(
+                f"FeatureFlowStudy runs in one process, not {self.trainer.world_size}. Pass "
+                "--trainer.devices 1."
+            )
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, TextsDataModule):
+            raise ConfigError(
+                "FeatureFlowStudy reads the texts of a TextsDataModule; data is "
+                f"{type(data).__name__}. Pass --data TextsDataModule."
+            )
+        if not len(self.saes):
+            folder = None if is_dry_run(self.trainer) else run_folder(self.trainer)
+            tokens = self.hparams["training_tokens"]
+            self._take(train_saes(self.lm.config, data, tokens, folder, self.hparams["seed"]))
 
     def configure_model(self) -> None:
         """Load the LM.
@@ -150,20 +185,6 @@ class FeatureFlowStudy(FrozenLMModule):
                 "one of the layer below, or of the layer's MLP or attention."
             )
 
-    def setup(self, stage: str) -> None:
-        """Refuse what would give wrong numbers or lose them.
-
-        Raises:
-            ConfigError: Several processes, or what every study of a frozen LM refuses.
-            OutputError: The run's folder cannot be written.
-        """
-        super().setup(stage)
-        if self.trainer.world_size > 1:
-            raise ConfigError(
-                f"FeatureFlowStudy runs in one process, not {self.trainer.world_size}. Pass "
-                "--trainer.devices 1."
-            )
-
     # -- reading -----------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
@@ -175,18 +196,9 @@ class FeatureFlowStudy(FrozenLMModule):
         self._draw = torch.Generator().manual_seed(self.hparams["seed"])
 
     @torch.no_grad()
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Count groups on some texts.
-
-        Raises:
-            ConfigError: The DataModule gives something else than texts.
-        """
+    def test_step(self, batch: TokenRows, batch_idx: int) -> None:
+        """Count groups on some texts."""
         del batch_idx
-        if not isinstance(batch, TokenRows):
-            raise ConfigError(
-                "FeatureFlowStudy reads the texts of a TextsDataModule; data gives "
-                f"{type(batch).__name__}. Pass --data TextsDataModule."
-            )
         pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
         rows = [ids[mask].tolist() for ids, mask in pairs]
         # What a tokenizer puts before every text is not read: its activations are like no others.
