@@ -178,6 +178,8 @@ class FeatureFlowStudy(FrozenLMModule):
         for sae in self.by_place.values():
             sae.check_fits(width_of(model), n_layers, self.lm.config.name_or_path)
         flow = FeatureFlow.of(self.by_place.values())
+        for start in self.starts:
+            flow.check_start(start)
         if not any(flow.predecessors(place) for place in flow.places):
             raise SparseAutoencoderError(
                 f"there are SAEs for {', '.join(map(str, flow.places))} alone, and none of these "

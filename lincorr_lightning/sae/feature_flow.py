@@ -150,7 +150,7 @@ class FeatureFlow:
             )
         if k < 1:
             raise SparseAutoencoderError(f"k is {k}; it must be at least 1.")
-        self._check_start(start)
+        self.check_start(start)
         edges: dict[tuple[Feature, Feature], Edge] = {}
         groups: dict[Feature, str] = {}
         zero_norm: dict[Place, int] = {}
@@ -222,7 +222,16 @@ class FeatureFlow:
             )
         return self._decoders[place]
 
-    def _check_start(self, start: Feature) -> None:
+    def check_start(self, start: Feature) -> None:
+        """Refuse a feature that cannot be followed.
+
+        Args:
+            start: Any feature.
+
+        Raises:
+            SparseAutoencoderError: Its place has no SAE, its index is out of range, or its decoder
+                is zero.
+        """
         decoder = self.decoder(start.place)
         check_index(start.index, len(decoder), start.place)
         if not decoder[start.index].any():

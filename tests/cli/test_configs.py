@@ -23,7 +23,7 @@ SHORTENED = {
 
 
 # What is asked of a study that is not fitted.
-COMMANDS = {"forecast.yaml": "predict", "resilience.yaml": "test"}
+COMMANDS = {"feature_flow.yaml": "test", "forecast.yaml": "predict", "resilience.yaml": "test"}
 
 
 @pytest.mark.slow
