@@ -32,7 +32,9 @@ def train_saes(
     Raises:
         InputsError: There are too few texts.
     """
-    own = TextsDataModule(**{**data.hparams, "n_tokens": n_tokens, "knowledges": None})
+    # Of a run from the command line they say how the DataModule was made, too.
+    settings = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
+    own = TextsDataModule(**{**settings, "n_tokens": n_tokens, "knowledges": None})
     study = SparseAutoencoders(lm=lm, seed=seed)
     trainer = L.Trainer(
         accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,

@@ -197,6 +197,6 @@ def _draw_box(
     axes.text(x, y + 0.12, str(feature.index), ha="center", va="center", fontsize=9,
               fontweight="bold", color=INK, zorder=4)  # fmt: skip
     # A sign that no font has would else spell the whole name in numbers.
-    parts = legible(name.split(" → "), 12)[0]
-    axes.text(x, y - 0.11, " → ".join(parts), ha="center", va="center", fontsize=7.5,
+    parts = legible(name.split(" → "), 11)[0]
+    axes.text(x, y - 0.11, " → ".join(parts), ha="center", va="center", fontsize=7,
               color=INK, zorder=4)  # fmt: skip
