@@ -246,7 +246,11 @@ class SparseAutoencoders(FrozenLMModule):
                 "lm.dtype to float32."
             )
         dead = (saes.idle >= saes.settings.dead_after).double().mean(1)
-        curves = {"explained_variance": 1 - losses.unexplained, "l0": losses.l0, "dead": dead}
+        curves = {"explained_variance": 1 - losses.unexplained, "dead": dead}
+        if saes.settings.activation == "relu":
+            curves["l0"] = losses.l0  # of the others it is k
+        elif saes.settings.activation == "batchtopk":
+            curves["threshold"] = saes.threshold
         values = {
             f"{what}/{place.id}": value
             for what, of_places in curves.items()

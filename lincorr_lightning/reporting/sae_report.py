@@ -223,8 +223,8 @@ class SAEReport:
         axes.set_yticks(
             range(n_rows), [s.place for s in self.scores], fontsize=min(8, 260 / n_rows)
         )
-        # Edges of the half decades, and the column of those that never are.
-        edges = [i for i in range(1, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]
+        # Edges of the half decades, but the lowest, where the column of those that never are ends.
+        edges = [i for i in range(2, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]
         axes.set_xticks(
             [0, *(i - 0.5 for i in edges)],
             ["never", *(f"{10 ** DENSITY_EDGES[i - 1]:g}" for i in edges)], fontsize=8,
