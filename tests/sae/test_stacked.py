@@ -84,7 +84,7 @@ def _plain_training(
             d /= d.norm(dim=1, keepdim=True)
         on = features > 0
         idle = torch.where(on.any(0), 0, idle + 1)
-        leasts.append(float(features[mask].min()) if settings.activation != "relu" else 0.0)
+        leasts.append(features[mask].min().item() if settings.activation != "relu" else 0.0)
     return {
         "encoder": e, "decoder": d, "encoder_bias": be, "decoder_bias": bd, "idle": idle,
         "threshold": torch.tensor(np.mean(leasts)),
@@ -198,7 +198,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
     saes = StackedAutoencoders(PLACES[:2], width, settings)
     saes.fit_input(draw(2000))
     optimizer = torch.optim.Adam(saes.parameters(), lr=3e-3)
-    for _ in range(800):
+    for _ in range(1600 if activation == "relu" else 800):
         losses = saes(draw(256))
         optimizer.zero_grad()
         losses.total.backward()
