@@ -30,7 +30,7 @@ _THRESHOLD_MEMORY = 100
 class SAESettings:
     """How SAEs are built and what they are trained for."""
 
-    n_features: int = 1024
+    n_features: int = 512
     """Features of each."""
 
     activation: TrainedActivation = "batchtopk"
