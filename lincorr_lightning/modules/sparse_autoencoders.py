@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -179,8 +180,15 @@ class SparseAutoencoders(FrozenLMModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
+    @cached_property
+    def _n_steps(self) -> int:
+        # Not the trainer's estimate: asked for before a checkpoint's loops are restored, it would
+        # have the loader begin anew.
+        n = len(self._data.blocks(self.trainer.global_rank, self.trainer.world_size))
+        return n if self.trainer.max_steps < 1 else min(n, self.trainer.max_steps)
+
     def _rate(self, step: int) -> float:
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self._n_steps
         up = (step + 1) / max(self.hparams["warmup"] * total, 1.0)
         down = (total - step) / max(self.hparams["decay"] * total, 1.0)
         return max(min(1.0, up, down), 0.0)
@@ -246,7 +254,11 @@ class SparseAutoencoders(FrozenLMModule):
                 "lm.dtype to float32."
             )
         dead = (saes.idle >= saes.settings.dead_after).double().mean(1)
-        curves = {"explained_variance": 1 - losses.unexplained, "l0": losses.l0, "dead": dead}
+        curves = {"explained_variance": 1 - losses.unexplained, "dead": dead}
+        if saes.settings.activation == "relu":
+            curves["l0"] = losses.l0  # of the others it is k
+        elif saes.settings.activation == "batchtopk":
+            curves["threshold"] = saes.threshold
         values = {
             f"{what}/{place.id}": value
             for what, of_places in curves.items()

@@ -172,11 +172,8 @@ class SAEReport:
             panel.set_ylabel(label, fontsize=8, color=INK)
         for panel in panels[1]:
             panel.set_xlabel("layer", fontsize=8, color=INK)
-        handles, labels = panels[0, 0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
-            fontsize=8.5, labelcolor=INK,
-        )  # fmt: skip
+        # Where there is room: what is worth showing explains most.
+        panels[0, 0].legend(loc="lower left", frameon=False, fontsize=8, labelcolor=INK)
         return finish(figure)
 
     def _panel(self, axes: Axes, name: str, single: bool) -> None:
@@ -194,7 +191,7 @@ class SAEReport:
             axes.plot(
                 [layer + shift for layer, _ in points], [value for _, value in points],
                 color=colour, marker=marker, markersize=5.5, linewidth=1.5, label=label,
-                clip_on=False, zorder=3,
+                clip_on=not points, zorder=3,  # nothing at all has no extent that could be laid out
             )  # fmt: skip
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         if single:
@@ -213,9 +210,9 @@ class SAEReport:
 
     def _density(self) -> Figure:
         n_rows, n_columns = self.density.shape
-        figure = new_figure(
-            7.2, 1.3 + max(0.24 * n_rows, 0.9), "How often features are active", self._told()
-        )
+        row = min(max(6 / n_rows, 0.14), 0.3)  # inches
+        title = "How often features are active"
+        figure = new_figure(7.2, 0.8 + max(row * n_rows, 1.2), title, self._told())
         axes = figure.subplots()
         image = axes.imshow(
             self.density, cmap="viridis", vmin=0, aspect="auto", interpolation="nearest"
@@ -223,8 +220,8 @@ class SAEReport:
         axes.set_yticks(
             range(n_rows), [s.place for s in self.scores], fontsize=min(8, 260 / n_rows)
         )
-        # Edges of the half decades, and the column of those that never are.
-        edges = [i for i in range(1, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]
+        # Edges of the half decades, but the lowest, where the column of those that never are ends.
+        edges = [i for i in range(2, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]
         axes.set_xticks(
             [0, *(i - 0.5 for i in edges)],
             ["never", *(f"{10 ** DENSITY_EDGES[i - 1]:g}" for i in edges)], fontsize=8,

@@ -30,7 +30,7 @@ _THRESHOLD_MEMORY = 100
 class SAESettings:
     """How SAEs are built and what they are trained for."""
 
-    n_features: int = 1024
+    n_features: int = 512
     """Features of each."""
 
     activation: TrainedActivation = "batchtopk"
@@ -150,7 +150,7 @@ class StackedAutoencoders(nn.Module):
         Args:
             activations: ``(n_places, n, width)``, as they are in the LM.
         """
-        sample = activations.float()
+        sample = activations.to(self.encoder.dtype)
         center = torch.zeros_like(sample[:, 0])
         if self.settings.center != "zero":
             is_mean = self.settings.center == "mean"
@@ -168,7 +168,7 @@ class StackedAutoencoders(nn.Module):
         Args:
             activations: ``(n_places, n, width)``, as they are in the LM.
         """
-        inputs = activations.float() * self.input_scale[:, None, None]
+        inputs = activations.to(self.encoder.dtype) * self.input_scale[:, None, None]
         variance = (inputs - inputs.mean(1, keepdim=True)).square().sum(-1).mean(1)
         variance = variance.clamp(min=torch.finfo(inputs.dtype).tiny)
         if self.settings.activation == "relu":
@@ -234,8 +234,12 @@ class StackedAutoencoders(nn.Module):
             values, columns = before.topk(k, dim=-1, sorted=False)
             return _even_entries(columns, n_features), values.relu().amin((1, 2))
         # The n*k largest of the whole batch; among them may be some that are not above 0.
-        flat = before.view(n_places, n * n_features)
-        least = flat.kthvalue(n * (n_features - k) + 1, dim=1).values.relu()
+        least = torch.stack(
+            [
+                _largest(values, n * k, self.threshold[i] / 2)
+                for i, values in enumerate(before.view(n_places, n * n_features))
+            ]
+        )
         return entries_of((before >= least[:, None, None]) & (before > 0)), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
@@ -314,6 +318,17 @@ class StackedAutoencoders(nn.Module):
                 lm=lm,
             ).eval()
         return saes
+
+
+def _largest(values: Tensor, count: int, guess: Tensor) -> Tensor:
+    """The count-th largest of some values, 0 if it is below.
+
+    Only those above a guess are sorted, unless they are too few.
+    """
+    above = values[values > guess]
+    if len(above) < count:
+        above = values
+    return above.kthvalue(len(above) - count + 1).values.relu()
 
 
 def _seed_of(place: Place, seed: int) -> int:
