@@ -83,7 +83,7 @@ class SteeringSettings:
     n_answers: int = 4
     """Answers that are steered towards; 0 leaves steering out."""
 
-    strengths: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
+    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     """How much is added, in typical activations of each feature."""
 
     strategies: tuple[Strategy, ...] = STRATEGIES

@@ -259,7 +259,9 @@ def steering_figure(report: FeatureFlowReport) -> Figure:
         for strategy, colour in _STRATEGY_COLOURS.items():
             own = sorted((r["strength"], r[what]) for r in rows if r["strategy"] == strategy)
             if own:
-                panel.plot(*zip(*own, strict=True), "o-", color=colour, markersize=3.5,
+                # Where no feature is farther than a step, two strategies may be one line.
+                style = "o--" if strategy == "exponential" else "o-"
+                panel.plot(*zip(*own, strict=True), style, color=colour, markersize=3.5,
                            label=strategy)  # fmt: skip
         unsteered = [row[what] for row in rows if row["strength"] == 0]
         if unsteered:

@@ -71,7 +71,8 @@ def flow_graph_figure(
     if shared:
         told.append("shaded: in both flows")
     if n_left_out:
-        told.append(f"{n_left_out} features with lower cosines left out")
+        what = "feature with a lower cosine" if n_left_out == 1 else "features with lower cosines"
+        told.append(f"{n_left_out} {what} left out")
     figure = new_figure(width, height, title, "; ".join(told))
     axes = figure.add_subplot()
     axes.set_xlim(0, width)
