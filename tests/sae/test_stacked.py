@@ -162,16 +162,12 @@ def test_inputs_are_scaled_to_unit_distance_from_the_center() -> None:
         scaled = batch * saes.input_scale[:, None, None]
         distance = (scaled - saes.decoder_bias[:, None]).norm(dim=-1).mean(1)
         torch.testing.assert_close(distance, torch.ones(3).double())
-        torch.testing.assert_close(
-            saes.decoder_bias.detach(), expected * saes.input_scale[:, None]
-        )
+        torch.testing.assert_close(saes.decoder_bias.detach(), expected * saes.input_scale[:, None])
 
 
 def test_geometric_median_is_where_the_mean_distance_is_least() -> None:
     points = np.random.default_rng(0).normal(size=(60, 3)) ** 3
-    found = minimize(
-        lambda m: np.linalg.norm(points - m, axis=1).mean(), points.mean(0), tol=1e-12
-    )
+    found = minimize(lambda m: np.linalg.norm(points - m, axis=1).mean(), points.mean(0), tol=1e-12)
     median = geometric_median(torch.from_numpy(points), n_steps=500, tolerance=1e-10)
     np.testing.assert_allclose(median.numpy(), found.x, atol=1e-5)
     # On a point itself, and where all are one.
