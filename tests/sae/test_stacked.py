@@ -88,7 +88,9 @@ def _plain_training(
     return {
         "encoder": e, "decoder": d, "encoder_bias": be, "decoder_bias": bd, "idle": idle,
         "threshold": torch.tensor(np.mean(leasts)),
-        "losses": torch.tensor(losses, dtype=torch.float64), "l0": on.sum().double() / len(x), "dead": (idle >= settings.dead_after).sum(),
+        "losses": torch.tensor(losses, dtype=torch.float64),
+        "l0": on.sum().double() / len(x),
+        "dead": (idle >= settings.dead_after).sum(),
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def test_what_is_exported_computes_what_was_trained(activation: str) -> None:
     losses = saes(batch)
     # Its own batch's threshold, a little below the least that was kept.
     saes.remember(losses.active, losses.least * (1 - 1e-9))
-    for i, (place, sae) in enumerate(saes.export("an LM").items()):
+    for i, sae in enumerate(saes.export("an LM").values()):
         assert (sae.place, sae.lm, sae.activation) == (PLACES[i], "an LM", activation)
         x = batch[i]
         error = (sae(x) - x) * sae.input_scale
