@@ -65,7 +65,7 @@ class SparseAutoencoders(FrozenLMModule):
         kinds: list[Kind] = list(KINDS),  # noqa: B006 (never changed)
         layers: list[int] | None = None,
         sae: SAESettings = SAESettings(),  # noqa: B008 (frozen)
-        learning_rate: float = 2e-3,
+        learning_rate: float = 4e-3,
         warmup: float = 0.05,
         decay: float = 0.4,
         saes: list[str] | None = None,

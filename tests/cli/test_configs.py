@@ -14,6 +14,7 @@ STUDIES = {path.name for path in CONFIGS.glob("*.yaml")}
 # Studies whose config as it stands is long; what is laid over to see it run all the same.
 SHORTENED = {
     "pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
+    "sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
     # Its checkpoint is not here; the packaged one has fewer answers.
     "vocabulary_ablation_llama.yaml": [
         "--model.lm.name_or_path=tiny-world", "--data.max_source_labels=12", "--model.seeds=[0]",

@@ -88,7 +88,9 @@ def _plain_training(
     return {
         "encoder": e, "decoder": d, "encoder_bias": be, "decoder_bias": bd, "idle": idle,
         "threshold": torch.tensor(np.mean(leasts)),
-        "losses": torch.tensor(losses, dtype=torch.float64), "l0": on.sum().double() / len(x), "dead": (idle >= settings.dead_after).sum(),
+        "losses": torch.tensor(losses, dtype=torch.float64),
+        "l0": on.sum().double() / len(x),
+        "dead": (idle >= settings.dead_after).sum(),
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def test_what_is_exported_computes_what_was_trained(activation: str) -> None:
     losses = saes(batch)
     # Its own batch's threshold, a little below the least that was kept.
     saes.remember(losses.active, losses.least * (1 - 1e-9))
-    for i, (place, sae) in enumerate(saes.export("an LM").items()):
+    for i, sae in enumerate(saes.export("an LM").values()):
         assert (sae.place, sae.lm, sae.activation) == (PLACES[i], "an LM", activation)
         x = batch[i]
         error = (sae(x) - x) * sae.input_scale
@@ -162,16 +164,12 @@ def test_inputs_are_scaled_to_unit_distance_from_the_center() -> None:
         scaled = batch * saes.input_scale[:, None, None]
         distance = (scaled - saes.decoder_bias[:, None]).norm(dim=-1).mean(1)
         torch.testing.assert_close(distance, torch.ones(3).double())
-        torch.testing.assert_close(
-            saes.decoder_bias.detach(), expected * saes.input_scale[:, None]
-        )
+        torch.testing.assert_close(saes.decoder_bias.detach(), expected * saes.input_scale[:, None])
 
 
 def test_geometric_median_is_where_the_mean_distance_is_least() -> None:
     points = np.random.default_rng(0).normal(size=(60, 3)) ** 3
-    found = minimize(
-        lambda m: np.linalg.norm(points - m, axis=1).mean(), points.mean(0), tol=1e-12
-    )
+    found = minimize(lambda m: np.linalg.norm(points - m, axis=1).mean(), points.mean(0), tol=1e-12)
     median = geometric_median(torch.from_numpy(points), n_steps=500, tolerance=1e-10)
     np.testing.assert_allclose(median.numpy(), found.x, atol=1e-5)
     # On a point itself, and where all are one.
