@@ -1,5 +1,6 @@
 """What watches a run: Lightning callbacks, each usable on any LightningModule."""
 
+from lincorr_lightning.callbacks.feature_movement import FeatureMovement
 from lincorr_lightning.callbacks.formation import Formation
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
@@ -8,6 +9,7 @@ from lincorr_lightning.callbacks.resilience import Resilience
 from lincorr_lightning.callbacks.token_geometry import TokenGeometry
 
 __all__ = [
+    "FeatureMovement",
     "Formation",
     "Generalization",
     "GradientCorrelation",

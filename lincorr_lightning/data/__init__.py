@@ -5,6 +5,7 @@ from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataMod
 from lincorr_lightning.data.paired_texts import PairedTexts, PairedTextsDataModule
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
 from lincorr_lightning.data.text_prompts import TextPrompts, TokenBatch
+from lincorr_lightning.data.texts import TextsDataModule, TokenRows
 
 __all__ = [
     "CorpusDataModule",
@@ -17,5 +18,7 @@ __all__ = [
     "PairedTextsDataModule",
     "PromptInputs",
     "TextPrompts",
+    "TextsDataModule",
     "TokenBatch",
+    "TokenRows",
 ]

@@ -252,6 +252,19 @@ class LanguageModel(nn.Module):
         """
         return self._encoder.rows(prompts)
 
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Lay token ids side by side for a forward of one's own.
+
+        Args:
+            rows: Token ids of each prompt, as `rows` gives them.
+
+        Returns:
+            Token ids padded on the right and attention mask, ``(n_rows, longest)``, on the LM's
+            device.
+        """
+        ids, mask = self._encoder.pad(rows)
+        return ids.to(self.model.device), mask.to(self.model.device)
+
     @torch.no_grad()
     def logits_of_rows(
         self,

@@ -116,15 +116,25 @@ class WatchDesk:
         new = [q.prompt for q in dict.fromkeys(questions) if q.prompt not in self._rows]
         self._rows |= zip(new, self.lm.rows(new), strict=True)
         rows = [self._rows[question.prompt] for question in questions]
-        around = None
-        copies = self._copies
-        if copies is not None and any(q.which is not None for q in questions):
-            which = [-1 if q.which is None else q.which for q in questions]
-
-            def around(batch: list[int]) -> AbstractContextManager[object]:
-                return copies([which[i] for i in batch])
-
+        around = self.around([question.which for question in questions])
         return self.lm.logits_of_rows(rows, list(self._column), around).cpu()
+
+    def around(
+        self, which: Sequence[int | None]
+    ) -> Callable[[list[int]], AbstractContextManager[object]] | None:
+        """Contexts for forwards in which each row belongs to a copy of the LM.
+
+        Args:
+            which: Of each row: the copy, or None for the LM as it is.
+
+        Returns:
+            From the numbers of a forward's rows to its context; None if no row is of a copy.
+        """
+        copies = self._copies
+        if copies is None or all(copy is None for copy in which):
+            return None
+        numbers = [-1 if copy is None else copy for copy in which]
+        return lambda batch: copies([numbers[row] for row in batch])
 
 
 _desks: WeakKeyDictionary[Any, dict[int, WatchDesk]] = WeakKeyDictionary()

@@ -114,7 +114,7 @@ class FeatureFlow:
         Raises:
             SparseAutoencoderError: The place has no SAE.
         """
-        targets = self._decoder(place)
+        targets = self.decoder(place)
         return {
             source: match_features(targets, self._decoders[source], k, return_full)
             for source in self.predecessors(place)
@@ -150,7 +150,7 @@ class FeatureFlow:
             )
         if k < 1:
             raise SparseAutoencoderError(f"k is {k}; it must be at least 1.")
-        self._check_start(start)
+        self.check_start(start)
         edges: dict[tuple[Feature, Feature], Edge] = {}
         groups: dict[Feature, str] = {}
         zero_norm: dict[Place, int] = {}
@@ -209,7 +209,12 @@ class FeatureFlow:
             for feature, found in kinds.items()
         }
 
-    def _decoder(self, place: Place) -> Tensor:
+    def decoder(self, place: Place) -> Tensor:
+        """Decoder of a place, ``(n_features, width)``.
+
+        Raises:
+            SparseAutoencoderError: The place has no SAE.
+        """
         if place not in self._decoders:
             raise SparseAutoencoderError(
                 f"there is no SAE for the {place}; there are for "
@@ -217,8 +222,17 @@ class FeatureFlow:
             )
         return self._decoders[place]
 
-    def _check_start(self, start: Feature) -> None:
-        decoder = self._decoder(start.place)
+    def check_start(self, start: Feature) -> None:
+        """Refuse a feature that cannot be followed.
+
+        Args:
+            start: Any feature.
+
+        Raises:
+            SparseAutoencoderError: Its place has no SAE, its index is out of range, or its decoder
+                is zero.
+        """
+        decoder = self.decoder(start.place)
         check_index(start.index, len(decoder), start.place)
         if not decoder[start.index].any():
             raise SparseAutoencoderError(

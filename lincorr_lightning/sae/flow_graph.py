@@ -61,7 +61,7 @@ class Feature:
     @property
     def id(self) -> str:
         """Its name in files, as ``residual.3.17``."""
-        return f"{self.place.kind}.{self.place.layer}.{self.index}"
+        return f"{self.place.id}.{self.index}"
 
 
 @dataclass(frozen=True, order=True)

@@ -40,6 +40,11 @@ class Place:
                 f"{self.kind!r} is no kind of place; there are {', '.join(KINDS)}."
             )
 
+    @property
+    def id(self) -> str:
+        """Its name in files, as ``residual.3``."""
+        return f"{self.kind}.{self.layer}"
+
     def __str__(self) -> str:
         return f"{self.kind} of layer {self.layer}"
 

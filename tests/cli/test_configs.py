@@ -15,6 +15,7 @@ STUDIES = {path.name for path in CONFIGS.glob("*.yaml")}
 SHORTENED = {
     "pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
+    "sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
     # Its checkpoint is not here; the packaged one has fewer answers.
     "vocabulary_ablation_llama.yaml": [
         "--model.lm.name_or_path=tiny-world", "--data.max_source_labels=12", "--model.seeds=[0]",
@@ -25,6 +26,7 @@ SHORTENED = {
 
 # What is asked of a study that is not fitted.
 COMMANDS = {
+    "feature_flow.yaml": "test",
     "forecast.yaml": "predict",
     "knowledge_geometry.yaml": "test",
     "resilience.yaml": "test",

@@ -1,0 +1,76 @@
+"""The README's tables and figures of the feature flow, from a run of it.
+
+lincorr test --config configs/feature_flow.yaml
+python benchmarks/feature_flow.py runs/feature_flow_study/version_0 --figures benchmarks/figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from lincorr_lightning.reporting import markdown_table
+
+FIGURES = ("deactivation", "relation", "steering")
+CUTS = {
+    "none": "nothing",
+    "carriers": "features that carry both answers",
+    "flow": "where both flows meet",
+}
+
+
+def main() -> None:
+    """Print the tables, and copy the figures if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="The run's folder.")
+    parser.add_argument("--figures", type=Path, help="Where the README's figures go.")
+    arguments = parser.parse_args()
+    results = json.loads((arguments.run / "results.json").read_text(encoding="utf-8"))
+    groups = results["groups"][-1]
+    print(", ".join(f"{name} {share:.0%}" for name, share in groups["shares"].items() if share))
+    print("AUROC", {k: round(v, 2) for k, v in groups["auroc"].items() if v is not None}, "\n")
+    print(
+        markdown_table(
+            ["predecessors removed", "features switched off", "random control", "times"],
+            [
+                (name, row["matched_success"], row["random_success"], row["times_random"])
+                for name, row in results["deactivation"].items()
+            ],
+        )
+    )
+    relation = results["relation"]
+    print("\nsame carrier", relation["same_carrier"], relation["same_carrier_permuted"])
+    print("flows meet", relation["shared_flow"], relation["shared_flow_permuted"], "\n")
+    print(
+        markdown_table(
+            ["cut", "features", "r", "r, cut in the target alone", "r, refitted", "recall"],
+            [
+                (
+                    CUTS[row["cut"]] + (", control" if row["control"] else ""),
+                    *(row[k] for k in ("n_features", "fixed", "target_only", "refitted", "recall")),
+                )
+                for row in relation["cuts"]
+            ],
+        )
+    )
+    print()
+    print(
+        markdown_table(
+            ["steering", "best strength", "probability", "coherence", "score"],
+            [
+                (name, *(row[k] for k in ("strength", "behaviour", "coherence", "score")))
+                for name, row in results["steering"].items()
+            ],
+        )
+    )
+    if arguments.figures:
+        flows = sorted((arguments.run / "figures").glob("flow_*.png"))
+        for source in [*(arguments.run / "figures" / f"{n}.png" for n in FIGURES), *flows[:1]]:
+            name = "flow" if source in flows else source.stem
+            shutil.copyfile(source, arguments.figures / f"feature_flow_{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Geometric median of points."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6) -> Tensor:
+    """Point whose mean distance to all points is least, by Weiszfeld's iteration.
+
+    Unlike the mean, few points far off do not move it.
+
+    Args:
+        points: ``(..., n, d)``.
+        n_steps: Most iterations.
+        tolerance: Iterations end when none moves further than this share of the mean distance.
+
+    Returns:
+        ``(..., d)``.
+
+    Example:
+        >>> geometric_median(torch.tensor([[0.0], [0.1], [0.2], [100.0], [0.1]])).round(decimals=2)
+        tensor([0.1000])
+    """
+    median = points.mean(-2)
+    for _ in range(n_steps):
+        distance = (points - median[..., None, :]).norm(dim=-1)
+        scale = distance.mean(-1, keepdim=True)
+        # A point that the median has come upon would weigh infinitely.
+        weight = distance.clamp(min=torch.finfo(points.dtype).eps * scale + 1e-30).reciprocal()
+        new = (points * weight[..., None]).sum(-2) / weight.sum(-1, keepdim=True)
+        moved = (new - median).norm(dim=-1, keepdim=True)
+        median = new
+        if bool((moved <= tolerance * scale).all()):
+            break
+    return median

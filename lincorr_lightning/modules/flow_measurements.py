@@ -1,0 +1,374 @@
+"""What the feature-flow study measures on texts: groups, transitions, deactivation, steering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.functional.matching import (
+    carry_features,
+    explained_variance,
+    match_features,
+    transition_matrix,
+)
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.reporting.feature_flow_report import (
+    CutEffect,
+    LayerGroups,
+    SteeringPoint,
+    Transition,
+)
+from lincorr_lightning.sae import GROUPS, Feature, FeatureFlow, FlowGraph, Place, SparseAutoencoder
+from lincorr_lightning.sae.deactivation import (
+    METHODS,
+    Cases,
+    Chosen,
+    Outcomes,
+    find_cases,
+    predecessors_by_method,
+    run_cases,
+    summarize_outcomes,
+)
+from lincorr_lightning.sae.feature_activity import FeatureActivity
+from lincorr_lightning.sae.feature_groups import FeatureGroups
+from lincorr_lightning.sae.forwards import Forward, run_forwards
+from lincorr_lightning.sae.interventions import add_features
+from lincorr_lightning.sae.steering import (
+    STRATEGIES,
+    Strategy,
+    amounts,
+    answer_probability,
+    score,
+    steering_weights,
+    text_loss,
+)
+
+_N_BINS = 20
+_TRANSITION_TOKENS = 2048
+TRANSITION_K = (1, 2, 5, 10, 20)
+
+SAEs = Mapping[Place, SparseAutoencoder]
+Rows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class DeactivationSettings:
+    """How predecessors are cut."""
+
+    n_cases: int = 2000
+    """Features at tokens that are tested in each layer; 0 leaves the test out."""
+
+    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    """What is left of the predecessors, r: 0 removes them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no test can be."""
+        if self.n_cases < 0 or not self.strengths:
+            raise ConfigError(
+                f"model.deactivation has n_cases {self.n_cases} and strengths "
+                f"{list(self.strengths)}; the first must be at least 0, and there must be some."
+            )
+
+
+@dataclass(frozen=True)
+class SteeringSettings:
+    """How the LM is steered."""
+
+    n_answers: int = 4
+    """Answers that are steered towards; 0 leaves steering out."""
+
+    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    """How much is added, in typical activations of each feature."""
+
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    """How strength falls along the flow."""
+
+    decay: float = 0.5
+    """Of exponential, for each step."""
+
+    n_prompts: int = 64
+    """Prompts whose answer is another one."""
+
+    n_texts: int = 128
+    """Texts whose perplexity is the coherence."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no steering can be."""
+        unknown = set(self.strategies) - set(STRATEGIES)
+        if unknown or not 0 < self.decay <= 1 or min(self.n_prompts, self.n_texts) < 1:
+            raise ConfigError(
+                f"model.steering has strategies {list(self.strategies)}, decay {self.decay}, "
+                f"n_prompts {self.n_prompts} and n_texts {self.n_texts}; strategies are of "
+                f"{', '.join(STRATEGIES)}, decay is above 0 and at most 1, the others at least 1."
+            )
+
+
+class TextPass:
+    """One pass over texts, batch by batch: groups, activity, and a sample of activations.
+
+    Args:
+        lm: The LM, loaded.
+        saes: At its places, on its device.
+        flow: Their decoders.
+    """
+
+    def __init__(self, lm: LanguageModel, saes: SAEs, flow: FeatureFlow) -> None:
+        self._lm = lm
+        self._saes = saes
+        self._matches = {
+            place: flow.match(place) for place in flow.places if flow.predecessors(place)
+        }
+        self.groups = {place: FeatureGroups(place, m) for place, m in self._matches.items()}
+        self.activity = {place: FeatureActivity(sae.n_features) for place, sae in saes.items()}
+        self.n_texts = 0
+        self._sample: dict[Place, list[Tensor]] = {place: [] for place in saes}
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens seen."""
+        return next(iter(self.activity.values())).n_tokens
+
+    @property
+    def sample(self) -> dict[Place, Tensor]:
+        """Activations of the first tokens at each place, ``(n, width)``."""
+        return {place: torch.cat(parts) for place, parts in self._sample.items()}
+
+    def update(self, rows: Rows, n_skipped: int = 0) -> None:
+        """Read some texts.
+
+        Args:
+            rows: Their token ids.
+            n_skipped: Tokens at the beginning of each that do not count.
+        """
+        self.n_texts += len(rows)
+        run_forwards(
+            self._lm,
+            rows,
+            lambda forward: self._look(forward, forward.counted(n_skipped)),
+            places=list(self._saes),
+        )
+
+    def _look(self, forward: Forward, counted: Tensor) -> None:
+        missing = _TRANSITION_TOKENS - self.n_tokens
+        features = {}
+        for place, sae in self._saes.items():
+            x = forward.at[place][counted]
+            features[place] = sae.encode(x)
+            if missing > 0:
+                self._sample[place].append(x[:missing].float().cpu())
+        for groups in self.groups.values():
+            groups.update(features)
+        predicted = forward.logits.argmax(-1)
+        for place, activity in self.activity.items():
+            activity.update(features[place], forward.ids, counted, predicted)
+
+    def layers(self) -> list[LayerGroups]:
+        """What the counts say, by layer."""
+        found = []
+        for place, groups in self.groups.items():
+            joint = {kind: groups.joint_activation(kind, _N_BINS)[0] for kind in groups.kinds}
+            zero = [(m.n_zero_targets, m.n_zero_sources) for m in self._matches[place].values()]
+            found.append(
+                LayerGroups(
+                    layer=place.layer,
+                    n_activations=int(groups.counts.sum()),
+                    shares=groups.shares(),
+                    auroc={kind: _finite(groups.auroc(kind)) for kind in groups.kinds},
+                    histograms={
+                        kind: dict(
+                            zip(GROUPS, groups.histogram(kind, _N_BINS).tolist(), strict=True)
+                        )
+                        for kind in groups.kinds
+                    },
+                    joint={k: [_finite(v) for v in each.tolist()] for k, each in joint.items()},
+                    zero_norm=zero[0][0] + sum(sources for _, sources in zero),
+                )
+            )
+        return found
+
+
+@torch.no_grad()
+def measure_transitions(
+    saes: SAEs, flow: FeatureFlow, sample: Mapping[Place, Tensor]
+) -> list[Transition]:
+    """Carry each predecessor's features to the next stream, and see what they explain there.
+
+    Args:
+        saes: At the LM's places.
+        flow: Their decoders.
+        sample: Activations of the same tokens at each place, ``(n, width)``.
+    """
+    found = []
+    for target in flow.places:
+        for source in flow.predecessors(target):
+            to, of = saes[target], saes[source]
+            x = sample[target].to(to.decoder.device)
+            features = of.encode(sample[source].to(of.decoder.device))
+            own = _finite(explained_variance(x, to(x)))
+            for compared in ("decoder", "encoder"):
+                matches = match_features(
+                    getattr(to, compared), getattr(of, compared), max(TRANSITION_K)
+                )
+                for k in TRANSITION_K:
+                    t = transition_matrix(matches.indices[:, :k], of.n_features)
+                    carried = to.decode(carry_features(features, t))
+                    explained = _finite(explained_variance(x, carried))
+                    found.append(
+                        Transition(
+                            str(source), str(target), source.kind, compared, k, explained, own
+                        )
+                    )
+    return found
+
+
+@torch.no_grad()
+def measure_cuts(
+    lm: LanguageModel,
+    saes: SAEs,
+    flow: FeatureFlow,
+    rows: Rows,
+    groups: FeatureGroups,
+    settings: DeactivationSettings,
+    generator: torch.Generator,
+    n_skipped: int = 0,
+) -> list[CutEffect]:
+    """Cut the predecessors of one layer's features in every way there is, beside the control.
+
+    Args:
+        lm: The LM, loaded.
+        saes: At its places.
+        flow: Their decoders.
+        rows: Token ids of texts.
+        groups: Of the layer.
+        settings: How.
+        generator: Draws cases and controls.
+        n_skipped: Tokens at the beginning of each text that do not count.
+    """
+    cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
+    if not len(cases):
+        return []
+    before = run_cases(lm, saes, rows, cases)
+    effects = _Effects(cases, before)
+    methods = predecessors_by_method(flow, groups.place)
+    for method in METHODS:
+        chosen = {place: index.cpu()[cases.features] for place, index in methods[method].items()}
+        control = cases.control(chosen, generator)
+        cuts: list[tuple[str, Chosen]] = [("matched", chosen), ("random", control)]
+        for r, (cut, features) in product(settings.strengths, cuts):
+            after = run_cases(lm, saes, rows, cases, features, r)
+            effects.add(after, method, cut, "all", r)
+        if method == METHODS[0] and len(chosen) > 1:
+            # One of several joint predecessors alone: circuits that can do without it show here.
+            for place, index in chosen.items():
+                for cut, alone in (("matched", index), ("random", control[place])):
+                    after = run_cases(lm, saes, rows, cases, {place: alone}, r=0.0)
+                    effects.add(after, method, cut, place.kind, 0.0)
+    return effects.rows
+
+
+class _Effects:
+    """Rows of the table, as they are found."""
+
+    def __init__(self, cases: Cases, before: Outcomes) -> None:
+        self.rows: list[CutEffect] = []
+        self._cases = cases
+        self._before = before
+
+    def add(self, after: Outcomes, method: str, cut: str, sources: str, r: float) -> None:
+        present = sorted(set(self._cases.groups.tolist()))
+        which: dict[str, Tensor | None] = {"all": None}
+        which |= {GROUPS[code]: self._cases.groups == code for code in present}
+        for group, mask in which.items():
+            effect = summarize_outcomes(self._before, after, mask)
+            if effect is not None:
+                layer = self._cases.place.layer
+                self.rows.append(CutEffect(layer, method, cut, sources, r, group, *effect))
+
+
+class SteeredAnswer(NamedTuple):
+    """An answer to steer towards.
+
+    Attributes:
+        label: As people read it.
+        token_id: Its token.
+        graph: Flow graph of the feature that carries it.
+        prompts: Token ids of prompts whose answer is another one.
+    """
+
+    label: str
+    token_id: int
+    graph: FlowGraph
+    prompts: Rows
+
+
+def measure_steering(
+    lm: LanguageModel,
+    saes: SAEs,
+    activity: Mapping[Place, FeatureActivity],
+    answers: Sequence[SteeredAnswer],
+    texts: Rows,
+    settings: SteeringSettings,
+) -> list[SteeringPoint]:
+    """Steer towards each answer at every strength, by every strategy.
+
+    Args:
+        lm: The LM, loaded.
+        saes: At its places.
+        activity: Of their features; it says what a typical activation is.
+        answers: Towards what.
+        texts: Token ids of other texts.
+        settings: How.
+    """
+    points = []
+    loss_before = text_loss(lm, texts)
+    for answer in answers:
+        start = answer.graph.start
+        unsteered = answer_probability(lm, answer.prompts, answer.token_id)
+        for strategy in settings.strategies:
+            weights = steering_weights(answer.graph, strategy, settings.decay)
+            typical = {f: float(activity[f.place].mean[f.index]) for f in weights}
+            for strength in settings.strengths:
+                behaviour, loss = unsteered, loss_before
+                if strength:
+                    edits = add_features(saes, amounts(weights, strength, typical))
+                    behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
+                    loss = text_loss(lm, texts, edits)
+                points.append(
+                    SteeringPoint(
+                        answer.label, start.id, strategy, strength, len(weights),
+                        *score(behaviour, loss, loss_before),
+                    )
+                )  # fmt: skip
+    return points
+
+
+def name_features(
+    lm: LanguageModel, activity: Mapping[Place, FeatureActivity], features: Sequence[Feature]
+) -> dict[str, str]:
+    """What to call features: the last word where each is most active, and what comes next.
+
+    Args:
+        lm: The LM.
+        activity: Of the features of each place.
+        features: Which.
+
+    Returns:
+        Feature's id -> ``… word → next word``; features that are never active are left out.
+    """
+    names = {}
+    for feature in features:
+        peak = activity[feature.place].peak(feature.index)
+        if peak is not None:
+            texts = lm.tokenizer.batch_decode([peak.context[-2:], [peak.predicted]])
+            names[feature.id] = " → ".join(text.strip() for text in texts)
+    return names
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value else None

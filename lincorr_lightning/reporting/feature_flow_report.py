@@ -1,0 +1,380 @@
+"""Numbers and tables of the feature flow; its figures are in `feature_flow_figures`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lincorr_lightning.reporting.canvas import to_picture
+from lincorr_lightning.reporting.files import safe_names, save_figure, write_csv
+from lincorr_lightning.reporting.tables import markdown_table
+from lincorr_lightning.reporting.tensorboard import add_picture, writers
+
+if TYPE_CHECKING:
+    import lightning as L
+    from matplotlib.figure import Figure
+
+    from lincorr_lightning.sae.flow_graph import FlowGraph
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """Where the features of one residual stream come from, on texts.
+
+    Attributes:
+        layer: Counted from 0.
+        n_activations: Of features, at all tokens.
+        shares: Group -> its share of them.
+        auroc: Kind of predecessor -> how well the cosine tells whether it is active too.
+        histograms: Kind -> group -> activations by cosine, bins of equal width from 0 to 1.
+        joint: Kind -> share of activations at which the predecessor is active too, by cosine; None
+            for an empty bin.
+        zero_norm: Features left out because their decoder is zero, here and in the predecessors.
+    """
+
+    layer: int
+    n_activations: int
+    shares: Mapping[str, float]
+    auroc: Mapping[str, float | None]
+    histograms: Mapping[str, Mapping[str, Sequence[int]]]
+    joint: Mapping[str, Sequence[float | None]]
+    zero_norm: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """How much of a place's activations one SAE's features explain when carried to another's.
+
+    Attributes:
+        source: Place of the features.
+        target: Place they are carried to.
+        kind: Kind of the source.
+        compared: ``decoder`` or ``encoder``: the weights whose cosines match features.
+        k: Sources of each target.
+        explained_variance: Of the target's activations; None where they never change.
+        own: What the target's SAE itself explains.
+    """
+
+    source: str
+    target: str
+    kind: str
+    compared: str
+    k: int
+    explained_variance: float | None
+    own: float | None
+
+
+@dataclass(frozen=True)
+class CutEffect:
+    """What rescaling predecessors does to features, on some cases.
+
+    Attributes:
+        layer: Of the features' residual stream.
+        method: How predecessors are chosen.
+        cut: ``matched``, or ``random``: as many other active features of the same places.
+        sources: Kinds of the predecessors that are rescaled, or ``all``.
+        r: What is left of them.
+        group: Group of the cases, or ``all``.
+        n: Cases.
+        success: Share that is switched off.
+        activation_change: Mean relative change.
+        loss_change: Relative change of the loss after the token; None where nothing follows.
+    """
+
+    layer: int
+    method: str
+    cut: str
+    sources: str
+    r: float
+    group: str
+    n: int
+    success: float
+    activation_change: float
+    loss_change: float | None
+
+
+@dataclass(frozen=True)
+class SteeringPoint:
+    """What steering towards one answer at one strength does.
+
+    Attributes:
+        label: The answer.
+        feature: The feature that is steered with.
+        strategy: How strength falls along the flow.
+        strength: 1 adds a typical activation.
+        n_features: How many take part.
+        behaviour: Probability of the answer.
+        coherence: Perplexity of other texts before by after, at most 1.
+        score: Their product.
+    """
+
+    label: str
+    feature: str
+    strategy: str
+    strength: float
+    n_features: int
+    behaviour: float
+    coherence: float
+    score: float
+
+
+@dataclass(frozen=True)
+class RelationFlow:
+    """What the features of a relation's answers have to do with each other.
+
+    Attributes:
+        relation: As ``city->country``.
+        n_fit: Subjects that features and maps are chosen on.
+        n_test: Subjects that judge them.
+        answers: A row for each label and place: ``side``, ``label``, ``place``, ``feature``,
+            ``auroc``.
+        ties: A row for each pair of labels that belongs together: what they share.
+        same_carrier: Place -> share of right pairs with one feature for both.
+        same_carrier_permuted: The same of pairs that do not belong together.
+        shared_flow: Share of right pairs whose flows meet.
+        shared_flow_permuted: The same of the others.
+        n_right: Pairs of labels that belong together.
+        n_wrong: The others.
+        cuts: A row for each cut: ``cut``, ``control``, ``n_features``, ``fixed``, ``target_only``,
+            ``refitted``, ``recall``, ``kept``.
+    """
+
+    relation: str
+    n_fit: int
+    n_test: int
+    answers: Sequence[Mapping[str, Any]]
+    ties: Sequence[Mapping[str, Any]]
+    same_carrier: Mapping[str, float]
+    same_carrier_permuted: Mapping[str, float]
+    shared_flow: float | None
+    shared_flow_permuted: float | None
+    n_right: int
+    n_wrong: int
+    cuts: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class DrawnFlow:
+    """A flow to be drawn: the graphs of one feature, or of two that are tied.
+
+    Attributes:
+        name: Of the files.
+        title: Of the figure.
+        graphs: Each from its own start.
+    """
+
+    name: str
+    title: str
+    graphs: Sequence[FlowGraph]
+
+
+@dataclass(frozen=True)
+class FeatureFlowReport:
+    """Everything a run of the feature flow found.
+
+    Attributes:
+        lm: Name of the LM.
+        n_texts: Texts that groups were counted on.
+        n_tokens: Their tokens.
+        groups: By layer.
+        transitions: Of each pair of places, k and weights.
+        cuts: Effects of deactivation and rescaling.
+        steering: Points of each answer, strategy and strength.
+        relation: Of the relation, if there is one.
+        flows: Graphs.
+        names: Feature -> what to call it, for those of the graphs.
+    """
+
+    lm: str
+    n_texts: int
+    n_tokens: int
+    groups: Sequence[LayerGroups]
+    transitions: Sequence[Transition] = ()
+    cuts: Sequence[CutEffect] = ()
+    steering: Sequence[SteeringPoint] = ()
+    relation: RelationFlow | None = None
+    flows: Sequence[DrawnFlow] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def results(self) -> dict[str, Any]:
+        """For ``results.json``."""
+        return {
+            "study": "feature_flow",
+            "lm": self.lm,
+            "n_texts": self.n_texts,
+            "n_tokens": self.n_tokens,
+            "groups": [
+                {
+                    "layer": each.layer,
+                    "n_activations": each.n_activations,
+                    "shares": dict(each.shares),
+                    "auroc": dict(each.auroc),
+                    "zero_norm": each.zero_norm,
+                }
+                for each in self.groups
+            ],
+            "transitions": [asdict(each) for each in self.transitions],
+            "deactivation": self.deactivation(),
+            "steering": self.best_steering(),
+            "relation": self._relation(),
+        }
+
+    def _relation(self) -> dict[str, Any] | None:
+        if self.relation is None:
+            return None
+        content = asdict(self.relation)
+        del content["answers"], content["ties"]
+        return content
+
+    def deactivation(self) -> dict[str, Any]:
+        """Success of each method beside its control, all layers and groups together, at r = 0."""
+        found = {}
+        for method in dict.fromkeys(cut.method for cut in self.cuts):
+            rows = {
+                cut: [
+                    row
+                    for row in self.cuts
+                    if (row.method, row.cut, row.sources, row.group, row.r)
+                    == (method, cut, "all", "all", 0.0)
+                ]
+                for cut in ("matched", "random")
+            }
+            if not rows["matched"]:
+                continue
+            entry: dict[str, Any] = {"n": sum(row.n for row in rows["matched"])}
+            for cut, own in rows.items():
+                for name in ("success", "activation_change", "loss_change"):
+                    entry[f"{cut}_{name}"] = _mean(own, name)
+            matched, random = entry["matched_success"], entry["random_success"]
+            entry["times_random"] = matched / random if random else None
+            found[method] = entry
+        return found
+
+    def mean_steering(self) -> list[dict[str, Any]]:
+        """Means over the answers, of each strategy and strength."""
+        keys = dict.fromkeys((p.strategy, p.strength) for p in self.steering)
+        rows = []
+        for strategy, strength in keys:
+            own = [p for p in self.steering if (p.strategy, p.strength) == (strategy, strength)]
+            rows.append(
+                {"strategy": strategy, "strength": strength, "n_answers": len(own)}
+                | {
+                    name: sum(getattr(p, name) for p in own) / len(own)
+                    for name in ("behaviour", "coherence", "score")
+                }
+            )
+        return rows
+
+    def best_steering(self) -> dict[str, Any]:
+        """Strength with the highest mean score of each strategy."""
+        best: dict[str, Any] = {}
+        for row in self.mean_steering():
+            known = best.get(row["strategy"])
+            if known is None or row["score"] > known["score"]:
+                best[row["strategy"]] = {k: v for k, v in row.items() if k != "strategy"}
+        return best
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def write(self, folder: Path) -> None:
+        """Write tables, graphs and figures.
+
+        Args:
+            folder: The run's.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        tables: dict[str, Sequence[Mapping[str, Any]]] = {
+            "groups": [
+                {"layer": each.layer, "n_activations": each.n_activations}
+                | dict(each.shares)
+                | {f"auroc_{kind}": each.auroc.get(kind) for kind in _kinds(self.groups)}
+                for each in self.groups
+            ],
+            "transitions": [asdict(each) for each in self.transitions],
+            "deactivation": [asdict(each) for each in self.cuts],
+            "steering": [asdict(each) for each in self.steering],
+        }
+        if self.relation is not None:
+            tables["answer_features"] = self.relation.answers
+            tables["ties"] = self.relation.ties
+            tables["relation_cuts"] = self.relation.cuts
+        for name, rows in tables.items():
+            if rows:
+                path = folder / "tables" / f"{name}.csv"
+                write_csv(path, list(rows[0]), (list(row.values()) for row in rows))
+        graphs = {graph.start.id: graph for flow in self.flows for graph in flow.graphs}
+        for name, graph in graphs.items():
+            graph.write_json(folder / "graphs" / f"{name}.json")
+            graph.write_graphml(folder / "graphs" / f"{name}.graphml")
+        for name, figure in self.figures().items():
+            save_figure(figure, folder / "figures" / f"{name}.png")
+
+    def figures(self) -> dict[str, Figure]:
+        """Every figure there are numbers for."""
+        from lincorr_lightning.reporting import feature_flow_figures as draw
+        from lincorr_lightning.reporting.flow_graph_figure import flow_graph_figure
+
+        figures = {
+            "groups": draw.groups_figure(self),
+            "cosines": draw.cosines_figure(self),
+            "joint_activation": draw.joint_activation_figure(self),
+        }
+        if self.transitions:
+            figures["transitions"] = draw.transitions_figure(self)
+        if self.cuts:
+            figures["deactivation"] = draw.deactivation_figure(self)
+            figures["rescaling"] = draw.rescaling_figure(self)
+        if self.steering:
+            figures["steering"] = draw.steering_figure(self)
+        if self.relation is not None and self.relation.cuts:
+            figures["relation"] = draw.relation_figure(self.relation, self.lm)
+        names = safe_names(flow.name for flow in self.flows)
+        for flow in self.flows:
+            figures[f"flow_{names[flow.name]}"] = flow_graph_figure(
+                flow.graphs, flow.title, self.names, f"features of {self.lm}"
+            )
+        return figures
+
+    def show(self, trainer: L.Trainer) -> None:
+        """Add scalars, tables and figures to TensorBoard.
+
+        Args:
+            trainer: The run's trainer.
+        """
+        logs = list(writers(trainer))
+        if not logs:
+            return
+        pictures = {name: to_picture(figure) for name, figure in self.figures().items()}
+        for writer in logs:
+            for method, entry in self.deactivation().items():
+                for cut in ("matched", "random"):
+                    value = entry[f"{cut}_success"]
+                    writer.add_scalar(f"deactivation/{method}/{cut}", value, 0)  # type: ignore[no-untyped-call]
+            writer.add_text("groups", self.markdown(), 0)  # type: ignore[no-untyped-call]
+            for name, picture in pictures.items():
+                add_picture(writer, f"figures/{name}", picture, 0)
+
+    def markdown(self) -> str:
+        """Shares of the groups by layer."""
+        groups = [g for g in self.groups[0].shares if any(e.shares.get(g) for e in self.groups)]
+        return markdown_table(
+            ("layer", *groups),
+            [(each.layer, *(each.shares.get(group) for group in groups)) for each in self.groups],
+        )
+
+
+def _kinds(groups: Sequence[LayerGroups]) -> list[str]:
+    return list(dict.fromkeys(kind for each in groups for kind in each.auroc))
+
+
+def _mean(rows: Sequence[CutEffect], name: str) -> float | None:
+    """Over the cases of all layers."""
+    known = [(row.n, getattr(row, name)) for row in rows if getattr(row, name) is not None]
+    total = sum(n for n, _ in known)
+    value = sum(n * v for n, v in known) / total if total else math.nan
+    return value if math.isfinite(value) else None

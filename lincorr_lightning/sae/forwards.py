@@ -1,0 +1,110 @@
+"""Running an LM over many texts, some of its activations seen or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.sae.activations import captured, edited
+from lincorr_lightning.sae.interventions import Edit
+from lincorr_lightning.sae.place import Place
+
+Edits = Mapping[Place, Edit]
+
+
+class Forward(NamedTuple):
+    """One forward of the LM over some of the texts.
+
+    Attributes:
+        cases: Which ones: indices into the texts that are read.
+        ids: Their tokens, ``(n_cases, longest)``, padded on the right.
+        mask: Which tokens are true ones, bool, likewise.
+        at: Activations of each place that was asked for, ``(n_cases, longest, width)``.
+        logits: ``(n_cases, longest, vocab_size)``.
+    """
+
+    cases: list[int]
+    ids: Tensor
+    mask: Tensor
+    at: Mapping[Place, Tensor]
+    logits: Tensor
+
+    @property
+    def last(self) -> Tensor:
+        """Each text's last position, ``(n_cases,)``."""
+        return self.mask.sum(1) - 1
+
+    def counted(self, n_skipped: int) -> Tensor:
+        """True tokens but some at the beginning of each text, bool like `mask`."""
+        return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
+
+    def at_positions(self, place: Place, positions: Tensor) -> Tensor:
+        """Activations of a place at one position of each text, ``(n_cases, width)``."""
+        x = self.at[place]
+        rows = torch.arange(len(x), device=x.device)
+        return x[rows, positions.to(x.device)]
+
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """How unlikely the LM finds each token after the one at a position.
+
+        Returns:
+            Negative log likelihoods, ``(n_cases, longest - 1)`` float64, 0 where there is no next
+            token; and where there is one, bool likewise.
+        """
+        there = self.mask[:, 1:]
+        said = self.logits[:, :-1].double()
+        wanted = torch.where(there, self.ids[:, 1:], 0)
+        loss = cross_entropy(said.flatten(0, 1), wanted.flatten(), reduction="none")
+        return loss.reshape(there.shape) * there, there
+
+
+@torch.no_grad()
+def run_forwards(
+    lm: LanguageModel,
+    rows: Sequence[Sequence[int]],
+    look: Callable[[Forward], None],
+    *,
+    places: Sequence[Place] = (),
+    edits: Edits | Callable[[list[int]], Edits] | None = None,
+    around: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+) -> None:
+    """Run the LM over texts, in batches of like length that fit its memory.
+
+    It is asked in eval mode and its own precision, and is as before afterwards.
+
+    Args:
+        lm: The LM, loaded.
+        rows: Token ids of each text, as `LanguageModel.rows` gives them.
+        look: Called with each forward.
+        places: Whose activations it sees; as they are after the edits.
+        edits: What is changed on the way: in all texts, or by the indices of a forward's texts.
+        around: Makes a context to run a forward in from the indices of its texts, as for
+            `LanguageModel.logits_of_rows`.
+
+    Raises:
+        LanguageModelError: Too little memory.
+    """
+    device = lm.model.device.type
+
+    def ask(cases: list[int]) -> None:
+        ids, mask = lm.pad([rows[case] for case in cases])
+        changes = edits(cases) if callable(edits) else (edits or {})
+        with ExitStack() as stack:
+            stack.enter_context(around(cases) if around is not None else nullcontext())
+            stack.enter_context(edited(lm.model, changes))
+            # Hooks run in the order they were put on: what is seen is what was made of it.
+            at = stack.enter_context(captured(lm.model, places))
+            said = lm.model(input_ids=ids, attention_mask=mask)
+        look(Forward(cases, ids, mask.bool(), at, said.logits))
+
+    with evaluating(lm.model), torch.autocast(device, enabled=False):
+        batches = MicroBatches(lm.config.tokens_per_forward)
+        batches.run([len(row) for row in rows], device, ask)

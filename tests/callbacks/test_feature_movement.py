@@ -1,0 +1,185 @@
+"""Which features move, against reading them the naive way; and training is as without."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning.callbacks import FeatureMovement
+from lincorr_lightning.data import EditPlan, EditsDataModule
+from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
+from lincorr_lightning.lm.stacked_lora import StackedLoRA
+from lincorr_lightning.sae import Place, SparseAutoencoder
+
+SUBJECTS = [f"name{i}" for i in range(30, 36)]
+PLACES = [Place(0, "mlp_out"), Place(1, "residual")]
+N, WIDTH = 24, 16
+
+
+def _sae(place: Place, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(seed + place.layer)
+    return SparseAutoencoder(
+        place=place,
+        encoder=torch.randn(N, width, generator=random),
+        decoder=torch.randn(N, width, generator=random),
+        encoder_bias=torch.randn(N, generator=random) * 0.1,
+        decoder_bias=torch.zeros(width),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    for place in PLACES:
+        _sae(place).save(tmp_path / "saes" / place.id)
+    return str(tmp_path / "saes")
+
+
+def _naive_features(model, tokenizer, place, prompts):
+    """One prompt at a time by a bare hook, decoder norms taken into the features."""
+    sae = _sae(place)
+    layer = model.model.layers[place.layer]
+    module = layer if place.kind == "residual" else layer.mlp
+    seen = []
+    hook = module.register_forward_hook(
+        lambda m, a, o: seen.append((o[0] if isinstance(o, tuple) else o)[0, -1])
+    )
+    with torch.no_grad():
+        for prompt in prompts:
+            model.eval()(**tokenizer(prompt, return_tensors="pt"))
+        hook.remove()
+        x = torch.stack(seen)
+        features = (x @ sae.encoder.T + sae.encoder_bias).relu() * sae.decoder.norm(dim=1)
+        rebuilt = (x @ sae.encoder.T + sae.encoder_bias).relu() @ sae.decoder
+    return features.double().numpy(), x.double().numpy(), rebuilt.double().numpy()
+
+
+def _expected(states, tokenizer, place, what):
+    prompts = [f"{x} lives in the {what} of" for x in SUBJECTS]
+    base = [_naive_features(states[0], tokenizer, place, [p])[0] for p in prompts]
+    old = np.concatenate(base)
+    new, x, rebuilt = _naive_features(states[-1], tokenizer, place, prompts)
+    return old, new, 1 - ((x - rebuilt) ** 2).sum() / (x**2).sum()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder, every) -> None:
+    module = naive.module(small_lm)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every, n_top=5)
+    trainer = make_trainer(watch)
+    trainer.fit(module, naive.sentences(small_lm))
+    steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
+    assert steps == ([1, 2, 3, 4] if every == 1 else [3, 4])
+    for place in PLACES:
+        typical = []
+        for side, what in (("source", "city"), ("target", "country")):
+            old, new, explained = _expected(states, module.tokenizer, place, what)
+            typical.append(old)
+            found = watch.results[place.id][side]
+            moved = np.abs(new - old).mean(0)
+            assert found["change"] == pytest.approx(moved.sum() / old.mean(0).sum(), rel=1e-3)
+            assert found["on"] == pytest.approx(((old <= 0) & (new > 0)).sum(1).mean())
+            assert found["off"] == pytest.approx(((old > 0) & (new <= 0)).sum(1).mean())
+            assert found["explained"] == pytest.approx(explained, abs=1e-3)
+            best = np.argsort(-moved)[:5]
+            assert [row["feature"] for row in found["top"]] == [f"{place.id}.{i}" for i in best]
+            for row, i in zip(found["top"], best, strict=True):
+                assert row["change"] == pytest.approx(moved[i], rel=1e-3)
+                assert row["before"] == pytest.approx(old[:, i].mean(), rel=1e-3)
+                assert row["after"] == pytest.approx(new[:, i].mean(), rel=1e-3, abs=1e-5)
+        base = np.concatenate(typical)
+        least = 0.1 * base.sum() / (base > 0).sum()
+        for side, what in (("source", "city"), ("target", "country")):
+            old, new, _ = _expected(states, module.tokenizer, place, what)
+            n_moved = (np.abs(new - old).mean(0) > least).sum()
+            assert watch.results[place.id][side]["moved"] == n_moved > 0
+    (path,) = Path(trainer.default_root_dir).rglob("feature_movement.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {int(row["step"]) for row in rows} == set(steps)
+    assert json.dumps(watch.results)
+
+
+def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer, folder) -> None:
+    def weights(*callbacks):
+        torch.manual_seed(0)
+        module = naive.module(small_lm)
+        module.backbone.config.attention_dropout = 0.2
+        make_trainer(*callbacks).fit(module, naive.sentences(small_lm, shuffle=True))
+        return torch.cat([p.flatten() for p in module.parameters()]), module.modes, torch.rand(3)
+
+    plain = weights()
+    watched = weights(FeatureMovement(folder, "city->country", every_n_steps=1, n_watch=8))
+    assert torch.equal(plain[0], watched[0])
+    assert plain[1] == watched[1]
+    assert torch.equal(plain[2], watched[2])
+
+
+def test_each_edit_is_asked_in_its_own_copy(naive, small_lm, make_trainer, folder) -> None:
+    """Of edits trained side by side: the mean over them, by the step within the edit."""
+
+    class Stacked(naive.module):
+        edit_plan = EditPlan("independent", 2, 3)
+
+        def __init__(self):
+            super().__init__(small_lm, lr=0.05)
+            self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
+            self.rows_of_copies = self.adapters.rows
+            self.seen = {}
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch.first:
+                self.adapters.reset(batch.edits)
+                self.optimizers(use_pl_optimizer=False).state.clear()
+
+        def training_step(self, batch, batch_idx):
+            with self.adapters.rows(range(len(batch.edits))):
+                logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
+            return torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
+            )
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            for copy, edit in enumerate(batch.edits):
+                prompt = f"{self.trainer.datamodule.edits[edit].subject} lives in the country of"
+                with self.adapters.rows([copy]):
+                    read = _naive_features(self.backbone, self.tokenizer, PLACES[1], [prompt])[0]
+                self.seen[batch.step + 1, edit] = read[0]
+
+    module = Stacked()
+    base = naive.module(small_lm)
+    data = EditsDataModule(n_edits=7)
+    watch = FeatureMovement(folder, every_n_steps=1)
+    make_trainer(watch).fit(module, datamodule=data)
+    prompts = [f"{edit.subject} lives in the country of" for edit in data.edits]
+    old = _naive_features(base.backbone, base.tokenizer, PLACES[1], prompts)[0]
+    history = dict(watch.history["features/residual.1/target/change"])
+    assert sorted(history) == [1, 2, 3]
+    for step, value in history.items():
+        new = np.stack([module.seen[step, edit] for edit in range(len(data.edits))])
+        expected = np.abs(new - old).mean(0).sum() / old.mean(0).sum()
+        assert value == pytest.approx(expected, rel=1e-3)
+        assert value > 1e-3
+
+
+def test_subjects_are_those_of_the_run(naive, small_lm, make_trainer, folder) -> None:
+    watch = FeatureMovement(folder, n_watch=5)
+    make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
+    assert len(watch._watched) == 5
+    assert set(watch.results) == {place.id for place in PLACES}
+
+
+def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="n_watch 0"):
+        FeatureMovement("somewhere", n_watch=0)
+    _sae(PLACES[0], width=8).save(tmp_path / "other" / "a")
+    watch = FeatureMovement(str(tmp_path / "other"))
+    with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):
+        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
+    with pytest.raises(SparseAutoencoderError, match="there is no such folder"):
+        make_trainer(FeatureMovement(str(tmp_path / "none"))).fit(
+            naive.module(small_lm), naive.sentences(small_lm)
+        )

@@ -1,0 +1,232 @@
+"""The feature-flow study from the command line, on a random LM and on the embedded one."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LincorrError, SparseAutoencoderError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.sae import GROUPS, Place, SparseAutoencoder
+
+CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
+N, WIDTH = 40, 16
+QUIET = ["--trainer.enable_progress_bar=false"]
+PLACES = [
+    Place(layer, kind) for layer in range(2) for kind in ("residual", "mlp_out", "attention_out")
+]
+
+
+def _sae(place: Place, width: int = WIDTH) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(place.layer)
+    decoder = torch.randn(N, width, generator=random)
+    decoder[7] = 0
+    return SparseAutoencoder(
+        place=place, encoder=decoder.clone(), decoder=decoder,
+        encoder_bias=torch.full((N,), -0.5), decoder_bias=torch.zeros(width),
+    )  # fmt: skip
+
+
+def _save(folder: Path, places: list[Place], width: int = WIDTH) -> str:
+    for place in places:
+        _sae(place, width).save(folder / place.id)
+    return str(folder)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    lines = [f"name{i} lives in the city of {c}" for i in range(40) for c in ("Paris", "Rome")]
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def _run(small_lm: str, saes: str, texts: str, tmp_path: Path, *more: str) -> Path:
+    cli = main(
+        ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
+         f"--data.texts=[{texts}]", "--data.n_held_out=50", "--data.n_tokens=64",
+         "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledges=null",
+         "--model.n_inputs=200", "--model.deactivation.n_cases=60",
+         "--model.deactivation.strengths=[0.0,0.5]", "--model.steering.strengths=[0.0,1.0]",
+         "--model.steering.n_texts=10", "--model.steering.n_prompts=10",
+         f"--trainer.default_root_dir={tmp_path / 'runs'}", *QUIET, *more]
+    )  # fmt: skip
+    return Path(cli.trainer.log_dir)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", PLACES)
+    run = _run(small_lm, saes, texts, tmp_path, "--model.features=[residual.1.3,mlp_out.0.2]")
+    results = json.loads((run / "results.json").read_text())
+    assert results["study"] == "feature_flow"
+    assert (results["n_texts"], results["n_tokens"]) == (50, 350)
+    assert [each["layer"] for each in results["groups"]] == [0, 1]
+    # The zero column of each SAE: of the layer's own, and of its two or three predecessors.
+    assert [each["zero_norm"] for each in results["groups"]] == [3, 4]
+    for each in results["groups"]:
+        assert list(each["shares"]) == list(GROUPS)
+        assert sum(each["shares"].values()) == pytest.approx(1)
+    assert each["n_activations"] > 100
+    # Layer 0 has no stream below it.
+    assert results["groups"][0]["shares"]["From RES"] == 0
+    assert set(results["deactivation"]) == {"top-1", "top-5", "one-to-one"}
+    for entry in results["deactivation"].values():
+        assert entry["n"] == 120
+    cuts = _rows(run / "tables" / "deactivation.csv")
+    alone = {r["sources"] for r in cuts if r["layer"] == "1" and r["method"] == "top-1"}
+    assert alone == {"all", "residual", "mlp_out", "attention_out"}
+    # All SAEs of a layer have one decoder: the same features everywhere, matched with themselves.
+    in_all = [r for r in cuts if r["group"] == "all" and r["sources"] == "all" and r["r"] == "0.0"]
+    assert len(in_all) == 2 * 3 * 2
+    by_group = [
+        r
+        for r in cuts
+        if r["layer"] == "1"
+        and r["group"] != "all"
+        and (r["method"], r["cut"], r["sources"], r["r"]) == ("top-1", "random", "all", "0.5")
+    ]
+    assert sum(int(r["n"]) for r in by_group) == 60
+    relation = results["relation"]
+    assert relation["relation"] == "city->country"
+    assert (relation["n_fit"], relation["n_test"]) == (100, 100)
+    none = relation["cuts"][0]
+    assert (none["cut"], none["kept"], none["fixed"]) == ("none", 1.0, none["refitted"])
+    assert {f.name for f in (run / "graphs").iterdir()} == {
+        f"{f}.{end}" for f in ("residual.1.3", "mlp_out.0.2") for end in ("json", "graphml")
+    }
+    figures = {f.stem for f in (run / "figures").iterdir()}
+    assert figures >= {"groups", "cosines", "joint_activation", "transitions", "deactivation",
+                       "rescaling", "flow_residual.1.3", "flow_mlp_out.0.2"}  # fmt: skip
+    assert len(_rows(run / "tables" / "transitions.csv")) == 5 * 2 * 5
+    assert results["settings"]["saes"] == saes and "torch" in results["versions"]
+
+
+def test_runs_are_repeatable(small_lm: str, texts: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", PLACES[3:])
+    one, two = (
+        json.loads((_run(small_lm, saes, texts, tmp_path) / "results.json").read_text())
+        for _ in range(2)
+    )
+    for key in ("groups", "deactivation", "steering", "relation", "transitions"):
+        assert one[key] == two[key]
+
+
+def test_parts_can_be_left_out(small_lm: str, texts: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", [Place(0, "residual"), Place(1, "residual")])
+    run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
+               "--model.deactivation.n_cases=0")  # fmt: skip
+    results = json.loads((run / "results.json").read_text())
+    assert (results["relation"], results["deactivation"], results["steering"]) == (None, {}, {})
+    assert len(results["groups"]) == 1
+    assert not (run / "tables" / "steering.csv").exists()
+
+
+def _fails(error: type[LincorrError], match: str, *arguments: object) -> None:
+    with pytest.raises(error, match=match):
+        _run(*arguments)  # type: ignore[arg-type]
+
+
+def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None:
+    wide = _save(tmp_path / "wide", PLACES, width=8)
+    match = r"SAE at attention_out of layer 0 is 8 wide, but .* is 16 wide\. Take"
+    _fails(SparseAutoencoderError, match, small_lm, wide, texts, tmp_path)
+    high = _save(tmp_path / "high", [*PLACES, Place(2, "residual")])
+    match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
+    _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
+    alone = _save(tmp_path / "alone", [Place(0, "residual"), Place(0, "mlp_out")][:1])
+    match = "there are SAEs for residual of layer 0 alone"
+    _fails(SparseAutoencoderError, match, small_lm, alone, texts, tmp_path)
+
+
+def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown" / "one"
+    unknown.mkdir(parents=True)
+    (unknown / "weights.bin").write_bytes(b"x")
+    match = r"is in no known format of SAEs: it holds weights\.bin\. Known are lincorr .*saelens"
+    _fails(SparseAutoencoderError, match, small_lm, str(unknown.parent), texts, tmp_path)
+    none = str(tmp_path / "none")
+    _fails(SparseAutoencoderError, "there is no such folder", small_lm, none, texts, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("feature", "match"),
+    [
+        ("residual.1.40", r"the SAE at residual of layer 1 has no feature 40; it has 40"),
+        ("residual.3.0", "residual.3.0': there is no SAE for the residual of layer 3; there are"),
+        ("stream.1.4", r"'stream\.1\.4' names no feature: write its kind of place"),
+        ("residual.1", "names no feature"),
+        ("residual.1.7", "feature 7 .* cannot be followed: its decoder column is zero"),
+    ],
+)
+def test_features_that_are_not_there(
+    feature: str, match: str, small_lm: str, texts: str, tmp_path: Path
+) -> None:
+    saes = _save(tmp_path / "saes", PLACES)
+    more = f"--model.features=[{feature}]"
+    _fails(SparseAutoencoderError, match, small_lm, saes, texts, tmp_path, more,
+           "--model.relation=null", "--model.deactivation.n_cases=0")  # fmt: skip
+
+
+def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", PLACES)
+    from lincorr_lightning.modules import FeatureFlowStudy
+
+    for options, match in (
+        ({"k": 0}, r"model\.k is 0"),
+        ({"n_inputs": 3}, r"model\.n_inputs is 3"),
+        ({"deactivation": {"n_cases": -1}}, "n_cases -1"),
+        ({"steering": {"strategies": ["cubic"]}}, "strategies \\['cubic'\\]"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            FeatureFlowStudy(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data is PromptInputs\. Pass --data TextsDataModule"):
+        main(
+            ["test", "--model=FeatureFlowStudy", f"--model.saes={saes}", "--data=PromptInputs",
+             f"--model.lm.name_or_path={small_lm}", "--data.n_inputs=40", *QUIET,
+             f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
+        )  # fmt: skip
+
+
+def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> None:
+    before = LanguageModel.from_pretrained(small_lm).fingerprint
+    saes = _save(tmp_path / "saes", PLACES)
+    cli = main(
+        ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
+         f"--data.texts=[{texts}]", "--data.n_held_out=20", "--data.n_tokens=64",
+         "--data.batch_tokens=16", "--data.block_steps=2", "--model.n_inputs=60",
+         "--model.deactivation.n_cases=10", "--trainer.fast_dev_run=true",
+         f"--trainer.default_root_dir={tmp_path / 'dry'}", *QUIET]
+    )  # fmt: skip
+    assert cli.model.lm.fingerprint == before
+    assert not list((tmp_path / "dry").rglob("results.json"))
+
+
+@pytest.mark.slow
+def test_on_the_embedded_lm_predecessors_count(tmp_path: Path) -> None:
+    """Matched predecessors switch features off at least three times as often as random ones.
+
+    And the features that carry both answers of city->country are what the tie runs through.
+    """
+    cli = main(["test", "--config", CONFIG, f"--trainer.default_root_dir={tmp_path}", *QUIET])
+    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    for method in ("top-1", "top-5"):
+        entry = results["deactivation"][method]
+        assert entry["n"] >= 1000
+        assert entry["matched_success"] >= 3 * entry["random_success"]
+    relation = results["relation"]
+    assert relation["same_carrier"]["attention_out.0"] > 0.5
+    assert relation["same_carrier_permuted"]["attention_out.0"] < 0.05
+    cuts = {(cut["cut"], cut["control"]): cut for cut in relation["cuts"]}
+    assert cuts["none", False]["recall"] > 0.95
+    assert cuts["carriers", True]["recall"] > cuts["carriers", False]["recall"] + 0.1
+    steering = results["steering"]
+    graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
+    assert max(graphs) > steering["single"]["score"]

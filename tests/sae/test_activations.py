@@ -1,0 +1,253 @@
+"""Activations against the LM's own hidden states, the sums of the stream, and forwards by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.sae import KINDS, Place, captured, edited, places_of, width_of
+
+N_LAYERS = 3
+_SMALL: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": N_LAYERS, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+_GATED = _SMALL | {"intermediate_size": 24, "num_key_value_heads": 1}
+_GPT = {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "n_layer": N_LAYERS, "n_head": 2}
+
+# Those whose layers add an attention's and an MLP's output to the stream.
+ADDING: dict[str, Callable[[], hf.PreTrainedConfig]] = {
+    "llama": lambda: hf.LlamaConfig(**_GATED),
+    "gpt2": lambda: hf.GPT2Config(**_GPT),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**_SMALL, intermediate_size=24),
+    "gpt-neox-serial": lambda: hf.GPTNeoXConfig(
+        **_SMALL, intermediate_size=24, use_parallel_residual=False
+    ),
+    "opt": lambda: hf.OPTConfig(**_SMALL, ffn_dim=24, word_embed_proj_dim=12),
+    "gemma2": lambda: hf.Gemma2Config(**_GATED, head_dim=8),
+    "gemma3": lambda: hf.Gemma3TextConfig(**_GATED, head_dim=8),
+    "qwen2": lambda: hf.Qwen2Config(**_GATED),
+    "mistral": lambda: hf.MistralConfig(**_GATED),
+    # As many experts as layers: the list of layers is the outer one.
+    "mixtral": lambda: hf.MixtralConfig(**_GATED, num_local_experts=N_LAYERS),
+    "phi": lambda: hf.PhiConfig(**_SMALL, intermediate_size=24),
+    "cohere": lambda: hf.CohereConfig(**_GATED),
+    "gptj": lambda: hf.GPTJConfig(**_GPT, rotary_dim=4),
+    "falcon": lambda: hf.FalconConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=N_LAYERS, num_attention_heads=2
+    ),
+}
+# Those whose layers do something else with the stream.
+OTHERS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
+    "opt-350m": lambda: hf.OPTConfig(
+        **_SMALL, ffn_dim=24, word_embed_proj_dim=16, do_layer_norm_before=False
+    ),
+    "bert": lambda: hf.BertConfig(**_SMALL, intermediate_size=24, is_decoder=True),
+    "bloom": lambda: hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=N_LAYERS, n_head=2),
+    "mamba": lambda: hf.MambaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=N_LAYERS, state_size=4, use_cache=False
+    ),
+    "granite": lambda: hf.GraniteConfig(**_GATED, residual_multiplier=0.3),
+}
+IDS = torch.randint(4, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+
+
+def _model(config: hf.PreTrainedConfig) -> Any:
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+            elif "A_log" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.eval()(IDS, output_hidden_states=True)  # transformers hangs hooks of its own for these
+    model.hooks = _hooks_in(model)
+    return model
+
+
+def _hooks_in(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
+    model = _model(ADDING[name]())
+    places = places_of(model)
+    assert places == sorted(Place(layer, kind) for layer in range(N_LAYERS) for kind in KINDS)
+    with captured(model, places) as read:
+        output = model(IDS, output_hidden_states=True, use_cache=False)
+    assert set(read) == set(places)
+    for activation in read.values():
+        assert activation.shape == (*IDS.shape, width_of(model)) == (*IDS.shape, 16)
+        assert not activation.requires_grad
+
+    states = output.hidden_states
+    before = states[0]
+    for layer in range(N_LAYERS):
+        residual = read[Place(layer, "residual")]
+        if layer < N_LAYERS - 1:  # of the last layer, transformers gives what the final norm makes
+            torch.testing.assert_close(residual, states[layer + 1].detach())
+        attention_out, mlp_out = (read[Place(layer, kind)] for kind in ("attention_out", "mlp_out"))
+        torch.testing.assert_close(residual - before, attention_out + mlp_out, atol=1e-4, rtol=1e-4)
+        assert attention_out.norm() > 0.01
+        assert mlp_out.norm() > 0.01
+        before = residual
+    assert _hooks_in(model) == model.hooks
+
+
+def test_which_of_the_two_is_the_attention() -> None:
+    # An MLP treats each token by itself; what comes before a token moves only its attention.
+    for name in ("gpt-neox", "cohere", "gemma2", "opt"):
+        model = _model(ADDING[name]())
+        places = places_of(model, layers=[0])
+        changed = IDS.clone()
+        changed[:, 0] = (IDS[:, 0] + 5) % 50
+        reads = []
+        for ids in (IDS, changed):
+            with captured(model, places) as read:
+                model(ids)
+            reads.append({place.kind: tensor[:, -1] for place, tensor in read.items()})
+        assert not torch.allclose(reads[0]["attention_out"], reads[1]["attention_out"], atol=1e-5)
+        if name in ("gpt-neox", "cohere"):  # side by side with the attention
+            torch.testing.assert_close(reads[0]["mlp_out"], reads[1]["mlp_out"])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> None:
+    model = _model(OTHERS[name]())
+    places = places_of(model, ["residual"])
+    assert places == [Place(layer, "residual") for layer in range(N_LAYERS)]
+    with captured(model, places) as read:
+        states = model(IDS, output_hidden_states=True).hidden_states
+    # transformers' Mamba leaves its embedding out of them.
+    torch.testing.assert_close(read[places[0]], states[name != "mamba"].detach())
+    with pytest.raises(
+        SparseAutoencoderError, match=rf"mlp_out of layer 1.*{type(model).__name__}"
+    ):
+        places_of(model, ["mlp_out"], layers=[1])
+    assert _hooks_in(model) == model.hooks
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "opt", "gemma2"])
+def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
+    model = _model(ADDING[name]())
+    places = places_of(model)
+    push = torch.randn(16)
+    with captured(model, places) as before:
+        model(IDS)
+    for kind in KINDS:
+        place = Place(1, kind)
+        with edited(model, {place: lambda x: x + push}), captured(model, places) as after:
+            model(IDS)
+        torch.testing.assert_close(after[place], before[place] + push)
+        lower = Place(0, "residual")
+        torch.testing.assert_close(after[lower], before[lower])
+        # The layer's end is what its parts add up to.
+        gained = after[Place(1, "residual")] - before[Place(1, "residual")]
+        if kind != "attention_out" or name == "gpt-neox":
+            torch.testing.assert_close(gained, push.expand_as(gained), atol=1e-4, rtol=1e-4)
+        else:
+            mlp = after[Place(1, "mlp_out")] - before[Place(1, "mlp_out")]
+            torch.testing.assert_close(gained, push + mlp, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(after[Place(2, "residual")], before[Place(2, "residual")])
+    assert _hooks_in(model) == model.hooks
+
+
+def test_an_identity_edit_and_reading_leave_logits_and_gradients() -> None:
+    model = _model(ADDING["llama"]())
+    places = places_of(model)
+    model(IDS, labels=IDS).loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    logits = model(IDS).logits
+    with edited(model, {place: lambda x: x for place in places}), captured(model, places):
+        output = model(IDS, labels=IDS)
+    torch.testing.assert_close(output.logits, logits, rtol=0, atol=0)
+    output.loss.backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
+    # Doubling what the MLP adds is what doubling its last matrix does.
+    model = _model(ADDING["llama"]())
+    down = model.model.layers[1].mlp.down_proj.weight
+    with edited(model, {Place(1, "mlp_out"): lambda x: 2 * x}):
+        loss = model(IDS, labels=IDS).loss
+    loss.backward()
+    got = model.model.embed_tokens.weight.grad.clone()
+    model.zero_grad()
+    with torch.no_grad():
+        down.mul_(2)
+    twice = model(IDS, labels=IDS).loss
+    twice.backward()
+    torch.testing.assert_close(loss, twice)
+    torch.testing.assert_close(got, model.model.embed_tokens.weight.grad)
+
+
+def test_nested_edits_run_as_they_were_entered_and_hooks_go_after_an_error() -> None:
+    model = _model(ADDING["gpt2"]())
+    place = Place(0, "mlp_out")
+    with captured(model, [place]) as clean:
+        model(IDS)
+    with (
+        edited(model, {place: lambda x: x + 1}),
+        edited(model, {place: lambda x: x * 2}),
+        captured(model, [place]) as read,
+    ):
+        model(IDS)
+    torch.testing.assert_close(read[place], (clean[place] + 1) * 2)
+
+    def fail(x: Tensor) -> Tensor:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"), edited(model, {place: fail}):
+        model(IDS)
+    assert _hooks_in(model) == model.hooks
+    assert not model.training
+
+
+def test_training_mode_and_lora_are_kept_and_read() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = _model(ADDING["gpt-neox"]()).train()
+    model.gpt_neox.layers[0].mlp.eval()
+    modes = [module.training for module in model.modules()]
+    assert len(places_of(model)) == 3 * N_LAYERS
+    assert [module.training for module in model.modules()] == modes
+
+    llama = _model(ADDING["llama"]())
+    wrapped = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    place = Place(1, "mlp_out")
+    with captured(wrapped, [place]) as outer:
+        wrapped(IDS)
+    with captured(llama, [place]) as inner:
+        wrapped(IDS)
+    torch.testing.assert_close(outer[place], inner[place])
+
+
+def test_bfloat16_and_a_single_layer() -> None:
+    config = hf.LlamaConfig(**_GATED | {"num_hidden_layers": 1})
+    model = _model(config).bfloat16()
+    assert places_of(model) == sorted(Place(0, kind) for kind in KINDS)
+    with captured(model, places_of(model)) as read:
+        model(IDS)
+    assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16}
+
+
+def test_bad_places_edits_and_models() -> None:
+    model = _model(ADDING["llama"]())
+    with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 7: its 3 layers"):
+        places_of(model, layers=[7])
+    with (
+        pytest.raises(SparseAutoencoderError, match=r"edit at residual of layer 0.*\(3, 7, 4\)"),
+        edited(model, {Place(0, "residual"): lambda x: x[..., :4]}),
+    ):
+        model(IDS)
+    with pytest.raises(SparseAutoencoderError, match="Linear does not say"):
+        places_of(nn.Linear(2, 2))

@@ -1,0 +1,174 @@
+"""Features that carry answers, ties between them and cuts, planted and by naive means."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.knowledge import AskedRelation, Catalogue
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.sae import Feature, FeatureFlow, Place, SparseAutoencoder
+from lincorr_lightning.sae.answer_features import (
+    AnswerFeatures,
+    find_answer_features,
+    label_ties,
+    last_activations,
+)
+from lincorr_lightning.sae.relation_cut import (
+    AskedSubjects,
+    ask_subjects,
+    control_features,
+    cut_edits,
+    score_relation,
+)
+
+LOW, MLP, TOP = Place(0, "residual"), Place(1, "mlp_out"), Place(1, "residual")
+
+
+def _sae(place: Place, directions: torch.Tensor) -> SparseAutoencoder:
+    n, width = directions.shape
+    return SparseAutoencoder(
+        place=place, encoder=directions, decoder=directions.clone(),
+        encoder_bias=torch.zeros(n), decoder_bias=torch.zeros(width),
+    ).eval()  # fmt: skip
+
+
+def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
+    """Feature 3 + label says the answer, with noise; the last label is nobody's answer."""
+    random = np.random.default_rng(0)
+    n, n_labels, width = 400, 5, 12
+    answers = random.integers(0, n_labels - 1, n)
+    x = random.normal(size=(n, width)) * 0.5
+    x[np.arange(n), 3 + answers] += 1.2
+    sae = _sae(TOP, torch.eye(width))
+    found = find_answer_features(
+        sae, torch.from_numpy(x).float(), torch.from_numpy(answers), n_labels, n_fit=200
+    )
+    assert found.indices.tolist() == [3, 4, 5, 6, -1]
+    assert found.feature(1) == Feature(TOP, 4) and found.feature(4) is None
+    for label in range(4):
+        value = np.maximum(x[200:, 3 + label], 0)
+        expected = roc_auc_score(answers[200:] == label, value)
+        assert found.auroc[label].item() == pytest.approx(expected, abs=1e-6)
+        assert 0.8 < expected < 1
+    assert found.auroc[4].isnan()
+
+
+def _answers(place: Place, indices: list[int]) -> AnswerFeatures:
+    return AnswerFeatures(place, torch.tensor(indices), torch.ones(len(indices)).double())
+
+
+def test_ties_are_the_planted_ones() -> None:
+    """Sources 0 and 1 come from what target 0 comes from, source 2 from nothing of target 1."""
+    eye = torch.eye(8)
+    low = eye[:4]
+    top = torch.stack([eye[0], eye[0] + 0.1 * eye[5], eye[6], 0.9 * eye[0] + 0.2 * eye[7], eye[1]])
+    mlp = torch.stack([eye[6], eye[7]])
+    flow = FeatureFlow({LOW: low, MLP: mlp, TOP: top})
+    source = {
+        LOW: _answers(LOW, [0, 2, 3]), MLP: _answers(MLP, [0, -1, 0]),
+        TOP: _answers(TOP, [0, 1, 2]),
+    }  # fmt: skip
+    target = {
+        LOW: _answers(LOW, [0, 1, 1]), MLP: _answers(MLP, [1, -1, 1]),
+        TOP: _answers(TOP, [3, 4, -1]),
+    }  # fmt: skip
+    right = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
+    ties = {(t.source, t.target): t for t in label_ties(flow, source, target, right, 0.5)}
+    # Target 2 has no feature.
+    assert set(ties) == {(s, t) for s in range(3) for t in range(2)}
+    assert ties[0, 0].shared == ties[1, 0].shared == (Feature(LOW, 0),)
+    assert ties[2, 0].shared == ties[2, 1].shared == ties[0, 1].shared == ()
+    assert ties[0, 0].carriers == (Feature(LOW, 0),)
+    # Neither the place above nor what is no feature of either counts as shared.
+    assert ties[1, 0].carriers == ties[1, 1].carriers == ()
+    assert [ties[s, t].right for s, t in sorted(ties)] == [True, False, True, False, False, True]
+
+
+def test_controls_are_other_features_that_are_as_often_active() -> None:
+    how_often = {LOW: torch.arange(100) * 10, TOP: torch.zeros(3)}
+    cut = [Feature(LOW, 50), Feature(LOW, 51), Feature(TOP, 0), Feature(TOP, 1)]
+    drawn = control_features(cut, how_often, torch.Generator().manual_seed(0))
+    again = control_features(reversed(cut), how_often, torch.Generator().manual_seed(0))
+    assert drawn == again
+    # The third feature of the top is the only other one, and is taken once.
+    assert [f.place for f in drawn] == [LOW, LOW, TOP]
+    assert len({*drawn, *cut}) == 7
+    assert all(abs(f.index - 50) <= 12 for f in drawn[:2])
+
+
+def test_last_activations_are_those_of_single_prompts(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    prompts = ["name1 lives in the city of", "name2 speaks", "Paris"]
+    found = last_activations(lm, lm.rows(prompts), [LOW, TOP])
+    for i, ids in enumerate(lm.rows(prompts)):
+        with torch.no_grad():
+            states = lm.model(
+                input_ids=torch.tensor([ids]), output_hidden_states=True
+            ).hidden_states
+        torch.testing.assert_close(found[LOW][i], states[1][0, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_scores_are_numpys() -> None:
+    random = np.random.default_rng(3)
+    n, fit = 90, 50
+    before = SimpleNamespace(s=random.normal(size=(n, 4)))
+    before.t = before.s @ random.normal(size=(4, 3)) + random.normal(size=(n, 3))
+    after = SimpleNamespace(
+        s=before.s + 0.3 * random.normal(size=(n, 4)), t=before.t + random.normal(size=(n, 3))
+    )
+    right = random.random((3, 4)) < 0.5
+    right[0, 0] = True
+    asked = SimpleNamespace(right=right, has_reference=True)
+
+    def solve(x, y):
+        design = np.column_stack([x[:fit], np.ones(fit)])
+        return np.linalg.lstsq(design, y[:fit], rcond=None)[0]
+
+    def r(solution, x, y):
+        predicted = np.column_stack([x[fit:], np.ones(n - fit)]) @ solution
+        return np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, y[fit:].T)])  # noqa: B905
+
+    old, new = solve(before.s, before.t), solve(after.s, after.t)
+    found = score_relation(
+        asked,  # type: ignore[arg-type]
+        *(AskedSubjects(torch.from_numpy(x.s), torch.from_numpy(x.t)) for x in (before, after)),
+        n_fit=fit,
+    )
+    assert found.fixed == pytest.approx(r(old, after.s, after.t))
+    assert found.target_only == pytest.approx(r(old, before.s, after.t))
+    assert found.refitted == pytest.approx(r(new, after.s, after.t))
+    now, said = after.t[fit:].argmax(1), before.s[fit:].argmax(1)
+    assert found.recall == pytest.approx(right[now, said].mean())
+    assert found.kept == pytest.approx((now == before.t[fit:].argmax(1)).mean())
+
+
+def test_asked_with_a_cut_and_without(small_lm: str) -> None:
+    """Cutting every coordinate's positive part at the last layer leaves its negative part."""
+    lm = LanguageModel.from_pretrained(small_lm)
+    asked = AskedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    sae = _sae(TOP, torch.eye(16))
+    subjects = [f"name{i}" for i in range(12)]
+    plain = ask_subjects(lm, asked, subjects)
+    edits = cut_edits({TOP: sae}, [Feature(TOP, i) for i in range(16)])
+    cut = ask_subjects(lm, asked, subjects, edits)
+    hook = lm.model.model.layers[1].register_forward_hook(
+        lambda m, a, o: (o[0].clamp(max=0), *o[1:]) if isinstance(o, tuple) else o.clamp(max=0)
+    )
+    expected = lm.domain_logits(asked.target_prompts(subjects), asked.target.token_ids)
+    hook.remove()
+    torch.testing.assert_close(cut.target, expected, rtol=1e-4, atol=1e-4)
+    assert (cut.target - plain.target).abs().max() > 0.1
+    after = ask_subjects(lm, asked, subjects)
+    torch.testing.assert_close(after.source, plain.source)
+
+
+def test_cuts_of_what_is_not_there() -> None:
+    sae = _sae(TOP, torch.eye(16))
+    with pytest.raises(SparseAutoencoderError, match=r"no feature 16; it has 16"):
+        cut_edits({TOP: sae}, [Feature(TOP, 16)])
+    with pytest.raises(SparseAutoencoderError, match="no SAE for the residual of layer 0; there"):
+        cut_edits({TOP: sae}, [Feature(LOW, 0)])

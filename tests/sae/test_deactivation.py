@@ -1,0 +1,141 @@
+"""Deactivation where the predecessors are known: layers that pass the stream on as it is."""
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.sae import FeatureFlow, Place, SparseAutoencoder
+from lincorr_lightning.sae.deactivation import (
+    METHODS,
+    find_cases,
+    predecessors_by_method,
+    run_cases,
+    summarize_outcomes,
+)
+from lincorr_lightning.sae.feature_groups import FeatureGroups
+
+WIDTH = 16
+BELOW, HERE = Place(0, "residual"), Place(1, "residual")
+TEXTS = [f"name{i} lives in the city of {c}" for i in range(6) for c in ("Paris", "Rome", "Oslo")]
+
+
+def _coordinates(place: Place, order: torch.Tensor) -> SparseAutoencoder:
+    """Feature i is coordinate order[i] where it is above 0."""
+    eye = torch.eye(WIDTH)[order]
+    return SparseAutoencoder(
+        place=place, encoder=eye, decoder=eye.clone(), encoder_bias=torch.zeros(WIDTH),
+        decoder_bias=torch.zeros(WIDTH),
+    ).eval()  # fmt: skip
+
+
+@pytest.fixture
+def passing(small_lm: str) -> LanguageModel:
+    """A Llama whose second layer adds nothing to the stream."""
+    lm = LanguageModel.from_pretrained(small_lm)
+    layer = lm.model.model.layers[1]
+    torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return lm
+
+
+@pytest.fixture
+def saes() -> dict[Place, SparseAutoencoder]:
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1))
+    return {BELOW: _coordinates(BELOW, order), HERE: _coordinates(HERE, torch.arange(WIDTH))}
+
+
+def _cases(lm, saes, n=200, seed=0):
+    flow = FeatureFlow.of(saes.values())
+    groups = FeatureGroups(HERE, flow.match(HERE))
+    rows = lm.rows(TEXTS)
+    cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
+    return flow, rows, cases
+
+
+def test_planted_predecessors_switch_features_off_and_others_do_not(passing, saes) -> None:
+    flow, rows, cases = _cases(passing, saes)
+    by_method = predecessors_by_method(flow, HERE)
+    assert len(cases) == 200
+    before = run_cases(passing, saes, rows, cases)
+    assert (before.activation > 0).all()
+    for method in METHODS:
+        chosen = {place: index[cases.features] for place, index in by_method[method].items()}
+        after = run_cases(passing, saes, rows, cases, chosen)
+        np.testing.assert_allclose(after.activation, 0, atol=1e-6)
+        control = cases.control(chosen, torch.Generator().manual_seed(0))
+        others = run_cases(passing, saes, rows, cases, control)
+        torch.testing.assert_close(others.activation, before.activation)
+        # One was active and cut, so one other is.
+        if method != "top-5":
+            assert all((row >= 0).sum() == 1 for row in control[BELOW])
+    half = run_cases(passing, saes, rows, cases, chosen, r=0.5)
+    torch.testing.assert_close(half.activation, before.activation / 2)
+
+
+def test_a_control_draws_neither_the_chosen_nor_the_inactive(passing, saes) -> None:
+    flow, _, cases = _cases(passing, saes)
+    chosen = {p: i[cases.features] for p, i in predecessors_by_method(flow, HERE)["top-5"].items()}
+    control = cases.control(chosen, torch.Generator().manual_seed(0))[BELOW]
+    for row in range(len(cases)):
+        active = {f for f in range(WIDTH) if cases.active[BELOW][row, f]}
+        cut = {int(f) for f in chosen[BELOW][row]}
+        drawn = [int(f) for f in control[row] if f >= 0]
+        assert set(drawn) <= active - cut
+        assert len(drawn) == len(set(drawn)) == min(len(cut & active), len(active - cut))
+
+
+def test_losses_are_those_of_a_naive_forward(passing, saes) -> None:
+    """Of the text after the token, the edit made by a hook of the test's own."""
+    flow, rows, cases = _cases(passing, saes, n=25)
+    chosen = {p: i[cases.features] for p, i in predecessors_by_method(flow, HERE)["top-1"].items()}
+    found = run_cases(passing, saes, rows, cases, chosen, r=0.3)
+    order = saes[BELOW].decoder.argmax(1)
+    n_last = 0
+    for case in range(len(cases)):
+        ids, position = rows[int(cases.texts[case])], int(cases.positions[case])
+        coordinate = int(order[chosen[BELOW][case, 0]])
+
+        def hook(module, args, output, position=position, coordinate=coordinate):
+            x = output[0] if isinstance(output, tuple) else output
+            x[0, position, coordinate] *= 0.3
+            return output
+
+        handle = passing.model.model.layers[0].register_forward_hook(hook)
+        with torch.no_grad():
+            logits = passing.model(input_ids=torch.tensor([ids])).logits[0].double()
+        handle.remove()
+        losses = [-logits[i].log_softmax(0)[ids[i + 1]] for i in range(position, len(ids) - 1)]
+        if losses:
+            assert found.loss[case].item() == pytest.approx(float(np.mean(losses)), abs=1e-4)
+        else:
+            n_last += 1
+            assert found.loss[case].isnan()
+    assert 0 < n_last < len(cases)
+
+
+def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, saes) -> None:
+    _, _, one = _cases(passing, saes, n=50)
+    _, _, same = _cases(passing, saes, n=50)
+    _, _, other = _cases(passing, saes, n=50, seed=1)
+
+    def rows(cases):
+        return list(zip(cases.texts.tolist(), cases.positions.tolist(), cases.features.tolist(),
+                        strict=True))  # fmt: skip
+
+    assert rows(one) == rows(same) != rows(other)
+    assert len(set(rows(one))) == 50
+
+
+def test_summary_by_group() -> None:
+    from lincorr_lightning.sae.deactivation import Outcomes
+
+    before = Outcomes(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 3.0, float("nan")]))
+    after = Outcomes(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, float("nan")]))
+    chosen = torch.tensor([True, True, False])
+    effect = summarize_outcomes(before, after, chosen)
+    assert (effect.n, effect.success) == (2, 0.5)
+    assert effect.activation_change == pytest.approx((-1 - 0.75) / 2)
+    assert effect.loss_change == pytest.approx((6 - 4) / 4)
+    last = summarize_outcomes(before, after, ~chosen)
+    assert (last.n, last.success, last.loss_change) == (1, 1.0, None)

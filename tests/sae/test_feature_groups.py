@@ -1,0 +1,110 @@
+"""Groups on data, against loops over tokens and features."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from lincorr_lightning.functional.matching import match_features
+from lincorr_lightning.sae import GROUPS, Place
+from lincorr_lightning.sae.feature_groups import FeatureGroups
+
+HERE = Place(3, "residual")
+SOURCES = {
+    "residual": Place(2, "residual"),
+    "mlp_out": Place(3, "mlp_out"),
+    "attention_out": Place(3, "attention_out"),
+}
+SHORT = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
+N, WIDTH = 12, 8
+
+
+def _decoders(seed: int = 0) -> dict[Place, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    places = [HERE, *SOURCES.values()]
+    decoders = {p: torch.from_numpy(random.normal(size=(N, WIDTH))).float() for p in places}
+    decoders[HERE][4] = 0  # nothing can be matched with it
+    return decoders
+
+
+def _features(n_tokens: int, seed: int) -> dict[Place, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    places = [HERE, *SOURCES.values()]
+    return {
+        p: torch.from_numpy(np.maximum(random.normal(size=(n_tokens, N)), 0)).float()
+        for p in places
+    }
+
+
+def _naive(kinds: list[str], batches: list[dict[Place, torch.Tensor]]) -> list[tuple]:
+    """Every activation: its feature, the kinds of active predecessors, and all cosines."""
+    decoders = {place: d.numpy().astype(float) for place, d in _decoders().items()}
+    seen = []
+    for features in batches:
+        for token in range(len(features[HERE])):
+            for f in range(N):
+                if features[HERE][token, f] <= 0:
+                    continue
+                active, cosines = [], {}
+                for kind in kinds:
+                    a, b = decoders[HERE][f], decoders[SOURCES[kind]]
+                    if not a.any():
+                        cosines[kind] = np.nan
+                        continue
+                    cosine = b @ a / np.linalg.norm(b, axis=1) / np.linalg.norm(a)
+                    best = int(cosine.argmax())
+                    cosines[kind] = cosine[best]
+                    if features[SOURCES[kind]][token, best] > 0:
+                        active.append(kind)
+                seen.append((f, active, cosines))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "kinds", [list(SOURCES), ["mlp_out", "attention_out"], ["residual", "mlp_out"]], ids=str
+)
+def test_counts_are_those_of_loops(kinds: list[str]) -> None:
+    decoders = _decoders()
+    matches = {
+        SOURCES[kind]: match_features(decoders[HERE], decoders[SOURCES[kind]], k=2)
+        for kind in kinds
+    }
+    groups = FeatureGroups(HERE, matches)
+    batches = [_features(20, seed=1), _features(7, seed=2)]
+    for features in batches:
+        groups.update(features)
+    seen = _naive(kinds, batches)
+    names = ["From " + (" & ".join(SHORT[k] for k in a) or "nowhere") for _, a, _ in seen]
+    expected = {group: names.count(group) / len(names) for group in GROUPS}
+    assert groups.shares() == pytest.approx(expected)
+    by_feature = Counter((f, GROUPS.index(name)) for (f, *_), name in zip(seen, names, strict=True))
+    assert {
+        tuple(at): int(groups.counts[tuple(at)]) for at in groups.counts.nonzero().tolist()
+    } == (by_feature)
+    assert groups.kinds == [kind for kind in SOURCES if kind in kinds]
+    for kind in kinds:
+        known = [(c[kind], kind in a, name) for (_, a, c), name in zip(seen, names, strict=True)]
+        known = [entry for entry in known if not np.isnan(entry[0])]
+        cosines, together, group = zip(*known, strict=True)
+        assert groups.auroc(kind) == pytest.approx(roc_auc_score(together, cosines))
+        edges = np.linspace(0, 1, 11)
+        found = groups.histogram(kind, 10)
+        for code, name in enumerate(GROUPS):
+            own = [max(c, 0) for c, g in zip(cosines, group, strict=True) if g == name]
+            assert found[code].tolist() == np.histogram(own, edges)[0].tolist()
+        share, n = groups.joint_activation(kind, 10)
+        total = np.histogram(np.maximum(cosines, 0), edges)[0]
+        both = np.histogram(np.maximum(cosines, 0), edges, weights=np.array(together, float))[0]
+        assert n.tolist() == total.tolist()
+        np.testing.assert_allclose(share[n > 0], both[total > 0] / total[total > 0])
+        assert share[n == 0].isnan().all()
+
+
+def test_without_activations_there_are_no_shares() -> None:
+    decoders = _decoders()
+    source = SOURCES["mlp_out"]
+    groups = FeatureGroups(HERE, {source: match_features(decoders[HERE], decoders[source])})
+    assert groups.shares() == {}
+    assert np.isnan(groups.auroc("mlp_out"))

@@ -1,0 +1,173 @@
+"""Rescaling and adding features, against hooks of the test's own on a random Llama."""
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.sae import Feature, Place, SparseAutoencoder
+from lincorr_lightning.sae.activations import edited
+from lincorr_lightning.sae.forwards import run_forwards
+from lincorr_lightning.sae.interventions import (
+    add_features,
+    draw_active,
+    rescale_at,
+    rescale_everywhere,
+)
+
+WIDTH, N = 16, 40
+PLACES = [Place(0, "residual"), Place(0, "mlp_out"), Place(1, "attention_out")]
+TEXTS = ["name1 lives in the city of Paris", "name2 speaks", "Paris is in the country of France"]
+
+
+def make_sae(place: Place, seed: int = 0, scale: float = 1.7) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(seed)
+    return SparseAutoencoder(
+        place=place,
+        encoder=torch.randn(N, WIDTH, generator=random),
+        decoder=torch.randn(N, WIDTH, generator=random),
+        encoder_bias=torch.randn(N, generator=random) * 0.1,
+        decoder_bias=torch.randn(WIDTH, generator=random) * 0.1,
+        input_scale=scale,
+    ).eval()
+
+
+def _module(lm: LanguageModel, place: Place) -> torch.nn.Module:
+    layer = lm.model.model.layers[place.layer]
+    parts = {"mlp_out": "mlp", "attention_out": "self_attn"}
+    return layer if place.kind == "residual" else getattr(layer, parts[place.kind])
+
+
+def _naive(lm, place, ids, change):
+    """Logits of one text, a function of (position, vector) applied at a place, by a bare hook."""
+
+    def hook(module, args, output):
+        x = output[0] if isinstance(output, tuple) else output
+        new = x.clone()
+        for position in range(x.shape[1]):
+            new[0, position] = torch.from_numpy(change(position, x[0, position].numpy()))
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    handle = _module(lm, place).register_forward_hook(hook)
+    with torch.no_grad():
+        logits = lm.model(input_ids=torch.tensor([ids])).logits[0]
+    handle.remove()
+    return logits.numpy()
+
+
+def _read(lm, edits):
+    found = {}
+
+    def look(forward):
+        for row, case in enumerate(forward.cases):
+            found[case] = forward.logits[row, : int(forward.mask[row].sum())].numpy()
+
+    run_forwards(lm, lm.rows(TEXTS), look, edits=edits)
+    return [found[i] for i in range(len(TEXTS))]
+
+
+def _without(sae, x, chosen, share):
+    """x less a share of some features' contribution, one at a time."""
+    x = x.astype(np.float64)
+    e, d = sae.encoder.detach().double().numpy(), sae.decoder.detach().double().numpy()
+    new = x.copy()
+    for feature in chosen:
+        value = max(0.0, e[feature] @ (sae.input_scale * x) + float(sae.encoder_bias[feature]))
+        new -= share * value * d[feature] / sae.input_scale
+    return new.astype(np.float32)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("r", [0.0, 0.4, 1.0])
+def test_rescaled_at_one_position_of_each_text(small_lm: str, place: Place, r: float) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    sae = make_sae(place)
+    positions = torch.tensor([3, 0, 6])
+    chosen = torch.tensor([[1, 5, 7], [2, -1, -1], [-1, -1, 39]])
+    rows = lm.rows(TEXTS)
+
+    def edits(cases: list[int]):
+        return {place: rescale_at(sae, positions[cases], chosen[cases], r)}
+
+    for i, (found, ids) in enumerate(zip(_read(lm, edits), rows, strict=True)):
+        own = [int(f) for f in chosen[i] if f >= 0]
+        expected = _naive(
+            lm,
+            place,
+            ids,
+            lambda p, x, i=i, own=own: _without(sae, x, own, 1 - r) if p == positions[i] else x,
+        )
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+        clean = _naive(lm, place, ids, lambda p, x: x)
+        # Nothing before the token changes, and something after it does.
+        np.testing.assert_allclose(found[: positions[i]], clean[: positions[i]], atol=1e-5)
+        assert (np.abs(found - clean).max() > 1e-3) == (r < 1)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_rescaled_and_added_everywhere(small_lm: str, place: Place) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    sae = make_sae(place)
+    chosen = [0, 3, 11]
+    cut = _read(lm, {place: rescale_everywhere(sae, chosen, 0.25)})
+    steps = {Feature(place, 4): 1.5, Feature(place, 9): -0.5}
+    steered = _read(lm, add_features({place: sae}, steps))
+    d = sae.decoder.detach().numpy() / sae.input_scale
+    for i, ids in enumerate(lm.rows(TEXTS)):
+        np.testing.assert_allclose(
+            cut[i], _naive(lm, place, ids, lambda p, x: _without(sae, x, chosen, 0.75)), atol=2e-4
+        )
+        added = (1.5 * d[4] - 0.5 * d[9]).astype(np.float32)
+        np.testing.assert_allclose(
+            steered[i], _naive(lm, place, ids, lambda p, x, a=added: x + a), atol=2e-4
+        )
+
+
+def test_r_of_each_row() -> None:
+    sae = make_sae(PLACES[0])
+    x = torch.randn(3, 2, WIDTH)
+    at, chosen = torch.tensor([0, 1, 1]), torch.tensor([[1], [2], [3]])
+    together = rescale_at(sae, at, chosen, torch.tensor([0.0, 0.5, 1.0]))(x)
+    for row, r in enumerate([0.0, 0.5, 1.0]):
+        alone = rescale_at(sae, at[row : row + 1], chosen[row : row + 1], r)(x[row : row + 1])
+        torch.testing.assert_close(together[row : row + 1], alone)
+    assert torch.equal(together[2], x[2])
+
+
+def test_the_lm_is_as_before_afterwards(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    before = _read(lm, None)
+    with edited(lm.model, {PLACES[0]: rescale_everywhere(make_sae(PLACES[0]), range(N))}):
+        assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, _read(lm, None), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, _read(lm, None), strict=True))
+
+
+def test_drawn_at_random_among_the_active() -> None:
+    generator = torch.Generator().manual_seed(0)
+    active = torch.rand(500, 9, generator=generator) < 0.4
+    n = torch.randint(0, 4, (500,), generator=generator)
+    drawn = draw_active(active, n, torch.Generator().manual_seed(3))
+    for row, own, count in zip(drawn.tolist(), active, n.tolist(), strict=True):
+        kept = [f for f in row if f >= 0]
+        assert len(kept) == len(set(kept)) == min(count, int(own.sum()))
+        assert all(own[f] for f in kept)
+    again = draw_active(active, n, torch.Generator().manual_seed(3))
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, draw_active(active, n, torch.Generator().manual_seed(4)))
+    # Each as often as the others: 2,000 draws of one of three.
+    three = torch.tensor([[True, False, True, True]]).expand(2000, 4)
+    ones = draw_active(three, torch.ones(2000, dtype=torch.long), generator)[:, 0]
+    assert torch.bincount(ones, minlength=4)[[0, 2, 3]].min() > 580
+    assert draw_active(three, torch.zeros(2000, dtype=torch.long), generator).shape == (2000, 0)
+
+
+def test_features_and_places_that_are_not_there() -> None:
+    sae = make_sae(PLACES[0])
+    with pytest.raises(SparseAutoencoderError, match=r"no feature 40; it has 40"):
+        rescale_everywhere(sae, [3, 40])
+    with pytest.raises(SparseAutoencoderError, match=r"no feature -1"):
+        add_features({PLACES[0]: sae}, {Feature(PLACES[0], -1): 1.0})
+    missing = Feature(Place(7, "mlp_out"), 0)
+    with pytest.raises(SparseAutoencoderError, match="no SAE for the mlp_out of layer 7; there"):
+        add_features({PLACES[0]: sae}, {missing: 1.0})

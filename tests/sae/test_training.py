@@ -1,0 +1,286 @@
+"""The study: its numbers against naive ones, its files, resuming, processes and refusals."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from lincorr_lightning.data.texts import TextsDataModule
+from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
+from lincorr_lightning.modules import SparseAutoencoders
+from lincorr_lightning.sae import KINDS, Place, load_saes
+from lincorr_lightning.sae.stacked import SAESettings
+
+LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
+SAE = SAESettings(n_features=48, k=6, dead_after=10, auxiliary_k=8)
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("\n".join(LINES), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def make(small_lm: str, texts: str, tmp_path: Path) -> Callable[..., Any]:
+    def make_one(
+        lm: str = small_lm, callbacks: tuple[L.Callback, ...] = (), name: str = "run", **model: Any
+    ) -> tuple[L.Trainer, SparseAutoencoders, TextsDataModule]:
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=1, default_root_dir=tmp_path / name,
+            callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False,
+            num_sanity_val_steps=0, log_every_n_steps=5, enable_checkpointing=bool(callbacks),
+            logger=L.pytorch.loggers.CSVLogger(tmp_path / name),
+        )  # fmt: skip
+        data = TextsDataModule(
+            [texts], n_tokens=STEPS * 64, batch_tokens=64, block_steps=4, n_held_out=30,
+            eval_batch_size=7,
+        )  # fmt: skip
+        settings = {"sae": SAE, "learning_rate": 5e-3} | model
+        return trainer, SparseAutoencoders({"name_or_path": lm}, **settings), data
+
+    return make_one
+
+
+def _folder(trainer: L.Trainer) -> Path:
+    (found,) = Path(trainer.default_root_dir).rglob("results.json")
+    return found.parent
+
+
+def _splice(module: Any, new: Tensor | None, is_stream: bool) -> Any:
+    """Replace a Hugging Face module's output by hand."""
+
+    def hook(_: Any, __: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        put = torch.zeros_like(first) if new is None else new
+        return (put, *output[1:]) if isinstance(output, tuple) else put
+
+    del is_stream
+    return module.register_forward_hook(hook)
+
+
+def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
+    trainer, module, data = make()
+    trainer.fit(module, datamodule=data)
+    folder = _folder(trainer)
+    results = json.loads((folder / "results.json").read_text())
+    saes = load_saes(sorted((folder / "sparse_autoencoders").iterdir()))
+    assert set(saes) == {Place(layer, kind) for layer in (0, 1) for kind in KINDS}
+    assert results["study"] == "sparse_autoencoders"
+    assert results["n_steps"] == STEPS
+    assert results["n_tokens"] == STEPS * 64
+    assert "settings" in results
+    assert "versions" in results
+
+    model = module.lm.model
+    rows = [
+        row[mask.bool()][None]
+        for batch in data.val_dataloader()
+        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    ]
+    parts = {
+        "residual": lambda layer: layer,
+        "mlp_out": lambda layer: layer.mlp,
+        "attention_out": lambda layer: layer.self_attn,
+    }
+
+    def losses(row: Tensor) -> Tensor:
+        logits = model(row).logits
+        return torch.nn.functional.cross_entropy(logits[0, :-1], row[0, 1:], reduction="sum")
+
+    with torch.no_grad():
+        n_targets = sum(row.shape[1] - 1 for row in rows)
+        clean = sum(losses(row) for row in rows) / n_targets
+        assert results["loss_clean"] == pytest.approx(float(clean), rel=1e-5)
+        for scored in results["places"]:
+            place = Place(scored["layer"], scored["kind"])
+            part = parts[place.kind](model.model.layers[place.layer])
+            read, spliced, ablated = [], 0.0, 0.0
+            for row in rows:
+                kept: list[Tensor] = []
+                handle = part.register_forward_hook(
+                    lambda _, __, out, kept=kept: kept.append(
+                        out[0] if isinstance(out, tuple) else out
+                    )
+                )
+                model(row)
+                handle.remove()
+                read.append(kept[0][0])
+                for new in (saes[place](kept[0]), None):
+                    handle = _splice(part, new, place.kind == "residual")
+                    loss = float(losses(row))
+                    handle.remove()
+                    spliced, ablated = (
+                        (spliced + loss, ablated) if new is not None else (spliced, ablated + loss)
+                    )
+            x = torch.cat(read)
+            features = saes[place].encode(x)
+            error = (x - saes[place](x)).square().sum()
+            explained = 1 - error / (x - x.mean(0)).square().sum()
+            expected = {
+                "explained_variance": float(explained),
+                "l0": float((features > 0).sum(1).float().mean()),
+                "dead": float(((features > 0).sum(0) == 0).float().mean()),
+                "loss_spliced": spliced / n_targets,
+                "loss_ablated": ablated / n_targets,
+                "loss_recovered": (ablated - spliced) / (ablated - float(clean) * n_targets),
+            }
+            for name, value in expected.items():
+                if name != "loss_recovered" or ablated > float(clean) * n_targets:
+                    assert scored[name] == pytest.approx(value, rel=1e-3, abs=1e-4), (place, name)
+                else:
+                    assert scored[name] is None
+            assert scored["n_features"] == 48
+    for name in ("quality", "feature_density", "training"):
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
+    table = (folder / "tables" / "places.csv").read_text().splitlines()
+    assert len(table) == 7
+    densities = (folder / "tables" / "feature_density.csv").read_text().splitlines()[1:]
+    for line in densities:
+        assert sum(map(float, line.split(",")[1:])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("stop", [4, 9])  # at the end of a block, and in the middle of one
+def test_a_resumed_run_gives_the_same_bits(make: Callable[..., Any], stop: int) -> None:
+    class Keep(ModelCheckpoint):
+        pass
+
+    whole = make(name="whole", callbacks=(Keep(every_n_train_steps=stop, save_top_k=-1),))
+    whole[0].fit(whole[1], datamodule=whole[2])
+    path = sorted(Path(whole[0].default_root_dir).rglob(f"*step={stop}.ckpt"))[0]
+    checkpoint = torch.load(path, weights_only=True)
+    assert not [key for key in checkpoint["state_dict"] if key.startswith("lm.")]
+
+    again = make(name="again")
+    torch.manual_seed(99)  # nothing hangs on the state of torch's own stream
+    again[0].fit(again[1], datamodule=again[2], ckpt_path=str(path))
+    assert again[0].global_step == STEPS
+    state, other = whole[1].stacked.state_dict(), again[1].stacked.state_dict()
+    for name in state:
+        torch.testing.assert_close(other[name], state[name], rtol=0, atol=0, msg=name)
+    assert not torch.equal(state["decoder"], checkpoint["state_dict"]["stacked.decoder"])
+    assert again[1].history == whole[1].history
+    assert again[1].report.results() == whole[1].report.results()
+
+
+def test_checkpoints_and_folders_are_scored_again(
+    make: Callable[..., Any], tmp_path: Path, make_lm: Callable[..., Path]
+) -> None:
+    trainer, module, data = make(callbacks=(ModelCheckpoint(save_last=True),), layers=[1])
+    trainer.fit(module, datamodule=data)
+    told = module.report.results()
+    path = next(Path(trainer.default_root_dir).rglob("last.ckpt"))
+    second, again, data = make(name="second", layers=[1])
+    second.validate(again, datamodule=data, ckpt_path=str(path), verbose=False)
+    assert again.report.results() == told
+    assert json.loads((_folder(second) / "results.json").read_text())["places"] == told["places"]
+
+    folders = sorted(map(str, (_folder(trainer) / "sparse_autoencoders").iterdir()))
+    third, given, data = make(name="third", saes=folders)
+    third.validate(given, datamodule=data, verbose=False)
+    assert given.report.results() == told
+    assert not (_folder(third) / "sparse_autoencoders").exists()
+
+    wide = str(make_lm(tmp_path / "wide", hidden_size=24))
+    trainer, module, data = make(name="wide", lm=wide, saes=folders)
+    with pytest.raises(SparseAutoencoderError, match=r"is 16 wide, but .* is 24 wide"):
+        trainer.validate(module, datamodule=data, verbose=False)
+    deep = make(name="deep", saes=folders)[1]
+    deep.lm.load().model.config.num_hidden_layers = 1
+    with pytest.raises(SparseAutoencoderError, match=r"layer 1, but .* has 1 layers"):
+        deep.configure_model()
+    trainer, module, data = make(name="train", saes=folders)
+    with pytest.raises(ConfigError, match="SAEs to score, not to train"):
+        trainer.fit(module, datamodule=data)
+    trainer, module, data = make(name="none")
+    with pytest.raises(ConfigError, match="no trained SAEs to score"):
+        trainer.validate(module, datamodule=data, verbose=False)
+    trainer, module, data = make(name="size", layers=[1], sae=SAESettings(n_features=32, k=6))
+    with pytest.raises(ConfigError, match=r"written with model\.sae"):
+        trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
+    other = str(make_lm(tmp_path / "other", seed=5))
+    trainer, module, data = make(name="lm", lm=other, layers=[1])
+    with pytest.raises(LinearMapError, match="weights differs"):
+        trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
+
+
+def test_training_explains_more_than_nothing_and_leaves_the_lm(make: Callable[..., Any]) -> None:
+    trainer, module, data = make()
+    before = module.lm.load().fingerprint["weights"]
+    trainer.fit(module, datamodule=data)
+    assert module.lm.fingerprint["weights"] == before
+    first = {tag: points[0][1] for tag, points in module.history.items()}
+    last = {tag: points[-1][1] for tag, points in module.history.items()}
+    tags = [tag for tag in first if tag.startswith("explained_variance/")]
+    assert len(tags) == 6
+    assert all(last[tag] > first[tag] and last[tag] > 0.5 for tag in tags)
+    logged = next(Path(trainer.default_root_dir).rglob("metrics.csv")).read_text()
+    for tag in ("explained_variance/mlp_out.1", "dead/residual.0", "held_out_l0/residual.0"):
+        assert tag in logged
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kinds": ["mlp"]}, "residual, mlp_out, attention_out"),
+        ({"kinds": []}, "residual, mlp_out, attention_out"),
+        ({"warmup": 0.7, "decay": 0.5}, "at most 1"),
+        ({"sae": {"activation": "gelu"}}, "gelu.*topk, batchtopk, relu"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SparseAutoencoders(**settings)
+
+
+def test_places_and_data_that_cannot_be(make: Callable[..., Any]) -> None:
+    trainer, module, data = make(layers=[4])
+    with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 4: its 2 layers"):
+        trainer.fit(module, datamodule=data)
+    trainer, module, _ = make(name="data")
+    with pytest.raises(ConfigError, match="Pass --data TextsDataModule"):
+        trainer.fit(module, train_dataloaders=[1])
+    trainer, module, data = make(name="epochs")
+    trainer.fit_loop.max_epochs = 3
+    with pytest.raises(ConfigError, match=r"max_epochs is 3, but a run is one epoch"):
+        trainer.fit(module, datamodule=data)
+
+
+@pytest.mark.slow
+def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path) -> None:
+    def run(name: str, *more: str) -> dict[str, Any]:
+        command = [
+            sys.executable, "-m", "lincorr_lightning", "fit", "--config",
+            "sparse_autoencoders.yaml", f"--model.lm.name_or_path={small_lm}",
+            "--model.sae.n_features=48", "--model.sae.k=6", f"--data.texts=['{texts}']",
+            "--data.n_tokens=3072", "--data.batch_tokens=64", "--data.block_steps=4",
+            "--data.n_held_out=30", "--data.eval_batch_size=7",
+            f"--trainer.default_root_dir={tmp_path / name}", *more,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (path,) = (tmp_path / name).rglob("results.json")
+        return json.loads(path.read_text())
+
+    one = run("one")
+    two = run("two", "--trainer.strategy=ddp", "--trainer.devices=2")
+    # As many tokens in half the steps; each held-out text is scored once.
+    assert (one["n_steps"], two["n_steps"]) == (48, 24)
+    assert two["n_tokens"] == one["n_tokens"] == 3072
+    assert two["n_held_out_tokens"] == one["n_held_out_tokens"]
+    assert two["loss_clean"] == pytest.approx(one["loss_clean"], rel=1e-5)
+    assert two["mean"]["explained_variance"] > 0.5
