@@ -6,6 +6,7 @@ import shlex
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,16 @@ import yaml
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
 
+SHORTER = {
+    "configs/pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
+    "configs/formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
+    "configs/sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
+    "configs/feature_flow.yaml": [
+        "--model.training_tokens=70000", "--data.n_held_out=500", "--model.n_inputs=600",
+        "--model.deactivation.n_cases=200",
+    ],
+    "configs/knowledge_geometry.yaml": ["--data.n_inputs=200"],
+}  # fmt: skip
 # Whoever shares a line follows from one another in the tiny world.
 TIED = (
     "city birthplace country continent language landmark food drink flower vacation music mother "
@@ -31,7 +42,8 @@ def blocks(language: str) -> list[str]:
 
 def lincorr_commands() -> list[list[str]]:
     """Arguments of every `lincorr` in the README's shell blocks."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks("bash")]
+    lines = [line for block in whole for line in block.splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [shlex.split(part)[1:] for part in parts if part.startswith("lincorr ")]
 
@@ -47,15 +59,14 @@ def test_commands_and_python_run_in_order(
     for command in commands:
         if "configs/trainer/ddp_cpu.yaml" in command:
             continue  # a launcher cannot start this test again; tests/cli runs it as a process
-        if any("configs/lm/" in part for part in command):
+        if any("configs/lm/" in part or "texts.txt" in part for part in command):
             # Its checkpoint is not here: everything up to loading it must be right.
             with pytest.raises(SystemExit) as stop:
                 main([*command, "--print_config"])
             assert stop.value.code in (0, None)
             continue
-        if "configs/pretraining.yaml" in command:
-            # Minutes as it stands; a few steps show that it runs.
-            command = [*command, "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
+        # Minutes as they stand, and tests/cli runs the configs; a little shows that it runs.
+        command = [*command, *next((s for c, s in SHORTER.items() if c in command), [])]
         if any("configs/source_finetune" in part for part in command):
             # tests/cli runs the configs as they stand.
             command = [*command, "--data.n_edits=16"]
@@ -63,9 +74,14 @@ def test_commands_and_python_run_in_order(
             command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
         if "all" in command:
             command = [*command, "--data.n_inputs=600"]
-        main([part.replace("path/to/checkpoint", tiny_world) for part in command])
+        saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
+        places = {"path/to/checkpoint": tiny_world, "folder/of/one": f"{saes}/residual.0",
+                  "folder/of/another": f"{saes}/mlp_out.0"}  # fmt: skip
+        for name, place in places.items():
+            command = [part.replace(name, place) for part in command]
+        main(command)
     capsys.readouterr()
-    probe, own_module = (
+    probe, own_module, features = (
         code.replace("path/to/checkpoint", tiny_world) for code in blocks("python")
     )
     exec(compile(probe, "README.md", "exec"), {})
@@ -75,6 +91,9 @@ def test_commands_and_python_run_in_order(
     exec(compile(own_module, "README.md", "exec"), {"__name__": "readme"})
     learned, _ = capsys.readouterr().out.split()[-2:]
     assert float(learned) > 0
+    names: dict[str, Any] = {}
+    exec(compile(features, "README.md", "exec"), names)
+    assert names["logits"].shape[:2] == names["features"].shape[:2]
 
 
 def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
