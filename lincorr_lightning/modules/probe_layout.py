@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,12 +44,14 @@ class ProbeLayout:
         pairs: Ordered pairs of knowledge names.
         control_token_ids: Tokens read off the control prompt; empty without one.
         references: Which label pairs are right, ``(n_target, n_source)`` bool; None if unknown.
+        left_out: Knowledges of a family that this LM cannot be asked about, and why.
     """
 
     domains: dict[str, Domain]
     pairs: tuple[tuple[str, str], ...]
     control_token_ids: tuple[int, ...]
     references: dict[tuple[str, str], np.ndarray | None]
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -153,7 +155,8 @@ def build_layout(
         named = [k for relation in relations for k in (relation.source, relation.target)]
         asked = list({k.name: k for k in [*asked, *named]}.values())
     by_name = set(knowledges) | {k.name for k in asked if relations is not None}
-    domains = _domains(asked, tokenizer, by_name, subwords)
+    left_out: dict[str, str] = {}
+    domains = _domains(asked, tokenizer, by_name, subwords, left_out)
     if len(domains) < 2:
         raise ConfigError(
             f"a probe needs two knowledges or more; model.knowledges gives {list(domains)}. "
@@ -167,7 +170,7 @@ def build_layout(
         used = {name for pair in chosen for name in pair}
         domains = {name: domain for name, domain in domains.items() if name in used}
     others = [catalogue[name] for name in dict.fromkeys(given) if name not in domains]
-    domains |= _domains(others, tokenizer, set(given), subwords)
+    domains |= _domains(others, tokenizer, set(given), subwords, left_out)
     references: dict[tuple[str, str], np.ndarray | None] = {}
     for source, target in chosen:
         relation = catalogue.relation(f"{source}->{target}")
@@ -179,7 +182,9 @@ def build_layout(
     _check_precision(precision, references)
     sources = dict.fromkeys(source for source, _ in chosen)
     tokens = dict.fromkeys(token for source in sources for token in domains[source].token_ids)
-    return ProbeLayout(domains, tuple(chosen), tuple(tokens) if control else (), references)
+    return ProbeLayout(
+        domains, tuple(chosen), tuple(tokens) if control else (), references, left_out
+    )
 
 
 def _domains(
@@ -187,6 +192,7 @@ def _domains(
     tokenizer: PreTrainedTokenizerBase,
     by_name: set[str],
     subwords: bool,
+    left_out: dict[str, str],
 ) -> dict[str, Domain]:
     domains = {}
     keep = tuple(Completeness) if subwords else WHOLE_WORDS
@@ -201,6 +207,9 @@ def _domains(
                 ", ".join(unknown),
             )
             if not named:
+                left_out[knowledge.name] = (
+                    "the LM does not know these words of its prompt: " + ", ".join(unknown)
+                )
                 continue
         try:
             domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
@@ -208,6 +217,7 @@ def _domains(
             if knowledge.name in by_name:
                 raise
             _log.warning("%s is left out: %s", knowledge.name, error)
+            left_out[knowledge.name] = str(error)
     return domains
 
 

@@ -82,6 +82,7 @@ def score_probe(
         n_test=int(test.n),
         pairs=judged,
         compositions=compositions(probe, judged, test),
+        left_out=layout.left_out,
         ridge_path={f"{s}->{t}": path for (s, t), path in paths.items()},
         weights=weights,
         labels={name: list(domain.texts) for name, domain in layout.domains.items()},

@@ -72,6 +72,9 @@ def facts(run: Run) -> list[tuple[str, str]]:
         found.append(("X's from", str(data["inputs_file"])))
     if settings.get("ridge") is not None:
         found.append(("Ridge", str(settings["ridge"])))
+    if results.get("left_out"):
+        names = list(results["left_out"])
+        found.append(("Left out: no labels or words for", ", ".join(names)))
     if results.get("control"):
         found.append(("Control prompt", str(results["control"])))
     return found

@@ -175,6 +175,7 @@ class ProbeReport:
         reference: Which labels belong together, by pair name, shaped like W; None if unknown.
         settings: The study's settings.
         compositions: Maps laid end to end.
+        left_out: Knowledges of a family that the LM cannot be asked about, and why.
     """
 
     lm: str
@@ -187,6 +188,7 @@ class ProbeReport:
     reference: Mapping[str, npt.NDArray[np.bool_] | None]
     settings: Mapping[str, Any]
     compositions: Sequence[Composition] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def results(self) -> dict[str, Any]:
         """What ``results.json`` says: the project's public contract, and more beside it."""
@@ -206,6 +208,8 @@ class ProbeReport:
                 }
                 for pair, path in self.ridge_path.items()
             ]
+        if self.left_out:
+            results["left_out"] = dict(self.left_out)
         if self.compositions:
             results["transitivity"] = [one.results() for one in self.compositions]
         return {**results, "settings": dict(self.settings)}

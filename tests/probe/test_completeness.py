@@ -123,3 +123,15 @@ def test_hits_are_those_of_each_kind_alone() -> None:
 
 def test_one_kind_is_not_told_apart() -> None:
     assert by_completeness(torch.rand(2), torch.rand(2, 3), None, [Completeness.WHOLE] * 2) == {}
+
+
+def test_a_knowledge_that_cannot_be_asked_is_left_out_and_told(
+    cutting_lm: str, tmp_path: Path
+) -> None:
+    probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledges=["attribute"])
+    trainer = _trainer(tmp_path, "linear_probe")
+    trainer.fit(probe, datamodule=PromptInputs(n_inputs=100, batch_size=50))
+    left_out = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())["left_out"]
+    assert len(left_out) == 21
+    assert not {"city", "country"} & set(left_out)
+    assert "language" in left_out["language"] or "speaks" in left_out["language"]
