@@ -124,7 +124,7 @@ class TextsDataModule(L.LightningDataModule):
         self,
         texts: list[str] | None = None,
         knowledges: list[str] | None = None,
-        n_tokens: int = 800_000,
+        n_tokens: int = 500_000,
         batch_tokens: int = 2048,
         block_steps: int = 16,
         max_length: int = 128,

@@ -55,7 +55,7 @@ class ReconstructionQuality(Metric):
         >>> metric = ReconstructionQuality(1, 2, 3)
         >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
         >>> metric.update(0, x, x * 0.5, torch.tensor([[0.5, 0.0, 0.0], [0.0, 0.5, 0.2]]))
-        >>> metric.compute().explained_variance.tolist(), metric.compute().l0.tolist()
+        >>> metric.gather().explained_variance.tolist(), metric.gather().l0.tolist()
         ([0.75], [1.5])
     """
 
@@ -106,8 +106,16 @@ class ReconstructionQuality(Metric):
         self.losses += losses.to(self.losses)
         self.n_targets += n_targets
 
+    def gather(self) -> Reconstruction:
+        """The scores of all tokens of all processes, one place's in tensors of one number too."""
+        with self.sync_context():
+            return self._scores()
+
     def compute(self) -> Reconstruction:
-        """The scores of all tokens of all processes."""
+        """The scores of all tokens of all processes; torchmetrics makes scalars of one place's."""
+        return self._scores()
+
+    def _scores(self) -> Reconstruction:
         n = self.n[:, None].clamp(min=1)
         variance = self.squares - (self.sums.square() / n).sum(1)
         # What rounding leaves of a constant.

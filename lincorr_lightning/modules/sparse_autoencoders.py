@@ -326,7 +326,7 @@ class SparseAutoencoders(FrozenLMModule):
     def on_validation_epoch_end(self) -> None:
         """Score every place, over all processes."""
         assert self._quality is not None
-        found = self._quality.compute()
+        found = self._quality.gather()
         self.report = report_of(self.lm.config.name_or_path, self._scored, found)
         for score in self.report.scores:
             for what in SCORED:

@@ -215,6 +215,14 @@ def test_checkpoints_and_folders_are_scored_again(
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
 
 
+def test_a_single_place(make: Callable[..., Any]) -> None:
+    trainer, module, data = make(layers=[1], kinds=["mlp_out"])
+    trainer.fit(module, datamodule=data)
+    (score,) = module.report.scores
+    assert (score.kind, score.layer) == ("mlp_out", 1)
+    assert 0.5 < score.explained_variance < 1
+
+
 def test_training_explains_more_than_nothing_and_leaves_the_lm(make: Callable[..., Any]) -> None:
     trainer, module, data = make()
     before = module.lm.load().fingerprint["weights"]
