@@ -90,9 +90,11 @@ def flow_graph_figure(
             left, right = min(x for x, _ in own), max(x for x, _ in own) + _WIDTH
             below = kind != "residual"
             y = own[0][1] - 0.05 if below else own[0][1] + _HEIGHT + 0.05
-            axes.text((left + right) / 2, y, _TITLES[kind], ha="center", fontsize=8.5,
-                      va="top" if below else "bottom", color=_COLOURS[kind],
-                      fontweight="bold")  # fmt: skip
+            # On the outside, where no line from the stream below passes.
+            side = {"attention_out": "left", "residual": "center", "mlp_out": "right"}[kind]
+            x = {"left": left, "center": (left + right) / 2, "right": right}[side]
+            axes.text(x, y, _TITLES[kind], ha=side, fontsize=8.5, color=_COLOURS[kind],
+                      va="top" if below else "bottom", fontweight="bold")  # fmt: skip
     _draw_edges(axes, [e for ends, e in edges.items() if set(ends) <= kept], places)
     for feature in kept:
         _draw_box(axes, feature, places[feature], (names or {}).get(feature.id, ""),
@@ -112,6 +114,11 @@ def _choose(
     for place in {feature.place for feature in strongest}:
         own = sorted((f for f in strongest if f.place == place), key=lambda f: (-strongest[f], f))
         kept.update(own[:_MOST])
+    while True:  # what is left out may have been all that another one led to
+        tied = {end for ends in edges if set(ends) <= kept for end in ends} | starts
+        if kept <= tied:
+            break
+        kept &= tied
     return kept, len(strongest) - len(kept)
 
 

@@ -183,3 +183,21 @@ def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
         make_trainer(FeatureMovement(str(tmp_path / "none"))).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
+
+
+def test_a_resumed_run_tells_what_an_unbroken_one_tells(
+    naive, small_lm, make_trainer, folder, tmp_path
+) -> None:
+    def fit(epochs, path=None):
+        watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=2)
+        trainer = make_trainer(watch, max_epochs=epochs)
+        trainer.fit(naive.module(small_lm), naive.sentences(small_lm), ckpt_path=path)
+        return trainer, watch
+
+    _, unbroken = fit(2)
+    half, _ = fit(1)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    _, resumed = fit(2, tmp_path / "half.ckpt")
+    assert resumed.history == unbroken.history
+    assert resumed.results == unbroken.results
+    assert sorted(resumed._sums) == [2, 4, 6, 8]

@@ -230,3 +230,17 @@ def test_on_the_embedded_lm_predecessors_count(tmp_path: Path) -> None:
     steering = results["steering"]
     graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
     assert max(graphs) > steering["single"]["score"]
+
+
+def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
+    """On texts that are not read afterwards; another run reads them from its folder."""
+    run = _run(small_lm, "null", texts, tmp_path, "--model.training_tokens=64",
+               "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
+    folders = {folder.name for folder in (run / "sparse_autoencoders").iterdir()}
+    assert folders == {place.id for place in PLACES}
+    first = json.loads((run / "results.json").read_text())
+    again = _run(small_lm, str(run / "sparse_autoencoders"), texts, tmp_path,
+                 "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
+    second = json.loads((again / "results.json").read_text())
+    assert first["groups"] == second["groups"]
+    assert first["saes"] == second["saes"] and set(first["saes"]) == folders
