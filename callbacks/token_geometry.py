@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.callbacks.watcher import independent
 from lincorr_lightning.data.text_prompts import read_prompts
@@ -197,6 +198,11 @@ class TokenGeometry(L.Callback):
     def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
         """Means over the texts of each observable of each layer; what has no end is left out."""
         clouds = [one.clouds for one in found]
+        if clouds[0].overlap.shape[0] < 1 and not self.history:
+            rank_zero_warn(
+                "TokenGeometry sees one layer, so there is no next one to overlap with. Set its "
+                "embedding_layer to look at the token embedding as well."
+            )
         mean = {
             name: torch.stack([getattr(part, name) for part in clouds]).mean(0)
             for name in ("dimension", "overlap", "cosine_mean", "angle_mean")

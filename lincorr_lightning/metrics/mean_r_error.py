@@ -12,7 +12,7 @@ from lincorr_lightning.functional.ties import pearson_influence
 
 
 class Scale(NamedTuple):
-    """What standardizes predictions, and their r: all from rows that need not be those scored.
+    """What standardizes predictions, and their r, on the rows that are scored.
 
     Attributes:
         mean: Of each column, ``(n_columns,)``.
@@ -60,6 +60,12 @@ class MeanRError(Metric):
     def ready(self) -> bool:
         """Whether `prepare` said how to standardize."""
         return self._target is not None
+
+    @property
+    def count(self) -> Tensor:
+        """Rows of all processes, a float64 scalar."""
+        with self.sync_context():
+            return self.n.clone()
 
     def prepare(self, target: Scale, prediction: Scale, null: Scale | None) -> None:
         """Say how to standardize.

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
-from torchmetrics import Metric
 from tqdm import tqdm
 
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
@@ -43,12 +42,14 @@ from lincorr_lightning.modules.probe_solver import (
     ridge_paths,
     split_targets,
 )
-from lincorr_lightning.modules.probe_ties import prepare_errors
+from lincorr_lightning.modules.probe_ties import measure_errors
 from lincorr_lightning.modules.probe_time import tell_time
 from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
 _TUNE_EVERY = 5
+# Held-out X's whose logits are kept until the end, for standard errors: memory stays what it is.
+_MOST_KEPT = 2000
 
 
 class LinearProbe(FrozenLMModule):
@@ -157,6 +158,7 @@ class LinearProbe(FrozenLMModule):
         self.report: ProbeReport | None = None
         self._solvers: dict[str, SourceSolver] = {}
         self._fit: Moments | None = None
+        self._kept: list[Tensor] = []
         self._timed = False
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
@@ -277,7 +279,6 @@ class LinearProbe(FrozenLMModule):
                 control = cast(AffineMap, self.control_maps[source])
                 fit_control(fit, self.layout, source, control, ridge)
         self._fit = fit
-        prepare_errors(self, fit)
 
     def _descend(self, rows: Tensor, batch: InputBatch, first: bool) -> None:
         optimizer = cast(LightningOptimizer, self.optimizers())
@@ -314,8 +315,9 @@ class LinearProbe(FrozenLMModule):
         self._need_maps()
         check_held_out(self)
         self.test_moments.reset()
-        for metric in (*self.instancewise.values(), *self.errors.values()):
-            cast(Metric, metric).reset()
+        for metric in self.instancewise.values():
+            cast(InstancewisePearson, metric).reset()
+        self._kept = []
 
     def _score_batch(self, batch: InputBatch) -> None:
         if self.trainer.sanity_checking:
@@ -325,17 +327,10 @@ class LinearProbe(FrozenLMModule):
             return
         self.test_moments.update(rows)
         for source, x, y, module in self._sources(rows):
-            prediction = module(x)
-            cast(InstancewisePearson, self.instancewise[source]).update(prediction, y)
-            errors = cast(MeanRError, self.errors[source])
-            if errors.ready:
-                errors.update(prediction, y, self._control_prediction(rows, source))
-
-    def _control_prediction(self, rows: Tensor, source: str) -> Tensor | None:
-        if not self.control_maps:
-            return None
-        columns = self.layout.control_columns(source).to(rows.device)
-        return cast(AffineMap, self.control_maps[source])(rows[:, columns])
+            cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
+        room = _MOST_KEPT // self.trainer.world_size - sum(map(len, self._kept))
+        if room > 0:
+            self._kept.append(rows[:room].float())
 
     def _finish_scoring(self) -> None:
         if self.trainer.sanity_checking:
@@ -350,6 +345,8 @@ class LinearProbe(FrozenLMModule):
             source: cast(InstancewisePearson, metric).compute().reshape(-1)
             for source, metric in self.instancewise.items()
         }
+        measure_errors(self, test, self._kept)
+        self._kept = []
         self.report = score_probe(self, test, instance, paths, self._fit)
         self._fit = None
         mean = sum(score.label_mean or 0.0 for score in self.report.pairs) / len(self.report.pairs)

@@ -39,32 +39,41 @@ if TYPE_CHECKING:
 _MOST_COMPOSED = 50
 
 
-def prepare_errors(probe: LinearProbe, fit: Moments) -> None:
-    """Say how predictions are standardized for standard errors: as on the fit half.
+def measure_errors(probe: LinearProbe, test: Moments, rows: Sequence[Tensor]) -> None:
+    """Take standard errors of r, and of its excess, over held-out X's.
+
+    The influence function is taken around what was found on the held-out half itself: around the
+    fit half, whose r a map overfits, errors come out far too large.
 
     Args:
         probe: With solved maps.
-        fit: Moments of the fit half.
+        test: Moments of the held-out half.
+        rows: Joint rows of held-out X's of this process.
     """
-    if fit.n < 2:
-        return
-    for source in probe.layout.sources:
-        y = probe.layout.target_columns(source).to(fit.mean.device)
-        target = Scale(fit.mean[y], _std(fit.scatter.diagonal()[y], fit.n), fit.mean[y])
-        x = probe.layout.columns(source)
-        own = _scale(cast(AffineMap, probe.maps[source]), fit, x, y)
-        null = None
-        if probe.control_maps:
-            control = cast(AffineMap, probe.control_maps[source])
-            null = _scale(control, fit, probe.layout.control_columns(source), y)
-        cast(MeanRError, probe.errors[source]).prepare(target, own, null)
+    layout = probe.layout
+    for source in layout.sources:
+        errors = cast(MeanRError, probe.errors[source])
+        errors.reset()
+        x, y = layout.columns(source), layout.target_columns(source).to(test.mean.device)
+        own = cast(AffineMap, probe.maps[source])
+        control = probe.control_maps[source] if probe.control_maps else None
+        c = layout.control_columns(source) if control is not None else x
+        errors.prepare(
+            Scale(test.mean[y], _std(test.scatter.diagonal()[y], test.n), test.mean[y]),
+            _scale(own, test, x, y),
+            None if control is None else _scale(cast(AffineMap, control), test, c, y),
+        )
+        for kept in rows:
+            part = kept.double()
+            null = None if control is None else control(part[:, c.to(part.device)])
+            errors.update(own(part[:, x.to(part.device)]), part[:, y], null)
 
 
-def _scale(module: AffineMap, fit: Moments, x: Tensor, y: Tensor) -> Scale:
-    x = x.to(fit.mean.device)
+def _scale(module: AffineMap, test: Moments, x: Tensor, y: Tensor) -> Scale:
+    x = x.to(test.mean.device)
     weight = module.weight.detach()
-    variance = ((weight @ fit.scatter[x][:, x]) * weight).sum(1)
-    return Scale(module(fit.mean[x]).detach(), _std(variance, fit.n), label_r(fit, weight, x, y))
+    variance = ((weight @ test.scatter[x][:, x]) * weight).sum(1)
+    return Scale(module(test.mean[x]).detach(), _std(variance, test.n), label_r(test, weight, x, y))
 
 
 def _std(scatter: Tensor, n: Tensor) -> Tensor:
@@ -87,7 +96,9 @@ def judge(
     for source in layout.sources:
         errors = cast(MeanRError, probe.errors[source])
         if errors.ready:
-            own, above = errors.compute().cpu().tolist()
+            # All X's tell r; errors are of those that were kept.
+            share = (errors.count / test.n).sqrt().cpu()
+            own, above = (errors.compute().cpu() * share).tolist()
             for target, error, excess_error in zip(layout.targets(source), own, above, strict=True):
                 score = judged[source, target]
                 height = score.label_mean if score.excess is None else score.excess

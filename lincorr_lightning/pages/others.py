@@ -187,8 +187,53 @@ def pretraining_overview(runs: Sequence[Run]) -> list[Part]:
             [Column("knowledge"), *(Column(head, "share") for head in heads)],
             rows,
             "Recall: share of the people whose answer the LM says first.",
-        )
+        ),
+        *_formed(runs),
     ]
+
+
+def _formed(runs: Sequence[Run]) -> list[Part]:
+    """What `Formation` found at the end of each run, side by side."""
+    keys = ("label_mean", "control_label_mean", "influenced", "influencing")
+    ties, recall = [], []
+    for run in runs:
+        found = run.results.get("formation") or {}
+        said = (run.settings.get("data") or {}).get("together")
+        last = max((point["step"] for point in found.get("ties", ())), default=None)
+        head = [run.lm.label, said]
+        ties += [
+            [*head, point["pair"], *(point[key] for key in keys)]
+            for point in found.get("ties", ())
+            if point["step"] == last
+        ]
+        recall += [
+            [*head, point["knowledge"], point["said"], point["unsaid"]]
+            for point in found.get("recall", ())
+            if point["step"] == last
+        ]
+    heads = [Column("LM"), Column("both stated", "share")]
+    parts: list[Part] = []
+    if ties:
+        parts.append(
+            Table(
+                "Ties at the end of training",
+                [*heads, Column("pair"), Column("r", "r"), Column("control", "r"),
+                 Column("Hit@1 influenced", "r"), Column("Hit@1 influencing", "r")],
+                ties,
+                "Both stated: share of the people of whom the text says both knowledges of a pair. "
+                "All steps: tables/formation.csv of each run.",
+            )
+        )  # fmt: skip
+    if recall:
+        parts.append(
+            Table(
+                "What the LM says of facts, and of those that the text never states",
+                [*heads, Column("knowledge"), Column("stated", "share"),
+                 Column("never stated", "share")],
+                recall,
+            )
+        )  # fmt: skip
+    return parts
 
 
 # -- studies that are not known ------------------------------------------------------------------

@@ -124,6 +124,7 @@ _CAPTIONS = {
     "correlation_matrix": "Label-wise r of all pairs, source row → target column.",
     "instance_matrix": "Instance-wise r of all pairs; it flatters pairs that are not tied.",
     "nulls": "r of each pair beside its nulls, permuted targets and the control prompt.",
+    "formation": "Ties, precision and recall while the LM was trained.",
     "ties": "r above its control with 95 % intervals, the highest first.",
     "transitivity": "Two maps end to end beside the pair’s own map.",
     "clusters": "Label-wise r with what belongs together side by side.",

@@ -141,7 +141,7 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     layer, strongest = max(known, key=lambda pair: abs(pair[1].pearson))
     x = report.dimension[:, level, list(report.layers).index(layer), 0]
     _scatter(right, x, report.loss[:, level], BLUE, fitted=True)
-    _axes(right, f"layer {layer}: r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}",
+    _axes(right, f"layer {layer}, the strongest: r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}",
           "intrinsic dimension", "loss (nats)")  # fmt: skip
     right.set_xscale("log")
     right.set_yscale("log")
@@ -266,8 +266,10 @@ def _alike(axes: Sequence[Axes]) -> None:
 
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
+    # Four labels take some seven inches.
+    ncols = min(len(labels), 4 if figure.get_figwidth() > 7.5 else 2)
     figure.legend(
-        handles, labels, loc="outside lower left", ncols=min(len(labels), 4), frameon=False,
+        handles, labels, loc="outside lower left", ncols=ncols, frameon=False,
         fontsize=8, handlelength=1.6, columnspacing=1.2,
     )  # fmt: skip
 

@@ -193,10 +193,16 @@ class ResilienceReport:
         for name in self._known():
             sources, targets, matrix = self.matrix(name)
             label = "share of r" if name == "kept" else "label-wise Pearson r"
+            least = f"; pairs of a refitted r of {_LEAST_R:g} or more" if name == "kept" else ""
             yield (
                 name,
                 correlation_heatmap(
-                    matrix, sources, targets, f"{name.capitalize()}: {_KINDS[name]}", told, label
+                    matrix,
+                    sources,
+                    targets,
+                    f"{name.capitalize()}: {_KINDS[name]}",
+                    told + least,
+                    label,
                 ),
             )
 

@@ -43,7 +43,7 @@ def ties_figure(
     """
     order = ranking(scores)
     shown = order[:limit]
-    notes = [f"○ adjusted p above {FINDING:g}"]
+    notes: list[str] = []
     if len(shown) < len(order):
         notes.insert(0, f"{len(shown)} of {len(order)} pairs, the highest; all: tables/ties.csv")
     figure = new_figure(7.5, 0.23 * max(len(shown), 3) + 1.1, title, "; ".join(notes))
@@ -56,9 +56,10 @@ def ties_figure(
     axes.hlines(rows, above_null - error, above_null + error, color=BLUE, linewidth=1.6, zorder=1)
     above = any(score.excess is not None for score in shown)
     label = "r above its control, 95 % interval" if above else "r, 95 % interval"
-    axes.plot(above_null[found], rows[found], "o", color=BLUE, markersize=5.5, label=label)
+    axes.plot(above_null[found], rows[found], "o", color=BLUE, markersize=5.5,
+              label=label if found.any() else None)  # fmt: skip
     axes.plot(above_null[~found], rows[~found], "o", color=BLUE, markerfacecolor="white",
-              markersize=5.5, label=None if found.any() else label)  # fmt: skip
+              markersize=5.5, label=None if found.all() else f"{label}; adjusted p above {FINDING:g}")  # fmt: skip
     partial = np.array([_or_nan(score.partial_label_mean) for score in shown])
     if not np.isnan(partial).all():
         axes.plot(partial, rows, "D", color=GREEN, markerfacecolor="white", markersize=5,
@@ -66,6 +67,8 @@ def ties_figure(
     names, _ = legible([score.name for score in shown], 50)
     _dress(axes, rows, names, min(-0.1, np.nanmin([*(above_null - error), *partial, 0.0]) - 0.04))
     axes.set_xlabel("label-wise Pearson r", color=INK)
+    highest = float(np.nanmax([*(above_null + error), *partial, 1.0]))
+    axes.set_xlim(right=highest + 0.04)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return finish(figure)
 

@@ -66,6 +66,15 @@ def _logits(probe: LinearProbe, run: Path, half: str, name: str) -> np.ndarray:
     return lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids).numpy()
 
 
+def _neutral(probe: LinearProbe, run: Path, half: str) -> np.ndarray:
+    """The control prompt read at the source's tokens."""
+    with (run / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
+        inputs = [row["x"] for row in csv.DictReader(file) if row["half"] == half]
+    lm = LanguageModel.from_pretrained("tiny-world")
+    prompts = [f"One day, {x} saw a" for x in inputs]
+    return lm.domain_logits(prompts, probe.layout.domains["country"].token_ids).numpy()
+
+
 def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
     results, probe, _, run = found
     pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
@@ -73,15 +82,24 @@ def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
     predicted = LinearRegression().fit(
         *(_logits(probe, run, "fit", name) for name in ("country", "city"))
     ).predict(x)  # fmt: skip
+    neutral = {half: _neutral(probe, run, half) for half in ("fit", "test")}
+    null = LinearRegression().fit(neutral["fit"], _logits(probe, run, "fit", "city"))
+    controlled = null.predict(neutral["test"])
     rng = np.random.default_rng(0)
 
-    def mean_r(rows: np.ndarray) -> float:
-        u, v = (part[rows] - part[rows].mean(0) for part in (predicted, y))
+    def mean_r(said: np.ndarray, rows: np.ndarray) -> float:
+        u, v = (part[rows] - part[rows].mean(0) for part in (said, y))
         return float(((u * v).sum(0) / np.sqrt((u**2).sum(0) * (v**2).sum(0))).mean())
 
-    spread = np.std([mean_r(rng.integers(len(y), size=len(y))) for _ in range(200)])
-    assert pair["label_mean"] == pytest.approx(mean_r(np.arange(len(y))), abs=1e-6)
-    assert pair["label_error"] == pytest.approx(spread, rel=0.25)
+    drawn = [rng.integers(len(y), size=len(y)) for _ in range(300)]
+    own = np.array([mean_r(predicted, rows) for rows in drawn])
+    above = own - [mean_r(controlled, rows) for rows in drawn]
+    everybody = np.arange(len(y))
+    assert pair["label_mean"] == pytest.approx(mean_r(predicted, everybody), abs=1e-6)
+    excess = mean_r(predicted, everybody) - mean_r(controlled, everybody)
+    assert pair["excess"] == pytest.approx(excess, abs=1e-5)
+    assert pair["label_error"] == pytest.approx(own.std(), rel=0.2)
+    assert pair["excess_error"] == pytest.approx(above.std(), rel=0.2)
 
 
 def test_r_given_another_knowledge_is_that_of_scikit_learn(found: Any) -> None:
