@@ -141,8 +141,8 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     layer, strongest = max(known, key=lambda pair: abs(pair[1].pearson))
     x = report.dimension[:, level, list(report.layers).index(layer), 0]
     _scatter(right, x, report.loss[:, level], BLUE, fitted=True)
-    _axes(right, f"layer {layer}, the strongest: r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}",
-          "intrinsic dimension", "loss (nats)")  # fmt: skip
+    told = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
+    _axes(right, f"layer {layer}, the strongest: {told}", "intrinsic dimension", "loss (nats)")  # fmt: skip
     right.set_xscale("log")
     right.set_yscale("log")
     for axis in (right.xaxis, right.yaxis):
