@@ -142,7 +142,8 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     x = report.dimension[:, level, list(report.layers).index(layer), 0]
     _scatter(right, x, report.loss[:, level], BLUE, fitted=True)
     told = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
-    _axes(right, f"layer {layer}, the strongest: {told}", "intrinsic dimension", "loss (nats)")  # fmt: skip
+    told = f"layer {layer}, the strongest: {told}"
+    _axes(right, told, "intrinsic dimension", "loss (nats)")
     right.set_xscale("log")
     right.set_yscale("log")
     for axis in (right.xaxis, right.yaxis):
