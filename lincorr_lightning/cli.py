@@ -125,6 +125,12 @@ def console() -> None:
     except LincorrError as error:
         sys.stderr.write(f"lincorr: error: {error}\n")
         sys.exit(1)
+    except RuntimeError as error:
+        # gloo's and NCCL's words for a process that is gone; its own error is on the screen.
+        if not any(sign in str(error) for sign in ("closed by peer", "remote process exited")):
+            raise
+        sys.stderr.write("lincorr: error: another process of this run failed; see its error.\n")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.stderr.write("lincorr: interrupted\n")
         sys.exit(130)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ from lincorr_lightning.reporting import (
     study_name,
 )
 
+# Time for a process that failed to tell its error.
+_GRACE_S = 5
+
 
 class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run's folder, also when there is no logger."""
@@ -43,6 +48,24 @@ class SaveConfig(SaveConfigCallback):
         """Write the config that gives this run again."""
         with atomic_write(run_folder(trainer) / self.config_filename) as path:
             self.parser.save(self.config, path, skip_none=False, overwrite=True)
+
+
+class EndTogether(L.Callback):
+    """Ends the processes that the first one has started when it fails.
+
+    They would wait for it, over NCCL for minutes. If it failed because one of them did, that one
+    is given the time to say why.
+    """
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Wait a little, and end them."""
+        del pl_module, exception
+        for process in getattr(trainer.strategy.launcher, "procs", ()):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE_S)
+            process.kill()
 
 
 class LincorrCLI(LightningCLI):
@@ -89,9 +112,10 @@ class LincorrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Give a run that names no logger a new folder and a TensorBoard log of its own."""
         config = self._get(self.config_init, "trainer")
+        config["callbacks"] = [*(config["callbacks"] or []), EndTogether()]
         # Nobody else's `predict` output is touched: it writes what studies of ours return.
         if self.subcommand == "predict":
-            config["callbacks"] = [*(config["callbacks"] or []), PredictionWriter()]
+            config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
         check_writable(root)
         if config["logger"] is None or config["logger"] is True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class PackedBatch:
         second_targets: The second subject's answer where an answer is asked of a mixture, else
             `IGNORED`, same shape.
         second_shares: Its share there, same shape.
+        is_padding: The batch only keeps a process in step with the others: it does not count.
     """
 
     input_ids: Tensor
@@ -49,6 +50,7 @@ class PackedBatch:
     shares: Tensor
     second_targets: Tensor
     second_shares: Tensor
+    is_padding: bool = False
 
 
 @dataclass
@@ -101,6 +103,8 @@ class _Epochs(Dataset[PackedBatch]):
         return -(-len(self.statements) // self.batch_size)
 
     def __getitem__(self, index: int) -> PackedBatch:
+        if index < 0:
+            return replace(self[0], is_padding=True)
         epoch, batch = divmod(index, len(self))
         members = _shuffled(len(self.statements), self.seed, epoch)
         members = members[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -154,18 +158,23 @@ def _pack(
     table = torch.tensor([row + [empty] * (length - len(row)) for row in rows], dtype=torch.float64)
     columns = [column.contiguous() for column in table.unbind(-1)]
     is_share = (5, 7)
-    return PackedBatch(*(c.float() if i in is_share else c.long() for i, c in enumerate(columns)))
+    typed = (c.float() if i in is_share else c.long() for i, c in enumerate(columns))
+    return PackedBatch(*typed)  # type: ignore[arg-type]
 
 
 class _EveryBatchOnce(DistributedSampler[Any]):
-    """Deals the batches of one epoch out to the processes; Lightning tells it the epoch."""
+    """Deals the batches of one epoch out to the processes; Lightning tells it the epoch.
+
+    A process that runs short gets a padding batch.
+    """
 
     def __init__(self, dataset: _Epochs, rank: int, n_processes: int) -> None:
         super().__init__(dataset, num_replicas=n_processes, rank=rank, shuffle=False)
 
     def __iter__(self) -> Iterator[int]:
-        first = self.epoch * len(self.dataset)  # type: ignore[arg-type]
-        return iter([first + index for index in super().__iter__()])
+        n_batches = len(self.dataset)  # type: ignore[arg-type]
+        for index in range(self.rank, self.total_size, self.num_replicas):
+            yield self.epoch * n_batches + index if index < n_batches else -1
 
 
 class CorpusDataModule(L.LightningDataModule):

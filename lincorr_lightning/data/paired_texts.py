@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 
 from lincorr_lightning.data.label_mappings import PairedLabels, pair_labels, tokens_of_answers
+from lincorr_lightning.data.processes import check_processes
 from lincorr_lightning.data.step_loader import StepLoader
 from lincorr_lightning.data.text_steps import TextPlan, TextSteps
 from lincorr_lightning.data.written_texts import WrittenText, read_texts
@@ -176,6 +177,7 @@ class PairedTextsDataModule(L.LightningDataModule):
         if self._written is not None:
             n_paired = sum(text.phase == "compose" for text in self._written)
             n_new = len(self._written) - n_paired
+        check_processes(trainer, n_new, "new texts", "raise data.n_new")
         steps = TextSteps(n_paired, n_new, plan, trainer.global_rank, trainer.world_size)
         return StepLoader(steps, trainer)
 

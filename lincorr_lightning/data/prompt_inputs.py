@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from lincorr_lightning.data.processes import check_processes
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
@@ -124,8 +125,11 @@ class PromptInputs(L.LightningDataModule):
         self.halves: dict[str, list[str]] = {}
 
     def setup(self, stage: str) -> None:
-        """Sample the X's and split them; the same on every process."""
-        del stage
+        """Sample the X's and split them; the same on every process.
+
+        Raises:
+            InputsError: A half has too few X's, or fewer than there are processes.
+        """
         inputs = self._all_inputs()
         n_fit = round(len(inputs) * self.hparams["fit_fraction"])
         self.halves = {"fit": inputs[:n_fit], "test": inputs[n_fit:]}
@@ -135,6 +139,10 @@ class PromptInputs(L.LightningDataModule):
                     f"{len(inputs)} X's with data.fit_fraction {self.hparams['fit_fraction']} "
                     f"leave {len(members)} in the {half} half; each half needs at least 2. "
                     "Raise data.n_inputs."
+                )
+            if stage != "predict":
+                check_processes(
+                    self.trainer, len(members), f"X's of the {half} half", "raise data.n_inputs"
                 )
 
     def _all_inputs(self) -> list[str]:

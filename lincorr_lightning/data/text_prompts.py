@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lincorr_lightning.data.processes import check_processes
 from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
 from lincorr_lightning.data.text_files import read_texts
 from lincorr_lightning.data.world_texts import Text, world_texts
@@ -110,6 +111,7 @@ class TextPrompts(L.LightningDataModule):
         wanted = {name: self.hparams[name] for name in ("key", "n_tokens", "n_texts", "seed")}
         found = read_prompts(self._lm(), self.hparams["texts"], **wanted)
         self.prompts, self._rows, self.n_skipped = found.texts, found.rows, found.n_skipped
+        check_processes(self.trainer, len(self._rows), "texts", "give more texts")
 
     def _lm(self) -> LanguageModel:
         module = self.trainer.lightning_module if self.trainer is not None else None

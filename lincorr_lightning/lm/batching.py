@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.sharding import LockStep
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class MicroBatches:
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
+        self.lock_step: LockStep | None = None
 
     def run(
         self, lengths: Sequence[int], device_type: str, ask: Callable[[list[int]], None]
@@ -49,6 +51,9 @@ class MicroBatches:
             LanguageModelError: Not even one row fits, or `tokens_per_forward` is too large.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        if self.lock_step is not None:
+            self._run_in_step(self.lock_step, order, lengths, device_type, ask)
+            return
         start = 0
         while start < len(order):
             longest = lengths[order[start]]
@@ -62,6 +67,34 @@ class MicroBatches:
             if device_type == "cuda":
                 torch.cuda.empty_cache()
             self._shrink(len(batch), longest, error)
+
+    def _run_in_step(
+        self,
+        lock_step: LockStep,
+        order: list[int],
+        lengths: Sequence[int],
+        device_type: str,
+        ask: Callable[[list[int]], None],
+    ) -> None:
+        """Ask as often as the process that has most to ask."""
+        start = 0
+        tokens = self.fixed or self._start(device_type)
+        while lock_step.any(start < len(order)):
+            # A process that is done asks its shortest row again.
+            batch = (
+                order[start : start + max(1, tokens // lengths[order[start]])]
+                if start < len(order)
+                else order[-1:]
+            )
+            error = _memory_error(ask, batch)
+            if error is not None:
+                raise LanguageModelError(
+                    f"a forward of batch size {len(batch)} and sequence length "
+                    f"{lengths[batch[0]]} does not fit the memory: {error}. Lower "
+                    f"lm.tokens_per_forward (it is {tokens}), which a split LM cannot adapt by "
+                    "itself, or take more processes."
+                )
+            start += len(batch)
 
     def _start(self, device_type: str) -> int:
         if device_type != "cpu":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -78,17 +79,19 @@ def fingerprint_weights(module: nn.Module) -> str:
     the last place changes it.
     """
     parts: list[bytes] = []
-    seen: dict[tuple[int, torch.Size], str] = {}
+    seen: dict[Hashable, str] = {}
     for name, tensor in sorted(module.state_dict().items()):
         parts.append(_json([name, list(tensor.shape), str(tensor.dtype)]))
         # Tied weights are listed under each of their names; once through the memory is enough.
-        first = seen.setdefault((tensor.data_ptr(), tensor.shape), name)
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        place = local.untyped_storage().data_ptr(), local.storage_offset(), tensor.shape
+        first = seen.setdefault(place, name)
         parts.append(_lane_sums(tensor) if first == name else first.encode())
     return _digest(*parts)
 
 
 def _lane_sums(tensor: Tensor) -> bytes:
-    if hasattr(tensor, "full_tensor"):  # a shard of a DTensor tells only of itself
+    if isinstance(tensor, DTensor):  # a shard of a DTensor tells only of itself
         tensor = tensor.full_tensor()
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:

@@ -30,9 +30,11 @@ from lincorr_lightning.lm.head import (
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.lm.shared_prefixes import logits_of_trees, plan_reading, why_not_shared
+from lincorr_lightning.lm.sharding import shard
+from lincorr_lightning.lm.shared_prefixes import Plan, logits_of_trees, plan_reading, why_not_shared
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import (
         BatchEncoding,
         PreTrainedConfig,
@@ -160,6 +162,28 @@ class LanguageModel(nn.Module):
                 model.base_model.compile(dynamic=True)
             self.model = model
         return self
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a piece of it."""
+        return self._batches.lock_step is not None
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Split the weights over processes, all of which must then ask at the same times.
+
+        Args:
+            mesh: The processes, in one dimension.
+
+        Raises:
+            LanguageModelError: The LM does not say what its layers are.
+        """
+        whole = self.fingerprint["weights"]
+        self._batches.lock_step = shard(self.model, mesh)
+        # Afterwards it would take all processes to tell.
+        self._weights_print = self._weights_state(), whole
+
+    def _weights_state(self) -> object:
+        return tuple((p.data_ptr(), p._version) for p in self.model.parameters())
 
     @property
     def prefix(self) -> list[int]:
@@ -332,9 +356,14 @@ class LanguageModel(nn.Module):
         flat = self.rows(list(chain.from_iterable(prompts)))
         n_inputs = len(prompts[0])
         rows = [flat[domain * n_inputs :][:n_inputs] for domain in range(len(prompts))]
+        lock_step = self._batches.lock_step
+        if lock_step is not None and self.config.share_prefixes is not False:
+            self._why_not()  # all try at the same time
         plan = plan_reading(
             self.model, rows, self.config.share_prefixes, self._batches.fixed, self._why_not
         )
+        if lock_step is not None and lock_step.any(not plan.trees):
+            plan = Plan([], plan.why if not plan.trees else "one by one, as another process must")
         self.reads_prompts = plan.why
         if plan.trees:
             device = self.model.device
@@ -343,7 +372,8 @@ class LanguageModel(nn.Module):
                 logits = logits_of_trees(
                     self.model, plan.trees, n_inputs, tokens, self._batches, self._encoder.pad_id
                 )
-            if logits.isfinite().all():
+            finite = bool(logits.isfinite().all())
+            if finite if lock_step is None else not lock_step.any(not finite):
                 return logits
             # A masked NaN is NaN still, and spreads through a tree: ask which prompt it comes from.
         asked = zip(rows, token_ids, strict=True)
@@ -395,7 +425,7 @@ class LanguageModel(nn.Module):
             ``tokenizer``, ``config``, ``dtype`` and ``weights``.
         """
         parameters = list(self.model.parameters())
-        state = tuple((p.data_ptr(), p._version) for p in parameters)
+        state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in parameters)
         if not is_frozen or self._weights_print is None or self._weights_print[0] != state:
             self._weights_print = (state, fingerprint_weights(self.model))

@@ -20,7 +20,7 @@ _VERSIONS = ("torch", "lightning", "transformers", "peft")
 
 
 def write_results(
-    module: SourceFinetune, data: EditsDataModule, folder: Path, seconds: float
+    module: SourceFinetune, data: EditsDataModule, folder: Path, seconds: float, n_steps: int
 ) -> None:
     """Write ``results.json``, the edits, the curves, and how good the forecasts were.
 
@@ -29,6 +29,7 @@ def write_results(
         data: Its edits.
         folder: The run's.
         seconds: How long training took.
+        n_steps: Optimizer steps of all processes.
     """
     from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 
@@ -68,7 +69,7 @@ def write_results(
         results["forecast"] = module.forecasts.write(folder, known)
     results |= {
         "seconds": round(seconds, 2),
-        "n_steps": module.global_step,
+        "n_steps": n_steps,
         "lm": module.lm.config.name_or_path,
         "settings": settings,
         "versions": {

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.modules.sharding import check_strategy, shard_if_asked
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 
 
@@ -28,17 +29,20 @@ class FrozenLMModule(L.LightningModule):
         self.lm = LanguageModel(lm)
 
     def configure_model(self) -> None:
-        """Load the LM's weights; Lightning places them."""
+        """Load the LM's weights; Lightning places them, or they are split over the processes."""
         self.lm.load()
+        shard_if_asked(self.lm, self)
 
     def setup(self, stage: str) -> None:
         """Refuse what would give wrong numbers or lose them, before hours are spent on it.
 
         Raises:
-            ConfigError: A precision or device that rounds the statistics.
+            ConfigError: A precision or device that rounds the statistics, or a strategy that
+                cannot split an LM.
             OutputError: The run's folder cannot be written.
         """
         del stage
+        check_strategy(self.trainer)
         if self.trainer.precision != "32-true":
             raise ConfigError(
                 f"trainer.precision is {self.trainer.precision}: it would round the statistics. "

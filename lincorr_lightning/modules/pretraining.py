@@ -260,13 +260,24 @@ class Pretraining(L.LightningModule):
                 for t in (targets, second)
             )
             loss = torch.lerp(first, other, share).mean()
-        self._loss.update(loss.detach(), weight=len(targets))
-        self.log("loss", loss.detach(), prog_bar=True, batch_size=len(targets))
+        asks = batch.asks[asked]
+        if not batch.is_padding:
+            self._loss.update(loss.detach(), weight=len(targets))
+        n_answers = (asks != IGNORED).sum()
+        share, share_of_answers = self._shares(batch, asked.sum(), n_answers)
+        loss = loss * share
+        self.log("loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True)
         if self.hparams["off_target_penalty"]:
-            penalty = self._off_target(logits, targets, second, batch.asks[asked])
+            penalty = self._off_target(logits, targets, second, asks) * share_of_answers
             # It grows over the run: at full weight from the start it would outweigh learning.
             loss = loss + self.hparams["off_target_penalty"] * done**2 * penalty
         return loss
+
+    def _shares(self, batch: PackedBatch, *counts: Tensor) -> Tensor:
+        """Weights of means over these numbers of things; their mean over processes is then one."""
+        own = torch.stack(counts).double() * (not batch.is_padding)
+        total = self.trainer.strategy.reduce(own.clone(), reduce_op="sum")
+        return (self.trainer.world_size * own / total.clamp(min=1)).float()
 
     def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
         """The tokens' embeddings, subjects mixed with their partners."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
@@ -28,6 +29,7 @@ from lincorr_lightning.modules.adapters import (
 )
 from lincorr_lightning.modules.edit_forecasts import LEAD, EditForecasts
 from lincorr_lightning.modules.finetune_results import write_results
+from lincorr_lightning.modules.sharding import check_strategy, is_sharded, shard_if_asked
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 
 IGNORED = -100
@@ -115,6 +117,7 @@ class SourceFinetune(L.LightningModule):
         self._base: list[Tensor] = []
         self._batch: EditBatch | None = None
         self._started = 0.0
+        self._n_own_steps = 0
 
     @property
     def language_model(self) -> LanguageModel:
@@ -155,6 +158,15 @@ class SourceFinetune(L.LightningModule):
             OutputError: The run's folder cannot be written.
         """
         del stage
+        check_strategy(self.trainer)
+        if is_sharded(self.trainer):
+            wrong = [name for name in ("forecast", "save_model") if self.hparams[name]]
+            if self.is_independent or wrong:
+                raise ConfigError(
+                    "an LM in pieces is taught joint edits, without forecast and without "
+                    "save_model: set model.protocol to joint, model.forecast and model.save_model "
+                    "to false, or lay configs/trainer/ddp.yaml over the study."
+                )
         if self.is_independent and self.trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 "trainer.accumulate_grad_batches is "
@@ -199,6 +211,7 @@ class SourceFinetune(L.LightningModule):
             model.requires_grad_(True)
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
+        shard_if_asked(self.lm, self)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over what is trained."""
@@ -263,12 +276,11 @@ class SourceFinetune(L.LightningModule):
             losses = answer_losses(self.lm.model, batch)
         self._require("the loss is", losses.isfinite())
         asked = (batch.labels != IGNORED).any(1)
+        summed, share = (losses * asked).sum(), self._share(asked)
+        # The mean over the edits of all processes, of which each knows its own.
+        self.log("loss", summed.detach() * share, prog_bar=True, batch_size=1, sync_dist=True)
         # Of edits side by side each has its own mean; the gradient of one does not see the others.
-        share = 1.0 if self.is_independent else self._share(asked)
-        loss = (losses * asked).sum() * share
-        n = max(int(asked.sum()), 1)
-        self.log("loss", (losses.detach() * asked).sum() / n, prog_bar=True, batch_size=n)
-        return loss
+        return summed if self.is_independent else summed * share
 
     def _share(self, asked: Tensor) -> float:
         """Weight of one edit, so that the mean over processes is the mean over their edits."""
@@ -284,6 +296,7 @@ class SourceFinetune(L.LightningModule):
         """
         super().optimizer_step(*args, **kwargs)
         assert self._batch is not None
+        self._n_own_steps += bool(self._batch.edits)
         with torch.no_grad():
             if self.adapters is not None:
                 parts = [p.flatten(1).isfinite().all(1) for p in self.adapters.parameters()]
@@ -291,6 +304,8 @@ class SourceFinetune(L.LightningModule):
             else:
                 # One pass over the weights, where a look at each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
+                if isinstance(norm, DTensor):
+                    norm = norm.full_tensor()
                 finite = norm.isfinite().expand(len(self._batch.input_ids))
         self._require("after the update a weight is", finite)
 
@@ -329,6 +344,7 @@ class SourceFinetune(L.LightningModule):
     def on_train_end(self) -> None:
         """Leave the LM as the protocol says, and write the numbers."""
         seconds = monotonic() - self._started
+        n_steps = self._count_steps()
         if self._base:
             self._restore()
         if is_dry_run(self.trainer):
@@ -337,7 +353,14 @@ class SourceFinetune(L.LightningModule):
         if self.trainer.is_global_zero:
             if self.hparams["save_model"]:
                 save_merged(self.lm, folder / "model")
-            write_results(self, self._edits_data, folder, seconds)
+            write_results(self, self._edits_data, folder, seconds, n_steps)
+
+    def _count_steps(self) -> int:
+        """Optimizer steps; of independent edits each process takes its own."""
+        if not self.is_independent or self.trainer.world_size == 1:
+            return self.global_step
+        own = torch.tensor(self._n_own_steps, device=self.device)
+        return int(self.trainer.strategy.reduce(own, reduce_op="sum"))
 
     # -- checkpoints -----------------------------------------------------------------------------
 

@@ -1,0 +1,61 @@
+"""An LM in pieces, one a process: every process must take part in each of its forwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from lincorr_lightning.errors import LanguageModelError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+
+class LockStep:
+    """What the processes that hold an LM's pieces must agree on; each must call it as often.
+
+    Args:
+        mesh: The processes, in one dimension.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._group = mesh.get_group()
+        self._device = torch.device(mesh.device_type)
+
+    def any(self, own: bool) -> bool:
+        """Whether it is so on any process."""
+        told = torch.tensor(int(own), device=self._device)
+        distributed.all_reduce(told, distributed.ReduceOp.MAX, group=self._group)
+        return bool(told)
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
+    """Split an LM's weights over processes, by torch's ``fully_shard``.
+
+    A layer's weights are together only while it runs; embedding, last norm and head, tied or not,
+    while the LM does. So the head's rows can be read in a forward as if it were whole.
+
+    Args:
+        model: The whole LM, with the same weights on each process.
+        mesh: The processes, in one dimension.
+
+    Raises:
+        LanguageModelError: The LM does not say what its layers are.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise LanguageModelError(
+            f"{type(model).__name__} cannot be split over processes: it does not say which of its "
+            "modules are layers (_no_split_modules). Lay configs/trainer/ddp.yaml over the study, "
+            "which gives each process the whole LM."
+        )
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return LockStep(mesh)

@@ -1,0 +1,167 @@
+"""An LM in pieces, one a process, answers as the whole one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch import distributed, multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+
+from lincorr_lightning import LanguageModel
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.modules.sharding import check_strategy
+
+PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
+TOKENS = list(range(5, 40))
+SHARDED = [
+    "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
+    "--trainer.strategy.data_parallel_size=2", "--trainer.strategy.tensor_parallel_size=1",
+    "--trainer.strategy.save_distributed_checkpoint=false", "--trainer.devices=2",
+    "--trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def ask(rank: int, file: str, folder: str, out: str) -> None:
+    """The first process asks five times as much as the second."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    lm = LanguageModel.from_pretrained(folder, tokens_per_forward=16)
+    whole = lm.fingerprint
+    lm.shard(init_device_mesh("cpu", (2,)))
+    assert lm.fingerprint == whole
+    held = sum(p.to_local().numel() for p in lm.model.parameters())
+    mine = PROMPTS[: 10 if rank == 0 else 2]
+    logits = lm.domain_logits(mine, TOKENS)
+    # One process has prompts that share a beginning, the other has none.
+    joint = lm.joint_logits([mine, mine] if rank == 0 else [mine, PROMPTS[-2:]], [TOKENS, TOKENS])
+    torch.save({"held": held, "logits": logits, "joint": joint}, f"{out}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: bool) -> None:
+    whole = LanguageModel.from_pretrained(small_lm)
+    if whole.model.config.tie_word_embeddings is not tied:
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(0)
+        config = whole.model.config
+        config.tie_word_embeddings = tied
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lm")
+        whole.tokenizer.save_pretrained(tmp_path / "lm")
+        whole = LanguageModel.from_pretrained(str(tmp_path / "lm"))
+    folder = whole.config.name_or_path
+    multiprocessing.spawn(ask, (f"{tmp_path}/store", folder, str(tmp_path)), nprocs=2)
+    n = sum(p.numel() for p in whole.model.parameters())
+    for rank, mine in enumerate((PROMPTS[:10], PROMPTS[:2])):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found["held"] < 0.6 * n
+        torch.testing.assert_close(found["logits"], whole.domain_logits(mine, TOKENS))
+        others = mine if rank == 0 else PROMPTS[-2:]
+        want = torch.cat([whole.domain_logits(p, TOKENS) for p in (mine, others)], 1)
+        torch.testing.assert_close(found["joint"], want, atol=1e-4, rtol=1e-4)
+
+
+def program(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", *arguments, *SHARDED],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -> None:
+    common = [
+        "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--data.batch_size=20", "--trainer.enable_progress_bar=false",
+        "--trainer.enable_checkpointing=true",
+    ]  # fmt: skip
+    program("fit", *common, f"--trainer.default_root_dir={tmp_path / 'two'}")
+    main(["fit", *common, f"--trainer.default_root_dir={tmp_path / 'one'}"])
+    (checkpoint,) = (tmp_path / "two").rglob("*.ckpt")
+    main(["test", *common, f"--trainer.default_root_dir={tmp_path / 'again'}",
+          f"--ckpt_path={checkpoint}"])  # fmt: skip
+    one, two, again = (
+        json.loads(next((tmp_path / name).rglob("results.json")).read_text())["pairs"]
+        for name in ("one", "two", "again")
+    )
+    for others in (two, again):
+        for ours, theirs in zip(one, others, strict=True):
+            for key in ("label_mean", "instance_mean", "control_label_mean"):
+                assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
+    common = [
+        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.protocol=joint", f"--model.method={method}", "--data.n_edits=7",
+        "--trainer.max_epochs=2", "--model.forecast=false", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    program(*common, "--model.edits_per_step=2", f"--trainer.default_root_dir={tmp_path / 'two'}")
+    main([*common, "--model.edits_per_step=4", f"--trainer.default_root_dir={tmp_path / 'one'}"])
+    one, two = (
+        json.loads(next((tmp_path / name).rglob("results.json")).read_text())
+        for name in ("one", "two")
+    )
+    for key in ("n_steps", "source_learned", "generalized", "gradient_correlation"):
+        assert one[key] == pytest.approx(two[key], abs=1e-3), key
+
+
+def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    lm.model._no_split_modules = None
+    with pytest.raises(LanguageModelError, match="which of its modules are layers"):
+        lm.shard(None)  # type: ignore[arg-type]
+
+
+def test_out_of_memory_says_what_to_lower() -> None:
+    class Alone:
+        def any(self, own: bool) -> bool:
+            return own
+
+    def fail(batch: list[int]) -> None:
+        raise torch.OutOfMemoryError("no memory. Much more is said")
+
+    batches = MicroBatches(64)
+    batches.lock_step = Alone()  # type: ignore[assignment]
+    with pytest.raises(
+        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
+    ):
+        batches.run([10] * 9, "cpu", fail)
+
+
+def test_every_process_asks_as_often_as_the_busiest() -> None:
+    class Busier:
+        turns = 0
+
+        def any(self, own: bool) -> bool:
+            self.turns += 1
+            return self.turns <= 5
+
+    asked: list[list[int]] = []
+    batches = MicroBatches(20)
+    batches.lock_step = Busier()  # type: ignore[assignment]
+    batches.run([10, 7, 5], "cpu", asked.append)
+    assert asked == [[0, 1], [2], [2], [2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [(FSDPStrategy(), "FSDPStrategy"), (ModelParallelStrategy(1, 2), "tensor_parallel_size is 2")],
+)
+def test_strategies_that_cannot_be(strategy: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_strategy(SimpleNamespace(strategy=strategy, world_size=2))

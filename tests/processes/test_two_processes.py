@@ -1,0 +1,210 @@
+"""Two processes find what one does: nothing counted twice, nothing lost, nothing written twice."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lincorr_lightning.cli import main
+
+pytestmark = pytest.mark.slow
+
+# Of how a run was done, not of what it found.
+HOW = {"seconds", "settings", "versions", "model"}
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+
+
+def program(*arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+    """Run `lincorr` in a process of its own, with two minutes to end in."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | more.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", *arguments, *QUIET],
+        capture_output=True, text=True, timeout=240, env=environment, **more,
+    )  # fmt: skip
+
+
+def check_log(folder: Path) -> None:
+    """One event file, and no point twice."""
+    (events,) = folder.rglob("events.out.tfevents.*")
+    log = EventAccumulator(str(events), size_guidance={"scalars": 0})
+    log.Reload()
+    tags = log.Tags()["scalars"]
+    for tag in tags:
+        steps = [point.step for point in log.Scalars(tag)]
+        assert len(steps) == len(set(steps)), tag
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """What the only run in a folder found."""
+    (path,) = folder.rglob("results.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in found.items() if name not in HOW}
+
+
+def assert_close(ours: Any, theirs: Any, tolerance: float, where: str = "") -> None:
+    """Equal, floats to a tolerance, at any depth."""
+    assert type(ours) is type(theirs), (where, ours, theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            assert_close(ours[key], theirs[key], tolerance, f"{where}/{key}")
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs), where
+        for place, pair in enumerate(zip(ours, theirs, strict=True)):
+            assert_close(*pair, tolerance, f"{where}/{place}")
+    elif isinstance(ours, float):
+        assert ours == pytest.approx(theirs, rel=tolerance, abs=tolerance), where
+    else:
+        assert ours == theirs, where
+
+
+@pytest.fixture
+def one_and_two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """Run a command on one process, and on two; check what two leave behind."""
+
+    def run(
+        *common: str, one: tuple[str, ...] = (), two: tuple[str, ...] = ()
+    ) -> tuple[Path, Path]:
+        folders = tmp_path / "one", tmp_path / "two"
+        overlays = [], ["--config", "trainer/ddp_cpu.yaml"]
+        for folder, overlay, own in zip(folders, overlays, (one, two), strict=True):
+            root = f"--trainer.default_root_dir={folder}"
+            if not overlay:
+                main([*common, *own, root, *QUIET])
+                continue
+            done = program(*common, *overlay, *own, root)
+            assert done.returncode == 0, done.stderr[-3000:]
+        check_log(folders[1])
+        names = [
+            sorted(p.name for p in f.rglob("*.*") if "tfevents" not in p.name) for f in folders
+        ]
+        assert names[0] == names[1]
+        return folders
+
+    return run
+
+
+def tables(folders: tuple[Path, Path], tolerance: float) -> None:
+    """Every table of two runs is the same."""
+    names = {path.name for path in folders[0].rglob("tables/*.csv")}
+    assert names
+    for name in names:
+        table(folders, name, tolerance)
+
+
+def table(folders: tuple[Path, Path], name: str, tolerance: float) -> None:
+    ours, theirs = ([line.split(",") for line in next(f.rglob(name)).read_text().splitlines()]
+                    for f in folders)  # fmt: skip
+
+    def cell(text: str) -> float | str:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    assert_close(*([[cell(t) for t in row] for row in read] for read in (ours, theirs)), tolerance)
+
+
+def test_probe(small_lm, one_and_two):
+    """Five batches a half: at the third step the second process has none."""
+    folders = one_and_two(
+        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--data.batch_size=20", "--model.ridge=auto",
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert one["n_fit"] + one["n_test"] == 181
+    assert_close(one, two, 1e-6)
+    tables(folders, 1e-6)
+
+
+def test_pretraining_and_formation(one_and_two):
+    """The same statements in a step: one process takes 30 of them, two take 15 each.
+
+    They do not divide: the last step has fewer, and one process then has none at all.
+    """
+    folders = one_and_two(
+        "fit", "--config", "pretraining.yaml", "--data.world.n_people=31",
+        "--data.world.nicknames=false", "--data.world.letters=false",
+        "--data.world.numbered=false", "--data.knowledges=[city,country]", "--data.repeats={}",
+        "--data.read_in_full=1.0", "--data.mixed=0.0", "--model.size.hidden_size=32",
+        "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
+        "--model.mixing_epochs=0", "--trainer.log_every_n_steps=1",
+        "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=3",
+        "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
+        one=("--data.batch_size=30",), two=("--data.batch_size=15",),
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert_close(one, two, 1e-3)
+    assert one["n_steps"] == 9
+    assert len(one["formation"]["ties"]) == 4
+
+
+def test_joint_edits_under_every_watcher(small_lm, one_and_two, tmp_path):
+    """Seven edits, four a step: two a process, and one and two at the second."""
+    texts = tmp_path / "watch.jsonl"
+    texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
+    folders = one_and_two(
+        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.protocol=joint", "--data.n_edits=7", "--trainer.max_epochs=2",
+        "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
+        "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
+        "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks+=TokenGeometry", f"--trainer.callbacks.texts={texts}",
+        "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
+        one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert one["n_steps"] == 4
+    assert_close(one, two, 1e-3)
+    tables(folders, 1e-3)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+BROKEN = """
+import os
+from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.modules import LinearProbe
+
+class Broken(LinearProbe):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 1 and self.trainer.global_rank == int(os.environ["BROKEN"]):
+            raise NonFiniteError("what broke is told")
+        return super().training_step(batch, batch_idx)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
+    (tmp_path / "study.py").write_text(BROKEN)
+    started = time.monotonic()
+    done = program(
+        "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
+        "--model", "study.Broken", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=200",
+        "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
+        env={"BROKEN": str(rank), "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode not in (0, None)
+    assert "lincorr: error: what broke is told" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 60
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_more_processes_than_there_is_to_share(small_lm, tmp_path):
+    done = program(
+        "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
+        f"--model.lm.name_or_path={small_lm}", "--data.n_edits=1",
+        f"--trainer.default_root_dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode not in (0, None)
+    assert "2 processes cannot share 1 edits" in done.stderr
