@@ -59,7 +59,7 @@ def ties_figure(
     axes.plot(above_null[found], rows[found], "o", color=BLUE, markersize=5.5,
               label=label if found.any() else None)  # fmt: skip
     axes.plot(above_null[~found], rows[~found], "o", color=BLUE, markerfacecolor="white",
-              markersize=5.5, 
+              markersize=5.5,
               label=None if found.all() else f"{label}; adjusted p above {FINDING:g}")  # fmt: skip
     partial = np.array([_or_nan(score.partial_label_mean) for score in shown])
     if not np.isnan(partial).all():
