@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,10 @@ from lincorr_lightning.reporting import markdown_table
 _FEWEST = 80
 
 
-def probed(n_processes: int, n_inputs: int, lm: str, knowledges: str) -> tuple[float, list[Any]]:
-    """Seconds of a run from start to end, and its pairs' results."""
+def probed(
+    n_processes: int, n_inputs: int, lm: str, knowledges: str
+) -> tuple[float, float, list[Any]]:
+    """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
@@ -41,15 +44,17 @@ def probed(n_processes: int, n_inputs: int, lm: str, knowledges: str) -> tuple[f
             str(max(20, min(256, n_inputs // (2 * n_processes)))),
             "--trainer.default_root_dir", folder, "--trainer.enable_progress_bar", "false",
         ]  # fmt: skip
-        start = time.perf_counter()
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(
             command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         seconds = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         if done.returncode:
             raise SystemExit(f"`{' '.join(command)}` failed:\n{done.stderr}")
         (results,) = Path(folder).rglob("results.json")
-        return seconds, list(json.loads(results.read_text(encoding="utf-8"))["pairs"])
+        return seconds, busy, json.loads(results.read_text(encoding="utf-8"))["pairs"]
 
 
 def main(
@@ -72,8 +77,8 @@ def main(
     )
     rows, alone, whole = [], 0.0, []
     for n in n_processes:
-        idle, _ = probed(n, _FEWEST, lm, knowledges)
-        seconds, pairs = probed(n, n_inputs, lm, knowledges)
+        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledges)
+        seconds, processor, pairs = probed(n, n_inputs, lm, knowledges)
         busy = seconds - idle
         alone, whole = alone or busy, whole or pairs
         far = max(
@@ -81,10 +86,19 @@ def main(
             for ours, theirs in zip(whole, pairs, strict=True)
         )
         rows.append(
-            [str(n), f"{seconds:.1f} s", f"{idle:.1f} s", f"{busy:.1f} s", f"{alone / busy:.2f}x",
+            [str(n), f"{seconds:.1f} s", f"{idle:.1f} s", f"{busy:.1f} s",
+             f"{processor - idle_processor:.1f} s", f"{alone / busy:.2f}x",
              f"{far:.0e}"]
         )  # fmt: skip
-    names = ("processes", "run", "of it start and end", "work", "faster", "r differs by")
+    names = (
+        "processes",
+        "run",
+        "of it start and end",
+        "work",
+        "processor's work",
+        "faster",
+        "r differs by",
+    )
     print(markdown_table(names, rows))
 
 

@@ -37,7 +37,7 @@ def test_processes(capsys: pytest.CaptureFixture[str]) -> None:
     script("processes").main(n_inputs=200, knowledges="[city, country]")
     one, two = rows(capsys.readouterr().out)
     assert (one[0], two[0]) == ("1", "2")
-    assert float(two[5]) < 1e-6
+    assert float(two[6]) < 1e-6
 
 
 @pytest.mark.slow
