@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import lightning as L
@@ -62,9 +63,10 @@ class EndTogether(L.Callback):
     ) -> None:
         """Wait a little, and end them."""
         del pl_module, exception
+        end = monotonic() + _GRACE_S
         for process in getattr(trainer.strategy.launcher, "procs", ()):
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_GRACE_S)
+                process.wait(timeout=max(end - monotonic(), 0))
             process.kill()
 
 

@@ -1,0 +1,106 @@
+"""A probe on one process and on more, each of one thread: how the time shrinks.
+
+    python benchmarks/processes.py
+
+runs `lincorr fit` on the CPU, once for each number of processes. Starting Python, which every
+process does, is told apart: it is the time of a run on the fewest X's there can be. All numbers
+must be those of one process to 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import auto_cli
+
+from lincorr_lightning.reporting import markdown_table
+
+# Of these each half has a batch for two processes.
+_FEWEST = 80
+
+
+def probed(
+    n_processes: int, n_inputs: int, lm: str, knowledges: str
+) -> tuple[float, float, list[Any]]:
+    """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
+            "--config", "trainer/ddp_cpu.yaml", f"--trainer.devices={n_processes}",
+            f"--trainer.strategy={'ddp' if n_processes > 1 else 'auto'}",
+            "--model.lm.name_or_path", lm, "--model.knowledges", knowledges,
+            "--model.precision", "[]", "--data.n_inputs", str(n_inputs),
+            "--data.words_per_input", "2", "--data.batch_size",
+            str(max(20, min(256, n_inputs // (2 * n_processes)))),
+            "--trainer.default_root_dir", folder, "--trainer.enable_progress_bar", "false",
+        ]  # fmt: skip
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        seconds = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if done.returncode:
+            raise SystemExit(f"`{' '.join(command)}` failed:\n{done.stderr}")
+        (results,) = Path(folder).rglob("results.json")
+        return seconds, busy, json.loads(results.read_text(encoding="utf-8"))["pairs"]
+
+
+def main(
+    n_processes: tuple[int, ...] = (1, 2),
+    n_inputs: int = 100_000,
+    lm: str = "tiny-world",
+    knowledges: str = "[city, country, continent, language]",
+) -> None:
+    """Print the table.
+
+    Args:
+        n_processes: Numbers of processes; 1 must be the first.
+        n_inputs: Number of X's.
+        lm: The LM, a folder, hub id or tiny-world.
+        knowledges: What is probed.
+    """
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, a thread a process, "
+        f"torch {torch.__version__}; {lm}, {knowledges}, {n_inputs:,} X's\n"
+    )
+    rows, alone, whole = [], 0.0, []
+    for n in n_processes:
+        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledges)
+        seconds, processor, pairs = probed(n, n_inputs, lm, knowledges)
+        busy = seconds - idle
+        alone, whole = alone or busy, whole or pairs
+        far = max(
+            abs(ours["label_mean"] - theirs["label_mean"])
+            for ours, theirs in zip(whole, pairs, strict=True)
+        )
+        rows.append(
+            [str(n), f"{seconds:.1f} s", f"{idle:.1f} s", f"{busy:.1f} s",
+             f"{processor - idle_processor:.1f} s", f"{alone / busy:.2f}x",
+             f"{far:.0e}"]
+        )  # fmt: skip
+    names = (
+        "processes",
+        "run",
+        "of it start and end",
+        "work",
+        "processor's work",
+        "faster",
+        "r differs by",
+    )
+    print(markdown_table(names, rows))
+
+
+if __name__ == "__main__":
+    auto_cli(main)
