@@ -25,10 +25,14 @@ _WIDEST = 1000
 
 @dataclass(frozen=True)
 class Drawn:
-    """A command, and which of its figures are shown: name in its run, and name in the gallery."""
+    """A command, and which of its figures are shown: name in its run, and name in the gallery.
+
+    `first` is a command before it, whose model stands where the command says TAUGHT.
+    """
 
     command: str
     figures: dict[str, str]
+    first: str = ""
 
 
 PICTURES = (
@@ -46,7 +50,14 @@ PICTURES = (
         "fit --config configs/linear_probe.yaml --model.ridge auto",
         {"weights_city-country": "weights", "ridge_path": "ridge_path", "nulls": "nulls"},
     ),
-    Drawn("test --config configs/resilience.yaml", {"kept_matrix": "resilience"}),
+    Drawn(
+        "test --config configs/resilience.yaml --model.lm.name_or_path TAUGHT "
+        "--model.lm.dtype float32",
+        {"kept_matrix": "resilience"},
+        first="fit --config configs/source_finetune.yaml --model.protocol joint "
+        '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 3e-4 '
+        "--model.save_model true",
+    ),
     Drawn(
         "fit --config configs/source_finetune.yaml",
         {"outcomes": "outcomes", "reference_weights": "reference_weights", "training": "training"},
@@ -63,7 +74,9 @@ def keep(source: Path, name: str) -> Path:
     with Image.open(source) as image, atomic_write(path) as part:
         picture = image.convert("RGB")
         picture.thumbnail((_WIDEST, 10 * _WIDEST), Image.Resampling.LANCZOS)
-        picture.save(part, format="png", optimize=True)
+        # The scales of heat maps need their colours at both ends, however few cells have them.
+        few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(part, format="png", optimize=True)
     return path
 
 
@@ -77,11 +90,13 @@ def main(only: str = "") -> None:
         if only not in drawn.command:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            cli = lincorr(
-                [*shlex.split(drawn.command), f"--trainer.default_root_dir={folder}",
-                 "--trainer.enable_progress_bar=false"]
-            )  # fmt: skip
-            figures = Path(cli.trainer.log_dir) / "figures"
+            more = [f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]
+            taught = ""
+            if drawn.first:
+                cli = lincorr([*shlex.split(drawn.first), *more])
+                taught = str(Path(cli.trainer.log_dir) / "model")
+            command = shlex.split(drawn.command.replace("TAUGHT", taught))
+            figures = Path(lincorr([*command, *more]).trainer.log_dir) / "figures"
             for figure, name in drawn.figures.items():
                 path = keep(figures / f"{figure}.png", name)
                 print(f"{path} ({path.stat().st_size // 1024} KiB)")

@@ -14,6 +14,10 @@ STUDIES = {path.name for path in CONFIGS.glob("*.yaml")}
 # Studies whose config as it stands is long; what is laid over to see it run all the same.
 SHORTENED = {
     "pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
+    "feature_flow.yaml": [
+        "--model.training_tokens=100000", "--data.n_held_out=800", "--model.n_inputs=600",
+        "--model.deactivation.n_cases=300",
+    ],
     "formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
     # Its checkpoint is not here; the packaged one has fewer answers.
