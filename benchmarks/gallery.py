@@ -8,6 +8,7 @@ to benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import tempfile
 from dataclasses import dataclass
@@ -89,8 +90,9 @@ def main(only: str = "") -> None:
     for drawn in PICTURES:
         if only not in drawn.command:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            more = [f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]
+        # There, so that no figure tells the path of a temporary folder.
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            more = ["--trainer.default_root_dir=runs", "--trainer.enable_progress_bar=false"]
             taught = ""
             if drawn.first:
                 cli = lincorr([*shlex.split(drawn.first), *more])

@@ -10,6 +10,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker has one left when the others are done."""
+    long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
+    items.sort(key=lambda item: not any(part in item.nodeid for part in long))
+
+
 WORDS = (
     """lives in the city of country speaks language favorite color ’s is was born One day saw a
 Paris London Tokyo Berlin Madrid Rome Vienna Oslo Cairo Lima Beijing Moscow

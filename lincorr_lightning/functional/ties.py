@@ -60,8 +60,8 @@ def adjust_for_many(p: Tensor) -> Tensor:
         ``(n,)``, float64, NaN where `p` is.
 
     Example:
-        >>> adjust_for_many(torch.tensor([0.01, 0.04, float("nan")])).tolist()
-        [0.03, 0.06, nan]
+        >>> adjust_for_many(torch.tensor([0.01, 0.04, float("nan")]).double()).round(decimals=9)
+        tensor([0.0300, 0.0600,    nan], dtype=torch.float64)
     """
     tested = (~p.isnan()).nonzero(as_tuple=True)[0]
     adjusted = torch.full_like(p, torch.nan, dtype=torch.float64)
@@ -134,7 +134,8 @@ def weight_cosine(a: Tensor, b: Tensor) -> float:
     """Cosine between two maps, taken as vectors.
 
     Example:
-        >>> weight_cosine(torch.eye(2), 3 * torch.eye(2))
+        >>> round(weight_cosine(torch.eye(2), 3 * torch.eye(2)), 9)
         1.0
     """
+    a, b = a.double(), b.double()
     return float((a * b).sum() / (a.norm() * b.norm()))
