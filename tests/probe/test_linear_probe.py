@@ -189,6 +189,26 @@ def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Pa
     assert path[0]["influenced"] == chosen["precision"]["influenced"]
 
 
+@pytest.mark.parametrize("pair", ["city->country", "color->city"])
+def test_a_pair_by_itself_has_the_numbers_of_the_joint_run(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path, pair: str
+) -> None:
+    source, target = pair.split("->")
+    joint = _pairs(fitted[2])[source, target]
+    (alone,) = _pairs(run_probe(tmp_path, small_lm, pairs=[pair], knowledges=[])[2]).values()
+
+    def numbers(tree: object) -> list[float]:
+        if isinstance(tree, dict):
+            return [number for key in sorted(tree) for number in numbers(tree[key])]
+        return [tree] if isinstance(tree, float) else []
+
+    # What is adjusted for the number of pairs depends on it.
+    parts = [{k: v for k, v in one.items() if k != "q"} for one in (joint, alone)]
+    ours, theirs = map(numbers, parts)
+    assert len(ours) >= 9
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
 def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Path) -> None:
     probe, trainer, folder = run_probe(tmp_path, small_lm, ridge="auto", pairs="city->country")
     halves = trainer.datamodule.halves  # type: ignore[attr-defined]
