@@ -41,6 +41,12 @@ class _Sums(NamedTuple):
         return _Sums(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[operator]
 
 
+def _add(known: dict[tuple[Place, str], _Sums], more: dict[tuple[Place, str], _Sums]) -> None:
+    """Add the sums of other subjects at the same step."""
+    for key, sums in more.items():
+        known[key] = known[key].plus(sums) if key in known else sums
+
+
 class FeatureMovement(Watcher):
     """Counts which features of sparse autoencoders (SAEs) move as an LM is fine-tuned.
 
@@ -209,9 +215,7 @@ class FeatureMovement(Watcher):
         if alone.edits and (self.is_due(alone.step + 1) or alone.last):
             subjects = [self._edits[edit] for edit in alone.edits]
             found = self._measure(subjects, copies(alone))
-            known = self._sums.setdefault(alone.step + 1, {})
-            for key, sums in found.items():
-                known[key] = known[key].plus(sums) if key in known else sums
+            _add(self._sums.setdefault(alone.step + 1, {}), found)
 
     # -- numbers ---------------------------------------------------------------------------------
 
@@ -258,9 +262,7 @@ class FeatureMovement(Watcher):
             together: dict[int, dict[tuple[Place, str], _Sums]] = {}
             for part in gather(self._sums):
                 for step, found in part.items():
-                    known = together.setdefault(step, {})
-                    for key, sums in found.items():
-                        known[key] = known[key].plus(sums) if key in known else sums
+                    _add(together.setdefault(step, {}), found)
             self._sums = dict(sorted(together.items()))
             for step in self._sums:
                 self._log(trainer, step)

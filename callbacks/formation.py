@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lincorr_lightning.callbacks.watcher import Watcher
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.functional import (
     LeastSquares,
@@ -18,10 +19,11 @@ from lincorr_lightning.functional import (
     moments_of,
     summarize,
 )
-from lincorr_lightning.knowledge import AskedRelation, Catalogue, Domain
+from lincorr_lightning.knowledge import AskedRelation, Domain
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
-from lincorr_lightning.lm.watching import close_desks, watch_desk
+from lincorr_lightning.lm.watching import watch_desk
 from lincorr_lightning.reporting import atomic_write, is_dry_run, run_folder, write_csv
+from lincorr_lightning.reporting.numbers import number
 
 _LEAST = 20
 """X's that a map and its scores need."""
@@ -72,7 +74,7 @@ class _Facts(NamedTuple):
     columns: Tensor
 
 
-class Formation(L.Callback):
+class Formation(Watcher):
     """Fits and scores linear maps while any LightningModule trains a causal LM.
 
     At each measurement the maps are fitted anew on half of the X's and scored on the other half.
@@ -112,25 +114,15 @@ class Formation(L.Callback):
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         if not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
-        if every_n_steps < 1:
-            raise ConfigError(f"Formation.every_n_steps is {every_n_steps}; at least 1.")
-        if ridge < 0:
-            raise ConfigError(f"Formation.ridge is {ridge}; it must not be negative.")
+        super().__init__(
+            None, None, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files, seed
+        )
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"Formation.control {control!r} must hold {{}} once, where X goes.")
         self.pairs = list(dict.fromkeys(pairs))
-        self.n_inputs = n_inputs
-        self.every_n_steps = every_n_steps
         self.control = control
-        self.ridge = ridge
-        self.lm = lm
-        self.tokenizer = tokenizer
-        self.knowledge_files = list(knowledge_files or ())
-        self.seed = seed
-        self.begin()
 
     @property
     def state_key(self) -> str:
@@ -139,6 +131,7 @@ class Formation(L.Callback):
 
     def begin(self) -> None:
         """Forget all that was seen in another run."""
+        super().begin()
         self.ties: list[TiePoint] = []
         self.recall: list[RecallPoint] = []
 
@@ -154,21 +147,14 @@ class Formation(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin anew; of a run that is resumed, the checkpoint says the rest."""
-        del pl_module
+        super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            close_desks(trainer)
-            self.begin()
             run_folder(trainer)  # processes agree on it by a broadcast
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let go of the LM."""
-        del pl_module, stage
-        close_desks(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Look the labels up, and measure before anything changes."""
         self._lm = watch_desk(trainer, pl_module, self.lm, self.tokenizer).lm
-        catalogue = Catalogue.load(*self.knowledge_files)
+        catalogue = self.catalogue(trainer)
         tokenizer = self._lm.tokenizer
         self._asked = {name: AskedRelation.of(name, catalogue, tokenizer) for name in self.pairs}
         self._domains: dict[str, Domain] = {
@@ -218,7 +204,7 @@ class Formation(L.Callback):
         step = trainer.global_step
         if step != self._step:
             self._step = step
-            if step % self.every_n_steps == 0:
+            if self.is_due(step):
                 self._measure(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -239,19 +225,22 @@ class Formation(L.Callback):
             )
             for name, domain in self._domains.items()
         }
+        neutral: dict[str, Tensor] = {}
         numbers: dict[str, float | None] = {}
         for name, asked in self._asked.items():
             source, target = (rows[d.knowledge.name] for d in (asked.source, asked.target))
             r, weight = self._tie(source, target)
             control = None
             if self.control is not None:
-                prompts = [self.control.format(x) for x in self._inputs]
-                neutral = self._lm.domain_logits(prompts, asked.source.token_ids)
-                control, _ = self._tie(neutral, target)
+                known = asked.source.knowledge.name
+                if known not in neutral:  # asked once for all pairs of a source
+                    prompts = [self.control.format(x) for x in self._inputs]
+                    neutral[known] = self._lm.domain_logits(prompts, asked.source.token_ids)
+                control, _ = self._tie(neutral[known], target)
             hits: list[float | None] = [None, None]
             if asked.has_reference:
                 right = torch.from_numpy(asked.right)
-                hits = [_number(rates.rates[0]) for rates in hit_rates(weight.cpu(), right)]
+                hits = [number(float(rates.rates[0])) for rates in hit_rates(weight.cpu(), right)]
             self.ties.append(TiePoint(step, name, r, control, hits[0], hits[1]))
             numbers |= {
                 f"formation_r/{name}": r, f"formation_control/{name}": control,
@@ -263,16 +252,15 @@ class Formation(L.Callback):
             numbers |= {
                 f"formation_recall/{name}": point.said, f"formation_inferred/{name}": point.unsaid,
             }  # fmt: skip
-        known = {name: value for name, value in numbers.items() if value is not None}
-        for logger in trainer.loggers:
-            logger.log_metrics(known, step=step)
+        told = {name: value for name, value in numbers.items() if value is not None}
+        self.log_numbers(trainer, told, step)
 
     def _tie(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
         """Mean label-wise r on every second X of a map fitted on the others, and W."""
         n = x.shape[1]
         fit = moments_of(torch.cat([x[::2], y[::2]], 1))
         weight = LeastSquares(fit.scatter[:n, :n], fit.scatter[:n, n:]).weight(self.ridge)
-        return _number(summarize(labelwise_pearson(x[1::2] @ weight.T, y[1::2])).mean), weight
+        return number(summarize(labelwise_pearson(x[1::2] @ weight.T, y[1::2])).mean), weight
 
     def _share(self, name: str, facts: _Facts) -> float | None:
         if not facts.prompts:
@@ -324,14 +312,10 @@ class Formation(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured so far."""
-        return self.results
+        return {**super().state_dict(), **self.results}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
+        super().load_state_dict(state_dict)
         self.ties = [TiePoint(**point) for point in state_dict["ties"]]
         self.recall = [RecallPoint(**point) for point in state_dict["recall"]]
-
-
-def _number(value: float | Tensor) -> float | None:
-    number = float(value)
-    return number if number == number else None
