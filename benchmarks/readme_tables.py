@@ -22,6 +22,7 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.reporting.tie_ranking import FINDING
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
@@ -37,7 +38,6 @@ COMPOSED = (
     ("city", "country", "continent"), ("city", "country", "language"),
     ("country", "language", "continent"),
 )  # fmt: skip
-FINDING = 0.01
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,9 +30,8 @@ from lincorr_lightning.modules.flow_of_relations import (
     measure_relation,
 )
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
-from lincorr_lightning.modules.probe_scores import LIBRARIES
 from lincorr_lightning.modules.sae_on_the_spot import train_saes
-from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
+from lincorr_lightning.reporting import is_dry_run, run_folder
 from lincorr_lightning.reporting.feature_flow_report import DrawnFlow, FeatureFlowReport
 from lincorr_lightning.sae import Feature, FeatureFlow, FlowGraph, Kind, Place, SparseAutoencoder
 from lincorr_lightning.sae.activations import places_of, width_of
@@ -306,20 +303,4 @@ class FeatureFlowStudy(FrozenLMModule):
 
     def on_test_end(self) -> None:
         """Write the numbers, tables, graphs and figures."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or self.report is None:
-            return
-        folder = run_folder(self.trainer)
-        data = getattr(self.trainer, "datamodule", None)
-        write_json(folder / "results.json", self._results(dict(getattr(data, "hparams", {}))))
-        self.report.write(folder)
-        self.report.show(self.trainer)
-
-    def _results(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.report is not None
-        libraries: Sequence[str] = ("lincorr-lightning", *LIBRARIES)
-        return {
-            **self.report.results(),
-            "saes": [place.id for place in self.by_place],
-            "settings": {**self.hparams, "data": data},
-            "versions": {name: version(name) for name in libraries},
-        }
+        self.write_study(self.report, saes=[place.id for place in self.by_place])

@@ -24,6 +24,7 @@ from lincorr_lightning.reporting.feature_flow_report import (
     SteeringPoint,
     Transition,
 )
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.sae import GROUPS, Feature, FeatureFlow, FlowGraph, Place, SparseAutoencoder
 from lincorr_lightning.sae.deactivation import (
     METHODS,
@@ -179,14 +180,14 @@ class TextPass:
                     layer=place.layer,
                     n_activations=int(groups.counts.sum()),
                     shares=groups.shares(),
-                    auroc={kind: _finite(groups.auroc(kind)) for kind in groups.kinds},
+                    auroc={kind: number(groups.auroc(kind)) for kind in groups.kinds},
                     histograms={
                         kind: dict(
                             zip(GROUPS, groups.histogram(kind, _N_BINS).tolist(), strict=True)
                         )
                         for kind in groups.kinds
                     },
-                    joint={k: [_finite(v) for v in each.tolist()] for k, each in joint.items()},
+                    joint={k: [number(v) for v in each.tolist()] for k, each in joint.items()},
                     zero_norm=zero[0][0] + sum(sources for _, sources in zero),
                 )
             )
@@ -210,7 +211,7 @@ def measure_transitions(
             to, of = saes[target], saes[source]
             x = sample[target].to(to.decoder.device)
             features = of.encode(sample[source].to(of.decoder.device))
-            own = _finite(explained_variance(x, to(x)))
+            own = number(explained_variance(x, to(x)))
             for compared in ("decoder", "encoder"):
                 matches = match_features(
                     getattr(to, compared), getattr(of, compared), max(TRANSITION_K)
@@ -218,7 +219,7 @@ def measure_transitions(
                 for k in TRANSITION_K:
                     t = transition_matrix(matches.indices[:, :k], of.n_features)
                     carried = to.decode(carry_features(features, t))
-                    explained = _finite(explained_variance(x, carried))
+                    explained = number(explained_variance(x, carried))
                     found.append(
                         Transition(
                             str(source), str(target), source.kind, compared, k, explained, own
@@ -368,7 +369,3 @@ def name_features(
             texts = lm.tokenizer.batch_decode([peak.context[-2:], [peak.predicted]])
             names[feature.id] = " → ".join(text.strip() for text in texts)
     return names
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value else None

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.modules.provenance import versions
 from lincorr_lightning.modules.sharding import check_strategy, shard_if_asked
-from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
+from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder, write_json
+
+
+class StudyReport(Protocol):
+    """What a study found, and all the forms in which it is handed over."""
+
+    def results(self) -> dict[str, Any]:
+        """What ``results.json`` says."""
+
+    def write(self, folder: Path) -> None:
+        """Write tables and figures."""
+
+    def show(self, trainer: L.Trainer) -> None:
+        """Add them to TensorBoard."""
 
 
 class FrozenLMModule(L.LightningModule):
@@ -65,6 +80,31 @@ class FrozenLMModule(L.LightningModule):
             rank_zero_info(
                 f"{self.lm.config.name_or_path} read the prompts of an X {self.lm.reads_prompts}"
             )
+
+    def write_study(self, report: StudyReport | None, **more: Any) -> None:
+        """Write a study's numbers with settings and versions, its tables and its figures.
+
+        Args:
+            report: What was found; with None, in a dry run, and on other processes than the first,
+                nothing is written.
+            **more: What else ``results.json`` says.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or report is None:
+            return
+        folder = run_folder(self.trainer)
+        data = getattr(self.trainer, "datamodule", None)
+        results = {
+            **report.results(),
+            **more,
+            "settings": {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
+            "versions": versions(),
+        }
+        write_json(folder / "results.json", results)
+        report.write(folder)
+        report.show(self.trainer)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from lincorr_lightning.lm.token_clouds import CloudSettings
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.probe_layout import build_layout, domain_rows
-from lincorr_lightning.modules.probe_scores import LIBRARIES
 from lincorr_lightning.modules.probe_settings import as_list
 from lincorr_lightning.modules.probe_solver import as_rates, label_r, split_targets
-from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 from lincorr_lightning.reporting.knowledge_geometry_report import (
     KnowledgeGeometryReport,
     OrderedScore,
 )
+from lincorr_lightning.reporting.numbers import number
 
 _HALVES = ("fit", "test")
 
@@ -239,7 +237,7 @@ class KnowledgeGeometry(FrozenLMModule):
                 if reference is not None:
                     hits = as_rates(hit_rates(block.cpu(), torch.from_numpy(reference))[0])
                 found[source, target] = OrderedScore(
-                    source, target, _finite(summarize(r[target]).mean), None, hits
+                    source, target, number(summarize(r[target]).mean), None, hits
                 )
         return [found[pair] for pair in self.layout.pairs]
 
@@ -247,18 +245,7 @@ class KnowledgeGeometry(FrozenLMModule):
 
     def on_test_end(self) -> None:
         """Write the numbers, tables and figures."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or self.report is None:
-            return
-        folder = run_folder(self.trainer)
-        data = getattr(self.trainer, "datamodule", None)
-        results = {
-            **self.report.results(),
-            "settings": {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
-            "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
-        }
-        write_json(folder / "results.json", results)
-        self.report.write(folder)
-        self.report.show(self.trainer)
+        self.write_study(self.report)
 
 
 def _read_probe(folder: Path) -> dict[str, Any]:
@@ -286,7 +273,3 @@ def _told_scores(probed: Mapping[str, Any]) -> list[OrderedScore]:
         )
         for pair in probed["pairs"]
     ]
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -23,10 +22,9 @@ from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.probe_layout import ProbeLayout, build_layout, domain_rows
-from lincorr_lightning.modules.probe_scores import LIBRARIES
 from lincorr_lightning.modules.probe_settings import as_list
 from lincorr_lightning.modules.probe_solver import label_r, split_targets
-from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.resilience_report import PairResilience, ResilienceReport
 
 _HALVES = ("fit", "test")
@@ -230,14 +228,14 @@ class MapResilience(FrozenLMModule):
                 after = summarize(cut["after"][target])
                 before = told.get(f"{source}->{target}")
                 if "before" in cut:
-                    before = _finite(summarize(cut["before"][target]).mean)
+                    before = number(summarize(cut["before"][target]).mean)
                 pairs[source, target] = PairResilience(
                     source,
                     target,
                     before,
-                    _finite(after.mean),
-                    _finite(summarize(cut["refitted"][target]).mean),
-                    _finite(after.std),
+                    number(after.mean),
+                    number(summarize(cut["refitted"][target]).mean),
+                    number(after.std),
                     self.layout.sizes[target],
                 )
         self.report = ResilienceReport(
@@ -297,19 +295,4 @@ class MapResilience(FrozenLMModule):
 
     def on_test_end(self) -> None:
         """Write the numbers, tables and figures."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or self.report is None:
-            return
-        folder = run_folder(self.trainer)
-        data = getattr(self.trainer, "datamodule", None)
-        results = {
-            **self.report.results(),
-            "settings": {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
-            "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
-        }
-        write_json(folder / "results.json", results)
-        self.report.write(folder)
-        self.report.show(self.trainer)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+        self.write_study(self.report)

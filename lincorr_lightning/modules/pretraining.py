@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.modules.probe_scores import LIBRARIES
+from lincorr_lightning.modules.provenance import versions
 from lincorr_lightning.reporting import (
     atomic_folder,
     check_writable,
@@ -346,7 +345,7 @@ class Pretraining(L.LightningModule):
                 "model": str(folder / MODEL_FOLDER),
                 **self._watched(),
                 "settings": {"model": dict(self.hparams), "data": dict(corpus.hparams)},
-                "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
+                "versions": versions(),
             },
         )
 

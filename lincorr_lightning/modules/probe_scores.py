@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,13 +16,11 @@ from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.probe_solver import Pair, as_rates, label_r, split_targets
 from lincorr_lightning.modules.probe_ties import compositions, judge
+from lincorr_lightning.modules.provenance import versions
 from lincorr_lightning.reporting import CompletenessScore, PairScore, ProbeReport, RidgePoint
 
 if TYPE_CHECKING:
     from lincorr_lightning.modules.linear_probe import LinearProbe
-
-LIBRARIES = ("torch", "lightning", "transformers")
-"""Whose versions stand beside the numbers."""
 
 
 def score_probe(
@@ -91,7 +88,7 @@ def score_probe(
             **probe.hparams,
             "data": dict(getattr(getattr(probe.trainer, "datamodule", None), "hparams", {})),
             "fingerprint": probe.lm.fingerprint,
-            "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
+            "versions": versions(),
         },
     )
 

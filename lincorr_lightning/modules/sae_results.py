@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.modules.provenance import versions
 from lincorr_lightning.reporting import save_figure, write_json
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.sae_report import SAEReport, SAEScore, densities
 from lincorr_lightning.reporting.training_curves import training_curves
 from lincorr_lightning.sae import Place, SparseAutoencoder
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lincorr_lightning.modules.sparse_autoencoders import SparseAutoencoders
 
 SAE_FOLDER = "sparse_autoencoders"
-_VERSIONS = ("lincorr-lightning", "torch", "lightning", "transformers")
 
 
 def report_of(lm: str, saes: Mapping[Place, SparseAutoencoder], found: Reconstruction) -> SAEReport:
@@ -37,10 +36,10 @@ def report_of(lm: str, saes: Mapping[Place, SparseAutoencoder], found: Reconstru
             kind=place.kind,
             layer=place.layer,
             n_features=sizes[i],
-            explained_variance=_finite(float(found.explained_variance[i])),
+            explained_variance=number(float(found.explained_variance[i])),
             l0=float(found.l0[i]),
             dead=float((frequency[i, : sizes[i]] == 0).double().mean()),
-            loss_recovered=_finite(float(recovered[i])),
+            loss_recovered=number(float(recovered[i])),
             loss_spliced=float(found.spliced[i]),
             loss_ablated=float(found.ablated[i]),
         )
@@ -72,7 +71,7 @@ def write_results(module: SparseAutoencoders, folder: Path, seconds: float | Non
         "n_tokens": module.n_tokens,
         "seconds": None if seconds is None else round(seconds, 1),
         "settings": {**module.hparams, "data": dict(data.hparams)},
-        "versions": {name: version(name) for name in _VERSIONS},
+        "versions": versions(),
     }
     write_json(folder / "results.json", results)
     if module.history:
@@ -83,7 +82,3 @@ def write_results(module: SparseAutoencoders, folder: Path, seconds: float | Non
     if report is not None:
         report.write(folder)
         report.show(module.trainer)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from lincorr_lightning.functional.token_geometry import shuffle_blocks
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.lm.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
-from lincorr_lightning.modules.probe_scores import LIBRARIES
-from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 from lincorr_lightning.reporting.geometry_report import Floats, GeometryReport
 
 # Corpora that a correlation over them needs.
@@ -234,14 +231,4 @@ class TokenGeometry(FrozenLMModule):
 
     def on_test_end(self) -> None:
         """Write the numbers, tables and figures."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or self.report is None:
-            return
-        folder = run_folder(self.trainer)
-        results = {
-            **self.report.results(),
-            "settings": {**self.hparams, "data": dict(self._data.hparams)},
-            "versions": {name: version(name) for name in ("lincorr-lightning", *LIBRARIES)},
-        }
-        write_json(folder / "results.json", results)
-        self.report.write(folder)
-        self.report.show(self.trainer)
+        self.write_study(self.report)

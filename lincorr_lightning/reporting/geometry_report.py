@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.reporting.canvas import to_picture
 from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.tables import markdown_table
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
 from lincorr_lightning.reporting.ties import NO_TIE, Tie, tie
@@ -159,16 +160,16 @@ class GeometryReport:
     def _level(self, i: int, level: int) -> dict[str, Any]:
         observed: dict[str, Any] = {}
         for name, setting, _, values in self.curves():
-            means = [_number(mean(column)) for column in values[:, i].T]
+            means = [number(mean(column)) for column in values[:, i].T]
             if setting:
                 observed.setdefault(name, {})[setting.split("=")[1]] = means
             else:
                 observed[name] = means
-        logits = [_number(mean(column)) for column in self.logits_dimension[:, i].T]
+        logits = [number(mean(column)) for column in self.logits_dimension[:, i].T]
         return {
             "shuffle": level,
-            "loss": _number(mean(self.loss[:, i])),
-            "entropy": _number(mean(self.entropy[:, i])),
+            "loss": number(mean(self.loss[:, i])),
+            "entropy": number(mean(self.entropy[:, i])),
             "logits_dimension": dict(zip(map(str, self.range_scalings), logits, strict=True)),
             **observed,
         }
@@ -221,13 +222,13 @@ class GeometryReport:
                 for layer, column in zip(layers, values[:, i].T, strict=True):
                     numbers = mean(column), spread(column)
                     n = int(np.isfinite(column).sum())
-                    yield [name, setting, level, layer, *map(_number, numbers), n]
+                    yield [name, setting, level, layer, *map(number, numbers), n]
 
     def _prompt_rows(self) -> Iterator[list[Any]]:
         for p, (prompt, corpus) in enumerate(zip(self.prompts, self.corpora, strict=True)):
             for i, level in enumerate(self.shuffles):
                 numbers = self.loss[p, i], self.entropy[p, i], *self.logits_dimension[p, i]
-                yield [prompt, corpus, level, *map(_number, numbers)]
+                yield [prompt, corpus, level, *map(number, numbers)]
 
     def _columns(self) -> list[str]:
         return [f"{name} {setting}".strip() for name, setting, _, _ in self.curves()]
@@ -239,7 +240,7 @@ class GeometryReport:
                 for j, layer in enumerate(self.layers):
                     # The last layer has none after it to overlap with.
                     row = [v[p, i, j] if j < v.shape[2] else math.nan for v in curves]
-                    yield [prompt, level, layer, *map(_number, row)]
+                    yield [prompt, level, layer, *map(number, row)]
 
     def show(self, trainer: L.Trainer) -> None:
         """Add curves over layers, the table and the figures to TensorBoard.
@@ -270,7 +271,7 @@ class GeometryReport:
             lowest = min((v for v in overlap if math.isfinite(v)), default=None)
             loss, entropy = mean(self.loss[:, i]), mean(self.entropy[:, i])
             row = [level, loss, entropy, float(dimension[peak]), self.layers[peak], lowest]
-            rows.append([_number(v) if isinstance(v, float) else v for v in row])
+            rows.append([number(v) if isinstance(v, float) else v for v in row])
         n2, k = self.range_scalings[0], self.ks[self.paper_k]
         columns = ("S", "loss", "entropy", f"highest ID (n2={n2})", "at layer",
                    f"lowest overlap (k={k})")  # fmt: skip
@@ -308,10 +309,6 @@ def spread(values: Floats) -> float:
 def _log(values: Floats) -> Floats:
     """Logarithm; NaN where there is none."""
     return np.log(np.where(values > 0, values, np.nan))
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _cells(found: Tie | None) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.reporting.canvas import to_picture
 from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.tables import markdown_table
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
 from lincorr_lightning.reporting.ties import matrix_tie, what_is_left
@@ -203,22 +204,22 @@ class KnowledgeGeometryReport:
             i, j = self.names.index(a), self.names.index(b)
             one, other = score.get((a, b)), score.get((b, a))
             row: dict[str, Any] = {"a": a, "b": b}
-            row |= {name: _number(m[i, j]) for name, m in self.score_matrices.items()}
+            row |= {name: number(m[i, j]) for name, m in self.score_matrices.items()}
             for name, each in (("a->b", one), ("b->a", other)):
                 row[f"r {name}"] = None if each is None else each.r
                 for n in ("1", "3", "5"):
                     row[f"hit{n} {name}"] = None if each is None else _known(each.hits.get(n))
             row["wording"] = self.wording[a, b]
-            row |= {f"overlap k={k}": _number(values[:, i].mean()) for i, k in enumerate(self.ks)}
+            row |= {f"overlap k={k}": number(values[:, i].mean()) for i, k in enumerate(self.ks)}
             for n2, matrix in zip(self.range_scalings, differences, strict=True):
-                row[f"dimension_difference n2={n2}"] = _number(matrix[i, j])
+                row[f"dimension_difference n2={n2}"] = number(matrix[i, j])
             yield row
 
     def results(self) -> dict[str, Any]:
         """For ``results.json``."""
         profiles = {
             name: {
-                str(n2): [_number(v) for v in values[:, i]]
+                str(n2): [number(v) for v in values[:, i]]
                 for i, n2 in enumerate(self.range_scalings)
             }
             for name, values in self.dimension.items()
@@ -256,14 +257,14 @@ class KnowledgeGeometryReport:
         write_csv(tables / "pairs.csv", list(rows[0]), (list(row.values()) for row in rows))
         write_csv(tables / "tests.csv", _TEST_COLUMNS, self.tests)
         profiles = [
-            [name, layer, n2, _number(values[i, j])]
+            [name, layer, n2, number(values[i, j])]
             for name, values in self.dimension.items()
             for i, layer in enumerate(self.layers)
             for j, n2 in enumerate(self.range_scalings)
         ]
         write_csv(tables / "dimension.csv", ("knowledge", "layer", "n2", "dimension"), profiles)
         by_layer = [
-            [a, b, layer, k, _number(values[i, j])]
+            [a, b, layer, k, number(values[i, j])]
             for (a, b), values in self.overlap.items()
             for i, layer in enumerate(self.layers)
             for j, k in enumerate(self.ks)
@@ -304,9 +305,5 @@ class KnowledgeGeometryReport:
             yield "rho_by_layer", draw.rho_figure(self)
 
 
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
 def _known(value: float | None) -> float | None:
-    return None if value is None else _number(value)
+    return None if value is None else number(value)
