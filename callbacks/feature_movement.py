@@ -114,6 +114,7 @@ class FeatureMovement(Watcher):
         super().begin()
         self.results: dict[str, Any] = {}
         self._base: dict[Place, Tensor] = {}
+        self._typical: dict[Place, float] = {}
         self._sums: dict[int, dict[tuple[Place, str], _Sums]] = {}
         self._is_independent = False
 
@@ -223,17 +224,21 @@ class FeatureMovement(Watcher):
         """Scalars of one place and side."""
         change = sums.moved / sums.n
         before = float(sums.before.sum()) / sums.n
-        # An activation as there is one before training, on the mean over features and prompts.
-        sae = self._saes[place]
-        base = sae.encode(self._base[place].to(sae.decoder.device))
-        typical = float(base.sum() / (base > 0).sum().clamp(min=1))
         return {
             "change": float(change.sum()) / before if before else 0.0,
-            "moved": float((change > self.least * typical).sum()),
+            "moved": float((change > self.least * self._typical_activation(place)).sum()),
             "on": float(sums.on.sum()) / sums.n,
             "off": float(sums.off.sum()) / sums.n,
             "explained": 1 - sums.missed / sums.total if sums.total else float("nan"),
         }
+
+    def _typical_activation(self, place: Place) -> float:
+        """Of a feature that is active before training, on the mean over features and prompts."""
+        if place not in self._typical:
+            sae = self._saes[place]
+            base = sae.encode(self._base[place].to(sae.decoder.device))
+            self._typical[place] = float(base.sum() / (base > 0).sum().clamp(min=1))
+        return self._typical[place]
 
     def _log(self, trainer: L.Trainer, step: int) -> None:
         numbers = {}

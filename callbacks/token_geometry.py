@@ -47,6 +47,8 @@ class TokenGeometry(L.Callback):
 
     Attributes:
         history: ``(step, value)`` by tag, such as ``token_geometry/dimension_n2=2/layer_1``.
+        results: Observable and layer, as ``dimension_n2=2/layer_1`` -> the means ``before`` and
+            ``after`` training.
 
     Raises:
         ConfigError: A setting that no run can have.
@@ -87,6 +89,7 @@ class TokenGeometry(L.Callback):
 
     def _begin(self) -> None:
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self.results: dict[str, Any] = {}
         self._measured = -1
 
     @property
@@ -226,8 +229,15 @@ class TokenGeometry(L.Callback):
         del pl_module
         if self._measured != trainer.global_step:
             self._measure(trainer)
+        history = {
+            name.removeprefix(f"{self._tag}/"): points for name, points in self.history.items()
+        }
+        self.results = {
+            name: {"before": points[0][1], "after": points[-1][1]}
+            for name, points in history.items()
+        }
         told = GeometryHistory(
-            {name.removeprefix(f"{self._tag}/"): points for name, points in self.history.items()},
+            history,
             f"{len(self._names)} texts of {self.n_tokens} tokens; a column a measurement",
         )
         if trainer.is_global_zero and not is_dry_run(trainer):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.functional import (
+    HALF_DECADES,
     LeastSquares,
     Moments,
     labelwise_pearson_from_moments,
@@ -19,7 +20,6 @@ from lincorr_lightning.knowledge import AskedRelation
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import LanguageModel
 
-HALF_DECADES = (0.0, *(10 ** (k / 2) for k in range(-2, 13)))
 _TUNE_EVERY = 5
 
 

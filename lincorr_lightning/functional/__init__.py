@@ -14,7 +14,11 @@ from lincorr_lightning.functional.forecast import (
     forecast_from_map,
     risk,
 )
-from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
+from lincorr_lightning.functional.least_squares import (
+    HALF_DECADES,
+    LeastSquares,
+    strongest_within,
+)
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
     Cause,
@@ -26,6 +30,7 @@ from lincorr_lightning.functional.outcomes import (
 from lincorr_lightning.functional.precision import HIT_RANKS, hit_rates
 
 __all__ = [
+    "HALF_DECADES",
     "HIT_RANKS",
     "Cause",
     "CorrelationSummary",

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
+"""Ridge strengths: 0, and half decades from 0.1 to 1e6."""
+
 
 class LeastSquares:
     """Maps from one source to many targets, for every ridge strength, from one eigendecomposition.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.data.edits import EditsDataModule
+from lincorr_lightning.modules.watched import watched_results
 from lincorr_lightning.reporting import save_figure, write_json
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
 from lincorr_lightning.version import __version__
@@ -64,6 +65,9 @@ def write_results(
     results["gradients"] = gradients
     if own is not None:
         results |= {key: value for key, value in own.results.items() if key not in results}
+    results |= watched_results(
+        module.trainer, but=(Generalization, GradientCorrelation, Resilience)
+    )
     if module.forecasts is not None:
         known = None if own is None else own.report
         results["forecast"] = module.forecasts.write(folder, known)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.functional import Moments, merge_moments
+from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import LMConfig
@@ -32,7 +32,7 @@ from lincorr_lightning.modules.probe_files import (
 )
 from lincorr_lightning.modules.probe_layout import build_layout, domain_rows
 from lincorr_lightning.modules.probe_scores import score_probe
-from lincorr_lightning.modules.probe_settings import HALF_DECADES, as_list, check_settings
+from lincorr_lightning.modules.probe_settings import as_list, check_settings
 from lincorr_lightning.modules.probe_solver import (
     Pair,
     SourceSolver,

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.modules.provenance import versions
+from lincorr_lightning.modules.watched import watched_results
 from lincorr_lightning.reporting import (
     atomic_folder,
     check_writable,
@@ -343,20 +344,11 @@ class Pretraining(L.LightningModule):
                 "n_steps": self.trainer.global_step,
                 "seconds": round(seconds, 1),
                 "model": str(folder / MODEL_FOLDER),
-                **self._watched(),
+                **watched_results(self.trainer),
                 "settings": {"model": dict(self.hparams), "data": dict(corpus.hparams)},
                 "versions": versions(),
             },
         )
-
-    def _watched(self) -> dict[str, Any]:
-        """What callbacks found on the way, under their names."""
-        found = {
-            type(callback).__name__.lower(): callback.results
-            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(getattr(callback, "results", None), dict)
-        }
-        return {name: results for name, results in found.items() if results}
 
     def save_model(self, folder: Path) -> None:
         """Write the LM, its tokenizer and its world, whole or not at all.

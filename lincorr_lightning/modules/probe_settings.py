@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 from lincorr_lightning.errors import ConfigError
 
-HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
-"""Ridge strengths of the path: 0, and half decades from 0.1 to 1e6."""
-
 
 def as_list(names: Sequence[str] | str) -> list[str]:
     """Names from a list, or from a text that separates them by commas.

@@ -1,35 +1,20 @@
 """The scripts that measure logits, on sizes that take seconds."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows(text: str) -> list[list[str]]:
-    """Cells of the tables' rows, without their heads."""
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] not in ("way", "pair")]
+Script = Callable[[str], ModuleType]
+Rows = Callable[[str], list[list[str]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ways_of_asking(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ways_of_asking(
+    dtype: str, capsys: pytest.CaptureFixture[str], script: Script, rows: Rows
+) -> None:
     script("logits").main(shape="small", inputs=40, published=12, batch=20, dtypes=[dtype])
     text = capsys.readouterr().out
     assert f"small, 0M weights in linear layers, {dtype}" in text
@@ -46,7 +31,7 @@ def test_ways_of_asking(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 < float(far) < bound for line in told for far in line)
 
 
-def test_bare_products_are_those_of_the_linear_layers() -> None:
+def test_bare_products_are_those_of_the_linear_layers(script: Script) -> None:
     logits = script("logits")
     lm, _ = logits.random_lm("small", "tiny-world", torch.float32, torch.device("cpu"))
     weights = logits.weights_of(lm.model)
@@ -56,7 +41,7 @@ def test_bare_products_are_those_of_the_linear_layers() -> None:
     logits.bare_products(weights, [(2, 5), (1, 3)])()
 
 
-def test_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
+def test_half_precision(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("half_precision").main(pairs=["city->country"], ridges=[100.0], n_inputs=400)
     exact, bfloat16, float16 = rows(capsys.readouterr().out)
     assert [row[1] for row in (exact, bfloat16, float16)] == ["float32", "bfloat16", "float16"]

@@ -1,32 +1,18 @@
 """The other scripts, on sizes that take seconds."""
 
-import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+Script = Callable[[str], ModuleType]
+Rows = Callable[[str], list[list[str]]]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows(text: str) -> list[list[str]]:
-    """Cells of the last table's rows, without its head."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_solve(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("solve").main(n_source=12, n_targets=(5, 9), n_inputs=200, repeats=1)
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == 3 * ["12 to 5"] + 3 * ["12 to 9"]
@@ -34,7 +20,7 @@ def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_processes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("processes").main(n_inputs=200, knowledges="[city, country]")
     one, two = rows(capsys.readouterr().out)
     assert (one[0], two[0]) == ("1", "2")
@@ -42,7 +28,7 @@ def test_processes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_studies() -> None:
+def test_memory_of_studies(rows: Rows) -> None:
     # From a small process: a child's peak begins with what its parent held as it was forked.
     path = str(Path(__file__).resolve().parents[2] / "benchmarks" / "study_memory.py")
     call = (
@@ -55,7 +41,11 @@ def test_memory_of_studies() -> None:
 
 @pytest.mark.slow
 def test_watching(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    rows: Rows,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script("watching").main(steps=4, repeats=1)
@@ -64,31 +54,31 @@ def test_watching(
     assert float(table[0][2].removesuffix("x")) == 1
 
 
-def test_stacked_edits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stacked_edits(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("stacked_edits").main(side_by_side=(1, 4), n_edits=4, steps=2, rank=2, repeats=1)
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == ["one at a time, peft", "1 side by side", "4 side by side"]
     assert all(float(row[4]) < 1e-3 for row in table[1:])
 
 
-def test_published_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_method(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("published_method").main(n_inputs=120, batch=60)
     assert rows(capsys.readouterr().out)
 
 
-def test_all_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_pairs(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("all_pairs").main(n_fit=50, scale=0.03)
     assert rows(capsys.readouterr().out)
 
 
-def test_feature_matching(capsys: pytest.CaptureFixture[str]) -> None:
+def test_feature_matching(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("feature_matching").main(
         n_features=64, width=16, n_layers=3, ks=(1,), threads=1, repeats=1
     )
     assert rows(capsys.readouterr().out)
 
 
-def test_token_geometry(capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_geometry(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("token_geometry").main(
         n_layers=2, n_tokens=64, width=16, range_scalings=(2, 4), ks=(1, 2), threads=1, repeats=1
     )

@@ -11,7 +11,7 @@ from torch.nn.functional import log_softmax
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation, TokenGeometry
 from lincorr_lightning.data import EditBatch, EditsDataModule
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.lm import LMConfig
@@ -249,6 +249,18 @@ def test_results_are_those_of_the_contract(finetune, protocol):
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
         "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
     }  # fmt: skip
+
+
+def test_other_callbacks_are_told_of_too(finetune, tmp_path):
+    texts = tmp_path / "watch.jsonl"
+    texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
+    watches = [TokenGeometry(str(texts), n_tokens=n, n_texts=1) for n in (8, 12)]
+    told = finetune(trainer={"callbacks": watches}, protocol="joint").results
+    for name, watch in zip(("token_geometry", "token_geometry_2"), watches, strict=True):
+        tag = f"{name}/cosine/layer_1"
+        first, last = watch.history[tag][0][1], watch.history[tag][-1][1]
+        assert told[name]["cosine/layer_1"] == pytest.approx({"before": first, "after": last})
+        assert first != last
 
 
 def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
