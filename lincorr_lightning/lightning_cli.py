@@ -206,5 +206,9 @@ def _hush() -> None:
     # X's are short strings: a worker process costs more than it saves.
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")
+    # What is logged at an epoch's end was added up over all processes before.
+    warnings.filterwarnings("ignore", "It is recommended to use .*sync_dist=True")
+    # Of several processes one may have had no batch; it takes part in the sum all the same.
+    warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

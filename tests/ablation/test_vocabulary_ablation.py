@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +12,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.data.text_steps import TextPhase, TextPlan, TextSteps
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.modules import VocabularyAblation
 from lincorr_lightning.modules.stacked_networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
+from tests.launching import run_in_two
 
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
 
@@ -265,16 +264,16 @@ def test_every_text_is_read_once_an_epoch(n_processes, n_paired):
 def test_two_processes_train_what_one_does(small_lm, tmp_path):
     def run(folder, *more):
         command = [
-            sys.executable, "-m", "lincorr_lightning", "fit", "--config",
-            "vocabulary_ablation.yaml", f"--model.lm.name_or_path={small_lm}",
+            "fit", "--config", "vocabulary_ablation.yaml", f"--model.lm.name_or_path={small_lm}",
             "--model.mapping=[reference, permuted]", "--data.n_paired=40", "--data.n_new=13",
             "--data.max_source_labels=null", "--model.compose.epochs=5", "--model.learn.epochs=9",
             f"--trainer.default_root_dir={tmp_path / folder}", *more,
         ]  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        assert done.returncode == 0, done.stderr
+        if more:
+            done = run_in_two(*command)
+            assert done.returncode == 0, done.stderr
+        else:
+            main(command)
         (path,) = (tmp_path / folder).rglob("results.json")
         return json.loads(Path(path).read_text())
 

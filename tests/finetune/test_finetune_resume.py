@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.modules.adapters import AdapterSettings
+from tests.launching import run_in_two
 
 # Starts the program, and pulls the plug when a batch is to be trained.
 KILLED = """
@@ -179,11 +180,8 @@ def test_a_checkpoint_of_another_study_is_refused(finetune, tmp_path):
 
 
 def two_processes(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", *arguments, "--config", "trainer/ddp_cpu.yaml"],
-        capture_output=True, timeout=240, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    done = run_in_two(*arguments, "--config", "trainer/ddp_cpu.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def assert_close(ours, theirs, rel):

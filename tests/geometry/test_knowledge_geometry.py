@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.modules import KnowledgeGeometry
 from lincorr_lightning.reporting import describe_run
+from tests.launching import run_in_two
 
 TEMPLATES = {
     "city": "{} lives in the city of", "country": "{} lives in the country of",
@@ -173,10 +171,7 @@ def test_tied_knowledges_of_the_tiny_world_are_close(tmp_path):
 @pytest.mark.slow
 def test_two_processes_give_one_process_s_numbers(finished, small_lm, tmp_path):
     arguments = [*command(small_lm, tmp_path, *NAMED), "--config", "trainer/ddp_cpu.yaml"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", *arguments], capture_output=True, timeout=240,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = run_in_two(*arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     (path,) = tmp_path.glob("knowledge_geometry/*/results.json")
     one, two = (json.loads((f / "results.json").read_text()) for f in (finished[1], path.parent))

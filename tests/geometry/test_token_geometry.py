@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,7 @@ from lincorr_lightning.data import PromptInputs, TextPrompts
 from lincorr_lightning.errors import ConfigError, InputsError, NonFiniteError
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.modules import TokenGeometry
+from tests.launching import run_in_two
 
 SCALINGS, KS = [2, 4], [1, 2, 5]
 
@@ -231,10 +229,7 @@ def test_two_processes_give_one_process_s_numbers(finished, small_lm, texts, tmp
     """Ten prompts in batches of three: the second process has one batch that only keeps step."""
     _, alone = finished
     arguments = ["test", *command(small_lm, texts, tmp_path), "--config", "trainer/ddp_cpu.yaml"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", *arguments, "--data.batch_size=4"],
-        capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
-    )  # fmt: skip
+    done = run_in_two(*arguments, "--data.batch_size=4")
     assert done.returncode == 0, done.stderr[-3000:]
     again = main(["test", *command(small_lm, texts, tmp_path / "one"), "--data.batch_size=4"])
     (path,) = tmp_path.glob("token_geometry/*/results.json")

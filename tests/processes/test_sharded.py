@@ -1,9 +1,6 @@
 """An LM in pieces, one a process, answers as the whole one does."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +15,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.modules.sharding import check_strategy
+from tests.launching import run_in_two
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
@@ -72,10 +70,7 @@ def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: b
 
 
 def program(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", *arguments, *SHARDED],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = run_in_two(*arguments, *SHARDED)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

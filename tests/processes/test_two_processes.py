@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
+from tests.launching import run_in_two
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,7 @@ def one_and_two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             if not overlay:
                 main([*common, *own, root, *QUIET])
                 continue
-            done = program(*common, *overlay, *own, root)
+            done = run_in_two(*common, *overlay, *own, root, *QUIET)
             assert done.returncode == 0, done.stderr[-3000:]
         check_log(folders[1])
         names = [

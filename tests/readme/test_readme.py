@@ -15,6 +15,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
 
 SHORTER = {
+    "configs/correlation_matrix.yaml": ["--data.n_inputs=400"],
     "configs/pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "configs/formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "configs/sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
@@ -72,8 +73,6 @@ def test_commands_and_python_run_in_order(
             command = [*command, "--data.n_edits=16"]
         if any("configs/vocabulary_ablation" in part for part in command):
             command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
-        if "all" in command:
-            command = [*command, "--data.n_inputs=600"]
         saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
         places = {"path/to/checkpoint": tiny_world, "folder/of/one": f"{saes}/residual.0",
                   "folder/of/another": f"{saes}/mlp_out.0"}  # fmt: skip

@@ -1,9 +1,6 @@
 """The study: its numbers against naive ones, its files, resuming, processes and refusals."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
 from lincorr_lightning.modules import SparseAutoencoders
 from lincorr_lightning.sae import KINDS, Place, load_saes
 from lincorr_lightning.sae.stacked import SAESettings
+from tests.launching import run_in_two
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
 SAE = SAESettings(n_features=48, k=6, dead_after=10, auxiliary_k=8)
@@ -269,18 +268,17 @@ def test_places_and_data_that_cannot_be(make: Callable[..., Any]) -> None:
 def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path) -> None:
     def run(name: str, *more: str) -> dict[str, Any]:
         command = [
-            sys.executable, "-m", "lincorr_lightning", "fit", "--config",
-            "sparse_autoencoders.yaml", f"--model.lm.name_or_path={small_lm}",
+            "fit", "--config", "sparse_autoencoders.yaml", f"--model.lm.name_or_path={small_lm}",
             "--model.sae.n_features=48", "--model.sae.k=6", f"--data.texts=['{texts}']",
             "--data.n_tokens=3072", "--data.batch_tokens=64", "--data.block_steps=4",
             "--data.n_held_out=30", "--data.eval_batch_size=7",
             f"--trainer.default_root_dir={tmp_path / name}", *more,
         ]  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        if more:
+            done = run_in_two(*command)
+            assert done.returncode == 0, done.stderr
+        else:
+            main(command)
         (path,) = (tmp_path / name).rglob("results.json")
         return json.loads(path.read_text())
 
