@@ -23,7 +23,7 @@ from lincorr_lightning.data.edit_sampling import (
     resolve_edits,
     sample_edits,
 )
-from lincorr_lightning.data.processes import check_processes
+from lincorr_lightning.data.processes import check_processes, share_of
 from lincorr_lightning.data.step_loader import StepLoader
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue, Relation
@@ -259,9 +259,8 @@ class EditsDataModule(L.LightningDataModule):
         # The same everywhere, also where processors round otherwise.
         self._edits = trainer.strategy.broadcast(self._edits)
         check_processes(trainer, len(self.edits), "edits", "give more edits")
-        steps = EditSteps(
-            self._rows(lm), plan, self.hparams["seed"], trainer.global_rank, trainer.world_size
-        )
+        share = share_of(trainer)
+        steps = EditSteps(self._rows(lm), plan, self.hparams["seed"], share.number, share.n)
         return StepLoader(steps, trainer)
 
     def _rows(self, lm: LanguageModel) -> list[tuple[list[int], tuple[int, ...]]]:

@@ -11,7 +11,7 @@ import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lincorr_lightning.data.processes import check_processes
+from lincorr_lightning.data.processes import Share, check_processes, share_of
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
@@ -28,8 +28,8 @@ class InputBatch:
     Attributes:
         inputs: The X's.
         first: Position of the first one within its half.
-        is_padding: The batch only keeps a process in step with the others: its forward runs (a
-            sharded LM needs every process in it), its numbers do not count.
+        is_padding: The batch only keeps a process in step with the others: its forward runs (an
+            LM in pieces needs every process in it), its numbers do not count.
     """
 
     inputs: list[str]
@@ -38,7 +38,7 @@ class InputBatch:
 
 
 class _Batches(Dataset[InputBatch]):
-    """Consecutive batches of nearly equal size; item -1 is a padding batch."""
+    """Consecutive batches of nearly equal size; item ~i is the i-th one as a padding batch."""
 
     def __init__(self, inputs: Sequence[str], batch_size: int) -> None:
         n_batches = -(-len(inputs) // batch_size)
@@ -50,7 +50,8 @@ class _Batches(Dataset[InputBatch]):
         return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> InputBatch:
-        start, stop = self._edges[max(index, 0)], self._edges[max(index, 0) + 1]
+        number = index if index >= 0 else ~index
+        start, stop = self._edges[number], self._edges[number + 1]
         return InputBatch(self._inputs[start:stop], start, is_padding=index < 0)
 
 
@@ -62,19 +63,21 @@ class EveryBatchOnce(DistributedSampler[Any]):
     number of processes, so neither does any statistic.
 
     Args:
-        dataset: Whole batches; item -1 is one for padding.
-        rank: This process.
-        n_processes: Of the run.
+        dataset: Whole batches; item ~i is the i-th one for padding.
+        share: What this process reads, and whether it counts.
     """
 
-    def __init__(self, dataset: Dataset[Any], rank: int, n_processes: int) -> None:
-        super().__init__(dataset, num_replicas=n_processes, rank=rank, shuffle=False)
+    def __init__(self, dataset: Dataset[Any], share: Share) -> None:
+        super().__init__(dataset, num_replicas=share.n, rank=share.number, shuffle=False)
+        self._counts = share.counts
 
     def __iter__(self) -> Iterator[int]:
         n_batches = len(self.dataset)  # type: ignore[arg-type]
         for step in range(self.num_samples):
             index = step * self.num_replicas + self.rank
-            yield index if index < n_batches else -1
+            if index >= n_batches:
+                index = -1
+            yield index if self._counts or index < 0 else ~index
 
 
 def _as_is(batch: Any) -> Any:
@@ -178,13 +181,10 @@ class PromptInputs(L.LightningDataModule):
 
     def _loader(self, inputs: Sequence[str]) -> DataLoader[InputBatch]:
         batches = _Batches(inputs, self.hparams["batch_size"])
-        rank, n_processes = 0, 1
-        if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
         return DataLoader(
             batches,
             batch_size=None,
-            sampler=EveryBatchOnce(batches, rank, n_processes),
+            sampler=EveryBatchOnce(batches, share_of(self.trainer)),
             num_workers=self.hparams["num_workers"],
             collate_fn=_as_is,
         )

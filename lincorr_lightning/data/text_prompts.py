@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lincorr_lightning.data.processes import check_processes
+from lincorr_lightning.data.processes import check_processes, share_of
 from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
 from lincorr_lightning.data.text_files import read_texts
 from lincorr_lightning.data.world_texts import Text, world_texts
@@ -31,8 +31,8 @@ class TokenBatch:
     Attributes:
         tokens: Token ids, without what the LM's tokenizer puts in front, ``(n_prompts, n_tokens)``.
         first: Number of the first of them; the others follow.
-        is_padding: The batch only keeps a process in step with the others: its forward runs (a
-            sharded LM needs every process in it), its numbers do not count.
+        is_padding: The batch only keeps a process in step with the others: its forward runs (an
+            LM in pieces needs every process in it), its numbers do not count.
     """
 
     tokens: Tensor
@@ -41,7 +41,7 @@ class TokenBatch:
 
 
 class _TokenBatches(Dataset[TokenBatch]):
-    """Consecutive batches; item -1 is a padding batch."""
+    """Consecutive batches; item ~i is the i-th one as a padding batch."""
 
     def __init__(self, rows: Sequence[Sequence[int]], batch_size: int) -> None:
         self._rows, self._size = torch.tensor(rows), batch_size
@@ -50,7 +50,7 @@ class _TokenBatches(Dataset[TokenBatch]):
         return -(-len(self._rows) // self._size)
 
     def __getitem__(self, index: int) -> TokenBatch:
-        first = max(index, 0) * self._size
+        first = (index if index >= 0 else ~index) * self._size
         return TokenBatch(self._rows[first : first + self._size], first, is_padding=index < 0)
 
 
@@ -126,13 +126,10 @@ class TextPrompts(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """All prompts, dealt out to the processes a batch at a time."""
         batches = _TokenBatches(self._rows, self.hparams["batch_size"])
-        rank, n_processes = 0, 1
-        if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
         return DataLoader(
             batches,
             batch_size=None,
-            sampler=EveryBatchOnce(batches, rank, n_processes),
+            sampler=EveryBatchOnce(batches, share_of(self.trainer)),
             collate_fn=_as_is,
         )
 

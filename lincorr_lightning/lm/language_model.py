@@ -172,10 +172,12 @@ class LanguageModel(nn.Module):
         """Split the weights over processes, all of which must then ask at the same times.
 
         Args:
-            mesh: The processes, in one dimension.
+            mesh: The processes, in one dimension, or in ``data_parallel`` and
+                ``tensor_parallel``; those of the latter share each product.
 
         Raises:
-            LanguageModelError: The LM does not say what its layers are.
+            LanguageModelError: The LM does not say what its layers are, or how its matrices can be
+                split.
         """
         whole = self.fingerprint["weights"]
         self._batches.lock_step = shard(self.model, mesh)

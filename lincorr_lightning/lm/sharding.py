@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.tensor_parallel import split_matrices
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,22 +19,45 @@ class LockStep:
     """What the processes that hold an LM's pieces must agree on; each must call it as often.
 
     Args:
-        mesh: The processes, in one dimension.
+        device_type: Where they run, such as ``cuda``.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._group = mesh.get_group()
-        self._device = torch.device(mesh.device_type)
+    def __init__(self, device_type: str) -> None:
+        self._device = torch.device(device_type)
 
     def any(self, own: bool) -> bool:
         """Whether it is so on any process."""
         told = torch.tensor(int(own), device=self._device)
-        distributed.all_reduce(told, distributed.ReduceOp.MAX, group=self._group)
+        distributed.all_reduce(told, distributed.ReduceOp.MAX)
         return bool(told)
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
-    """Split an LM's weights over processes, by torch's ``fully_shard``.
+    """Split an LM's weights over all processes of a run.
+
+    Over the processes of a mesh's ``tensor_parallel``, matrices are split (`split_matrices`); over
+    those of its ``data_parallel``, or of a mesh of one dimension, weights are (`shard_weights`).
+
+    Args:
+        model: The whole LM, with the same weights on each process.
+        mesh: The processes, in one dimension, or in these two.
+
+    Raises:
+        LanguageModelError: The LM does not say what its layers are, or how its matrices are split.
+    """
+    data = mesh
+    if "tensor_parallel" in (mesh.mesh_dim_names or ()):
+        data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+        if tensor.size() > 1:
+            split_matrices(model, tensor)
+            if data.size() == 1:
+                return LockStep(mesh.device_type)
+    shard_weights(model, data)
+    return LockStep(mesh.device_type)
+
+
+def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Split an LM's weights by torch's ``fully_shard``.
 
     A layer's weights are together only while it runs; embedding, last norm and head, tied or not,
     while the LM does. So the head's rows can be read in a forward as if it were whole.
@@ -58,4 +82,3 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return LockStep(mesh)

@@ -93,6 +93,24 @@ def adapter_keys(module: L.LightningModule) -> set[str]:
     return {name for name, p in module.named_parameters() if p.requires_grad}
 
 
+def name_states(checkpoint: dict[str, Any], module: L.LightningModule) -> None:
+    """Let the states of an optimizer over all that is trained be found by the weights' names.
+
+    Their numbers count what is trained in one process, but all weights where the LM is in pieces.
+
+    Args:
+        checkpoint: As Lightning has it, on any process.
+        module: Has been trained.
+    """
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    for told in checkpoint.get("optimizer_states", []):
+        # Of an LM in pieces, the first process alone has them.
+        for group in told.get("param_groups", []):
+            by_number = dict(zip(group["params"], names, strict=True))
+            group["params"] = names
+            told["state"] = {by_number[number]: state for number, state in told["state"].items()}
+
+
 def check_resumable(
     checkpoint: Mapping[str, Any], settings: Mapping[str, Any], fingerprint: Mapping[str, str]
 ) -> None:

@@ -11,6 +11,7 @@ from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.modules.edit_forecasts import LEAD, RIDGES, EditForecasts
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
+from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.reporting import is_dry_run, run_folder, write_json
 
 
@@ -58,6 +59,16 @@ class EditForecast(FrozenLMModule):
     def language_model(self) -> LanguageModel:
         """The LM, for the DataModule."""
         return self.lm
+
+    def setup(self, stage: str) -> None:
+        """Refuse an LM in pieces, of which no gradient is followed.
+
+        Raises:
+            ConfigError: The strategy splits the LM, or what every study of a frozen LM refuses.
+            OutputError: The run's folder cannot be written.
+        """
+        super().setup(stage)
+        refuse_pieces(self.trainer, "EditForecast")
 
     def on_predict_start(self) -> None:
         """Forecast all edits."""

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.modules.provenance import versions
-from lincorr_lightning.modules.sharding import check_strategy, shard_if_asked
+from lincorr_lightning.modules.sharding import check_strategy, is_sharded, shard_if_asked
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder, write_json
 
 
@@ -58,6 +58,9 @@ class FrozenLMModule(L.LightningModule):
         """
         del stage
         check_strategy(self.trainer)
+        # Into an LM in pieces Lightning loads by itself, not by `load_state_dict`, which knows that
+        # the LM is no part of a checkpoint.
+        self.strict_loading = not is_sharded(self.trainer)
         if self.trainer.precision != "32-true":
             raise ConfigError(
                 f"trainer.precision is {self.trainer.precision}: it would round the statistics. "

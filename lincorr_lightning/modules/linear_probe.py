@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lincorr_lightning.data.processes import share_of
 from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
@@ -44,6 +45,7 @@ from lincorr_lightning.modules.probe_solver import (
 )
 from lincorr_lightning.modules.probe_ties import measure_errors
 from lincorr_lightning.modules.probe_time import tell_time
+from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.reporting import ProbeReport, RidgePoint, is_dry_run
 
 # Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
@@ -182,6 +184,8 @@ class LinearProbe(FrozenLMModule):
     def setup(self, stage: str) -> None:
         """Check the run, and say what it will hold in memory."""
         super().setup(stage)
+        if self.hparams["solver"] == "sgd":
+            refuse_pieces(self.trainer, "model.solver sgd")
         rank_zero_info(
             f"{len(self.layout.domains)} knowledges, {len(self.layout.pairs)} pairs, "
             f"{self.layout.n_labels} labels; statistics of {self._gigabytes():.2f} GiB"
@@ -328,7 +332,7 @@ class LinearProbe(FrozenLMModule):
         self.test_moments.update(rows)
         for source, x, y, module in self._sources(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
-        room = _MOST_KEPT // self.trainer.world_size - sum(map(len, self._kept))
+        room = _MOST_KEPT // share_of(self.trainer).n - sum(map(len, self._kept))
         if room > 0:
             self._kept.append(rows[:room].float())
 

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric
 from lincorr_lightning.data.corpus import IGNORED, CorpusDataModule, PackedBatch, RecallBatch
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.modules.provenance import versions
+from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.modules.watched import watched_results
 from lincorr_lightning.reporting import (
     atomic_folder,
@@ -140,8 +141,14 @@ class Pretraining(L.LightningModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Fail now if the run's folder cannot be written, not when all the work is done."""
+        """Fail now, not when all the work is done.
+
+        Raises:
+            ConfigError: The strategy splits the LM.
+            OutputError: The run's folder cannot be written.
+        """
         del stage
+        refuse_pieces(self.trainer, "Pretraining")
         folder = run_folder(self.trainer)
         if self.trainer.is_global_zero:
             check_writable(folder)

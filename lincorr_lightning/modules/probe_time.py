@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from lincorr_lightning.data.processes import share_of
 from lincorr_lightning.data.prompt_inputs import PromptInputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def tell_time(probe: LinearProbe) -> None:
     processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
     rank_zero_info(
         f"{len(probe.layout.domains)} prompts over {n:,} X's{processes}: at most about "
-        f"{told(seconds / max(len(few), 1) * n / trainer.world_size)} to read"
+        f"{told(seconds / max(len(few), 1) * n / share_of(trainer).n)} to read"
     )
 
 

@@ -22,20 +22,29 @@ def check_strategy(trainer: Any) -> None:
         ConfigError: It says which strategies there are.
     """
     strategy = trainer.strategy
-    if isinstance(strategy, ModelParallelStrategy):
-        if strategy._tensor_parallel_size not in (1, "auto") and trainer.world_size > 1:
-            raise ConfigError(
-                "trainer.strategy.tensor_parallel_size is "
-                f"{strategy._tensor_parallel_size}, but an LM's matrices are not split here, only "
-                "its layers' weights. Set it to 1 and data_parallel_size to the number of "
-                "processes, as configs/trainer/fsdp.yaml does."
-            )
-        return
-    if not isinstance(strategy, (DDPStrategy, SingleDeviceStrategy)):
+    if not isinstance(strategy, (ModelParallelStrategy, DDPStrategy, SingleDeviceStrategy)):
         raise ConfigError(
             f"trainer.strategy is {type(strategy).__name__}, which cannot split an LM that is "
-            "asked outside of its training step. Lay configs/trainer/fsdp.yaml over the study "
-            "(pieces of the LM on each GPU), or configs/trainer/ddp.yaml (all of it on each)."
+            "asked outside of its training step. Lay configs/trainer/fsdp.yaml or "
+            "configs/trainer/tensor_parallel.yaml over the study (pieces of the LM on each GPU), "
+            "or configs/trainer/ddp.yaml (all of it on each)."
+        )
+
+
+def refuse_pieces(trainer: Any, what: str) -> None:
+    """Refuse what needs the whole LM, or averages gradients as DDP does.
+
+    Args:
+        trainer: The run's trainer.
+        what: The study, or a setting.
+
+    Raises:
+        ConfigError: The strategy splits the LM.
+    """
+    if is_sharded(trainer):
+        raise ConfigError(
+            f"{what} cannot run with the LM in pieces, as trainer.strategy has it. Lay "
+            "configs/trainer/ddp.yaml over the study, which gives each process the whole LM."
         )
 
 
@@ -45,7 +54,18 @@ def is_sharded(trainer: L.Trainer) -> bool:
 
 
 def shard_if_asked(lm: LanguageModel, module: L.LightningModule) -> None:
-    """Split a loaded LM over the processes, if the strategy is to; does nothing the second time."""
+    """Split a loaded LM over the processes, if the strategy is to; does nothing the second time.
+
+    Raises:
+        ConfigError: The LM is compiled, and its matrices are to be split.
+        LanguageModelError: It cannot be split.
+    """
     mesh = module.device_mesh
-    if mesh is not None and not lm.is_sharded:
-        lm.shard(mesh["data_parallel"])
+    if mesh is None or lm.is_sharded:
+        return
+    if lm.config.compile and mesh["tensor_parallel"].size() > 1:
+        raise ConfigError(
+            "model.lm.compile is true, but an LM whose matrices are split is not compiled here. "
+            "Set it to false, or lay configs/trainer/fsdp.yaml over the study."
+        )
+    lm.shard(mesh)

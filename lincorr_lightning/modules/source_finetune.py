@@ -25,6 +25,7 @@ from lincorr_lightning.modules.adapters import (
     adapter_keys,
     add_adapter,
     check_resumable,
+    name_states,
     save_merged,
 )
 from lincorr_lightning.modules.edit_forecasts import LEAD, EditForecasts
@@ -370,6 +371,7 @@ class SourceFinetune(L.LightningModule):
             kept = adapter_keys(self)
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in state if name in kept}
+        name_states(checkpoint, self)
         checkpoint["lm"] = {"name_or_path": self.lm.config.name_or_path, **self._fingerprint}
         checkpoint["n_processes"] = self.trainer.world_size
         checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.state()

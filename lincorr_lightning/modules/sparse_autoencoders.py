@@ -20,6 +20,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.sae_results import report_of, write_results
+from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.reporting import is_dry_run, run_folder
 from lincorr_lightning.reporting.sae_report import SCORED, SAEReport
 from lincorr_lightning.sae import KINDS, Kind, Place, SparseAutoencoder, load_saes, places_of
@@ -116,6 +117,7 @@ class SparseAutoencoders(FrozenLMModule):
             OutputError: The run's folder cannot be written.
         """
         super().setup(stage)
+        refuse_pieces(self.trainer, "SparseAutoencoders")
         if not isinstance(getattr(self.trainer, "datamodule", None), TextsDataModule):
             data = type(getattr(self.trainer, "datamodule", None)).__name__
             raise ConfigError(

@@ -22,6 +22,7 @@ from lincorr_lightning.lm.token_embedding import Tie, TokenEmbedding, read_token
 from lincorr_lightning.modules.ablation_results import score_runs, write_results
 from lincorr_lightning.modules.pooled_texts import Candidates, PooledTexts
 from lincorr_lightning.modules.probe_settings import as_list
+from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.modules.stacked_networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 from lincorr_lightning.reporting.ablation_report import RunScores
@@ -159,6 +160,7 @@ class VocabularyAblation(L.LightningModule):
             OutputError: The run's folder cannot be written.
         """
         del stage
+        refuse_pieces(self.trainer, "VocabularyAblation")
         if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
             raise ConfigError(
                 f"trainer.max_epochs is {self.trainer.max_epochs}, but all phases are one of the "

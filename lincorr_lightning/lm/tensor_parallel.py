@@ -1,0 +1,175 @@
+"""An LM's matrices in pieces, one a process, all of which share each product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.head import head_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+# transformers' names, and what torch calls the same.
+_BY_OUTPUTS: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
+_BY_INPUTS: dict[str, Callable[[], ParallelStyle]] = {
+    "rowwise": RowwiseParallel,
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+# Whole on each process, which uses it for its own heads: the gradient is the sum of theirs.
+_SUMMED = "replicated_with_grad_allreduce"
+_KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
+
+
+def split_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Split an LM's linear layers over processes, by the plan that transformers has for it.
+
+    Queries, keys, values and the first matrices of the feed-forward network are split by their
+    outputs, those that follow them by their inputs, so that a layer's processes meet twice.
+    Adapters are split as their layers are. Embedding, norms and head, tied or not, stay whole on
+    each process, and are used there as in any other LM; so the head's rows can be read.
+
+    Args:
+        model: The whole LM, with the same weights on each process; adapters, if any, are in it.
+        mesh: The processes, in one dimension.
+
+    Raises:
+        LanguageModelError: There is no such plan, it has a style that torch has not, or a number
+            of heads or a layer's width cannot be divided by the number of processes.
+    """
+    plan = _plan(model)
+    _check_sizes(model, plan, mesh.size())
+    for name, module in _named(model, plan):
+        style = plan[name]
+        for layer in _layers(module, style):
+            make = _BY_OUTPUTS.get(style) or _BY_INPUTS.get(style)
+            if make is not None:
+                parallelize_module(layer, mesh, make(), src_data_rank=None)
+    summed = {module for name, module in _named(model, plan) if plan[name] == _SUMMED}
+    # Tied weights are one parameter, and are to stay one.
+    whole: dict[int, nn.Parameter] = {}
+    for module in list(model.modules()):
+        own = {n: p for n, p in module._parameters.items() if p is not None and not _is_split(p)}
+        for name, parameter in own.items():
+            if id(parameter) not in whole:
+                copies = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+                whole[id(parameter)] = nn.Parameter(copies, parameter.requires_grad)
+            module.register_parameter(name, whole[id(parameter)])
+        if own:
+            _use_as_ever(module, list(own), mesh, module in summed)
+
+
+def _plan(model: PreTrainedModel) -> dict[str, str]:
+    """Style of each module that has one, by its name with ``*`` for each number."""
+    kept = [model.get_input_embeddings(), head_of(model) or model]  # type: ignore[no-untyped-call]
+    names = {_generic(name): module for name, module in model.named_modules()}
+    names |= {_generic(name): None for name, _ in model.named_parameters()}  # type: ignore[misc]
+    # A family's plan may speak of layers that this LM has not.
+    told = {name: style for name, style in (model.tp_plan or {}).items() if name in names}
+    plan = {name: style for name, style in told.items() if names[name] not in kept}
+    unknown = sorted({style for style in plan.values() if style not in _KNOWN})
+    unknown += [name for name in plan if names[name] is None]
+    if not plan or unknown:
+        why = f"there is no way here to split {', '.join(unknown)}"
+        raise _refusal(model, why if unknown else "transformers has no plan of how")
+    return plan
+
+
+def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int) -> None:
+    config = model.config.get_text_config()
+    # Heads are dealt out whole, but for an attention that gathers what it has of all processes.
+    if any(style == "colwise" and "att" in name for name, style in plan.items()):
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            heads = getattr(config, key, None)
+            for number in heads if isinstance(heads, list) else [heads]:
+                if number and number % n:
+                    raise _refusal(model, f"its {key}, {number}, cannot be divided by {n}")
+    for name, module in _named(model, plan):
+        for layer in _layers(module, plan[name]):
+            if plan[name] not in _BY_OUTPUTS and plan[name] not in _BY_INPUTS:
+                continue
+            if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+                raise _refusal(model, f"{name} is a {type(layer).__name__}, no plain linear layer")
+            width = layer.out_features if plan[name] in _BY_OUTPUTS else layer.in_features
+            if width % n:
+                raise _refusal(model, f"the width of {name}, {width}, cannot be divided by {n}")
+
+
+def _refusal(model: PreTrainedModel, why: str) -> LanguageModelError:
+    return LanguageModelError(
+        f"{model.name_or_path} ({type(model).__name__}) cannot be split over processes matrix by "
+        f"matrix: {why}. Lay configs/trainer/fsdp.yaml over the study, which splits each layer's "
+        "weights, or configs/trainer/ddp.yaml, which gives each process the whole LM."
+    )
+
+
+def _generic(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _named(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Modules that the plan speaks of, by their names in it."""
+    for name, module in list(model.named_modules()):
+        if _generic(name) in plan:
+            yield _generic(name), module
+
+
+def _layers(module: Any, style: str) -> list[Any]:
+    """A layer, and that half of its adapters which is split with it."""
+    if not hasattr(module, "base_layer"):
+        return [module]
+    # The other half has the rank on the side that is split, and stays whole.
+    half = module.lora_B if style in _BY_OUTPUTS else module.lora_A
+    return [module.base_layer, *half.values()]
+
+
+def _is_split(parameter: Tensor) -> bool:
+    return isinstance(parameter, DTensor)
+
+
+def _use_as_ever(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:
+    """Let a module compute with plain tensors where its parameters are the same on all processes.
+
+    Its parameters are of one kind with those that are split, so that norms, optimizers and
+    checkpoints treat all alike; what they are multiplied with is a plain tensor.
+    """
+    kept: dict[str, nn.Parameter] = {}
+
+    def add_up(gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        distributed.all_reduce(total, group=mesh.get_group())
+        return total
+
+    def enter(module: nn.Module, args: Any) -> None:
+        del args
+        for name in names:
+            parameter = module._parameters[name]
+            if isinstance(parameter, DTensor):
+                local = parameter.to_local()
+                if summed and local.requires_grad:
+                    local.register_hook(add_up)
+                kept[name] = parameter  # type: ignore[assignment]
+                module._parameters[name] = local  # type: ignore[assignment]
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        del args, output
+        module._parameters.update(kept)
+        kept.clear()
+
+    module.register_forward_pre_hook(enter)
+    # Also after a forward that ran out of memory.
+    module.register_forward_hook(leave, always_call=True)

@@ -1,0 +1,292 @@
+"""Processes that share each product of an LM find what one process does."""
+
+import os
+import socket
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning import LanguageModel
+from lincorr_lightning.cli import main
+from lincorr_lightning.data.processes import Share
+from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
+from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.lm.tensor_parallel import split_matrices
+from lincorr_lightning.modules import (
+    EditForecast,
+    LinearProbe,
+    Pretraining,
+    SourceFinetune,
+    SparseAutoencoders,
+    VocabularyAblation,
+)
+from lincorr_lightning.modules.adapters import AdapterSettings, add_adapter
+from lincorr_lightning.modules.sharding import shard_if_asked
+from tests.processes.test_two_processes import assert_close, numbers, tables
+
+PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
+TOKENS = list(range(5, 40))
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.4,
+}  # fmt: skip
+# Each style of plan: by inputs and outputs, biases, norms of heads, gathered outputs, fused layers.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen3": {"tie_word_embeddings": True},
+    "olmo2": {},
+    "phi3": {},
+}
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+SPLIT = ["--config", "trainer/tensor_parallel.yaml", "--trainer.accelerator=cpu",
+         "--trainer.devices=2"]  # fmt: skip
+
+
+def save_lm(folder: Path, tokenizer: Any, family: str, **options: Any) -> Path:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **(SMALL | options))
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def answers(lm: LanguageModel) -> list[Tensor]:
+    """Read alone and with what prompts share, as training and as scoring do."""
+    found = [lm.domain_logits(PROMPTS, TOKENS)]
+    for share in (True, False):
+        object.__setattr__(lm.config, "share_prefixes", share)
+        with torch.inference_mode():
+            found.append(lm.joint_logits([PROMPTS, PROMPTS[::-1]], [TOKENS, TOKENS[:7]]))
+    return found
+
+
+def gradients(lm: LanguageModel) -> dict[str, Tensor]:
+    ids, mask = lm.pad(lm.rows(PROMPTS))
+    said = lm.model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+    (said[..., 7] * mask).sum().neg().backward()
+    trained = {n: p for n, p in lm.model.named_parameters() if p.requires_grad}
+    found = {n: whole(p.grad).clone() for n, p in trained.items() if p.grad is not None}
+    assert found.keys() == trained.keys()
+    found["norm"] = whole(nn.utils.clip_grad_norm_(trained.values(), 0.5))
+    # As on a GPU; the large epsilon keeps tiny gradients from being blown up to whole steps.
+    torch.optim.AdamW(trained.values(), lr=1.0, eps=1.0, foreach=True).step()
+    return found | {f"{n} updated": whole(p.detach()).clone() for n, p in trained.items()}
+
+
+def check_lm(folder: str, mesh: DeviceMesh, adapter: bool) -> None:
+    lm, split = (LanguageModel.from_pretrained(folder, tokens_per_forward=64) for _ in range(2))
+    for one in (lm, split):
+        if not adapter:
+            one.model.requires_grad_(True)
+            continue
+        add_adapter(one.model, AdapterSettings(rank=2))
+        stream = torch.Generator().manual_seed(1)
+        for name, parameter in one.model.named_parameters():
+            if "lora_B" in name:  # of zeros, the other half would have no gradient
+                nn.init.normal_(parameter, generator=stream)
+    split.shard(mesh)
+    assert split.fingerprint == lm.fingerprint
+    for name, parameter in split.model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        held = parameter.to_local().untyped_storage().nbytes()
+        if name.endswith(("proj.weight", "base_layer.weight")):
+            assert held == parameter.numel() * 2, name
+    for ours, theirs in zip(answers(split), answers(lm), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    ours, theirs = gradients(split), gradients(lm)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        off = (ours[name] - theirs[name]).norm() / theirs[name].norm()
+        assert off < 1e-3, (folder, name, off)
+
+
+def work(rank: int, port: int, families: list[str], commands: list[list[str]]) -> None:
+    """One of two processes, as torchrun starts them."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    for folder in families:
+        for adapter in (False, True):
+            check_lm(folder, mesh, adapter)
+    for command in commands:
+        main(command)
+    distributed.destroy_process_group()
+
+
+def launch(families: list[str], commands: list[list[str]]) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(work, (port, families, commands), nprocs=2)
+
+
+@pytest.mark.slow
+def test_probe_and_joint_edits(small_lm: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    families = [
+        str(save_lm(tmp_path / name, tokenizer, name, **options))
+        for name, options in FAMILIES.items()
+    ]
+    texts = tmp_path / "watch.jsonl"
+    texts.write_text('{"text": "' + " ".join(f"name{i}" for i in range(14)) + '"}')
+    probe = [
+        "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--data.batch_size=20", "--model.ridge=auto", "--trainer.enable_checkpointing=true", *QUIET,
+    ]  # fmt: skip
+    edits = [
+        "fit", "--config", "source_finetune.yaml", "--model.protocol=joint", "--data.n_edits=7",
+        "--model.edits_per_step=4", "--trainer.max_epochs=2", "--model.forecast=false",
+        "--trainer.gradient_clip_val=0.5", "--trainer.enable_checkpointing=true", *QUIET,
+        "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.filename={step}",
+        "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",
+    ]  # fmt: skip
+    full = [
+        *edits, f"--model.lm.name_or_path={small_lm}",
+        "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
+        "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
+        "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks+=TokenGeometry", f"--trainer.callbacks.texts={texts}",
+        "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
+    ]  # fmt: skip
+    lora = [*edits, f"--model.lm.name_or_path={families[0]}", "--model.method=lora"]
+
+    def at(name: str) -> str:
+        return f"--trainer.default_root_dir={tmp_path / name}"
+
+    def checkpoint(name: str, step: int) -> Path:
+        (found,) = (tmp_path / name).rglob(f"step={step}.ckpt")
+        return found
+
+    def run(where: str, more: list[str]) -> list[list[str]]:
+        return [
+            ["fit", *probe, *more, at(f"probe {where}")],
+            [*full, *more, at(f"full {where}")],
+            [*lora, *more, at(f"lora {where}")],
+        ]
+
+    def resume(where: str, other: str, more: list[str]) -> list[list[str]]:
+        """Score and go on with what other processes have left, in the middle of an epoch."""
+        (fitted,) = (tmp_path / f"probe {other}").rglob("*.ckpt")
+        return [
+            ["test", *probe, *more, at(f"probe of {other}"), f"--ckpt_path={fitted}"],
+            *(
+                [*command, *more, at(f"{name} of {other}"),
+                 f"--ckpt_path={checkpoint(f'{name} {other}', 3)}"]
+                for name, command in (("full", full), ("lora", lora))
+            ),
+        ]  # fmt: skip
+
+    for command in run("one", []):
+        main(command)
+    launch(families, [*run("two", SPLIT), *resume("two", "one", SPLIT)])
+    for command in resume("one", "two", []):
+        main(command)
+
+    one = numbers(tmp_path / "probe one")
+    assert one["n_fit"] + one["n_test"] == 181
+    assert_close(numbers(tmp_path / "probe two"), one, 1e-6)
+    tables((tmp_path / "probe one", tmp_path / "probe two"), 1e-6)
+    for name in ("probe of one", "probe of two"):
+        again = numbers(tmp_path / name)
+        assert again["n_test"] == one["n_test"]
+        for ours, theirs in zip(again["pairs"], one["pairs"], strict=True):
+            for key in ("label_mean", "instance_mean", "control_label_mean"):
+                assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
+    for name in ("full", "lora"):
+        one = numbers(tmp_path / f"{name} one")
+        assert one["n_steps"] == 4
+        assert_close(numbers(tmp_path / f"{name} two"), one, 1e-3)
+        tables((tmp_path / f"{name} one", tmp_path / f"{name} two"), 1e-3)
+        want = torch.load(checkpoint(f"{name} one", 4), weights_only=False)["state_dict"]
+        for other in ("two", "of one", "of two"):
+            found = torch.load(checkpoint(f"{name} {other}", 4), weights_only=False)["state_dict"]
+            assert found.keys() == want.keys()
+            for key in want:
+                assert type(found[key]) is Tensor
+                torch.testing.assert_close(found[key], want[key], atol=1e-4, rtol=1e-3)
+
+
+def test_processes_that_read_the_same_count_once() -> None:
+    batches = list(range(5))
+    first, second = (list(EveryBatchOnce(batches, Share(1, 2, counts))) for counts in (True, False))  # type: ignore[arg-type]
+    assert first == [1, 3, -1]
+    assert second == [~1, ~3, -1]
+    assert [batches[~i if i < 0 else i] for i in second] == [1, 3, 0]
+
+
+def fake_mesh(n: int) -> Any:
+    return SimpleNamespace(size=lambda: n)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "n", "message"),
+    [
+        ("gpt2", {}, 2, r"GPT2LMHeadModel\).*transformers has no plan"),
+        ("mixtral", {"num_local_experts": 2}, 2, "no way here to split.*moe_tp_experts"),
+        ("llama", {}, 4, "num_key_value_heads, 2, cannot be divided by 4"),
+        ("qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1}, 2, "num_attention_heads"),
+        ("llama", {"intermediate_size": 47}, 2, r"mlp\.gate_proj, 47, cannot be divided by 2"),
+    ],
+)
+def test_lms_that_cannot_be_split(
+    family: str, options: dict[str, Any], n: int, message: str
+) -> None:
+    config = AutoConfig.for_model(family, vocab_size=50, **(SMALL | options))
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(LanguageModelError, match=message) as refusal:
+        split_matrices(model, fake_mesh(n))
+    assert "trainer/fsdp.yaml" in str(refusal.value)
+
+
+def test_a_compiled_lm_is_not_split() -> None:
+    lm = SimpleNamespace(config=SimpleNamespace(compile=True), is_sharded=False)
+    module = SimpleNamespace(device_mesh={"tensor_parallel": fake_mesh(2)})
+    with pytest.raises(ConfigError, match="compile"):
+        shard_if_asked(lm, module)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinearProbe(solver="sgd"), "model.solver sgd"),
+        (EditForecast, "EditForecast"),
+        (SparseAutoencoders, "SparseAutoencoders"),
+        (VocabularyAblation, "VocabularyAblation"),
+        (Pretraining, "Pretraining"),
+        (SourceFinetune, "joint edits"),
+    ],
+)
+def test_studies_that_need_the_whole_lm(make: Any, message: str, tmp_path: Path) -> None:
+    module = make()
+    module.trainer = L.Trainer(
+        accelerator="cpu", devices=1, strategy=ModelParallelStrategy(1, 1), logger=False,
+        enable_checkpointing=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=message) as refusal:
+        module.setup("fit")
+    assert "trainer/ddp.yaml" in str(refusal.value)
