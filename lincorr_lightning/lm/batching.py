@@ -36,7 +36,11 @@ class MicroBatches:
         self.lock_step: LockStep | None = None
 
     def run(
-        self, lengths: Sequence[int], device_type: str, ask: Callable[[list[int]], None]
+        self,
+        lengths: Sequence[int],
+        device_type: str,
+        ask: Callable[[list[int]], None],
+        alike: bool = False,
     ) -> None:
         """Call `ask` with the indices of each batch.
 
@@ -45,20 +49,21 @@ class MicroBatches:
         Args:
             lengths: Tokens of each row.
             device_type: Where the forwards run, such as ``cuda``.
-            ask: Deals with one batch; it is called again with a part of it if memory ran out.
+            ask: Deals with one batch in one forward; it is called again with a part of it if memory
+                ran out.
+            alike: Whether rows of a batch must be of one length, so that nothing is padded.
 
         Raises:
             LanguageModelError: Not even one row fits, or `tokens_per_forward` is too large.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         if self.lock_step is not None:
-            self._run_in_step(self.lock_step, order, lengths, device_type, ask)
+            self._run_in_step(self.lock_step, order, lengths, device_type, ask, alike)
             return
         start = 0
         while start < len(order):
-            longest = lengths[order[start]]
             tokens = self.fixed or self.adapted or self._start(device_type)
-            batch = order[start : start + max(1, tokens // longest)]
+            batch = _next_batch(order, start, lengths, tokens, alike)
             error = _memory_error(ask, batch)
             if error is None:
                 start += len(batch)
@@ -66,7 +71,7 @@ class MicroBatches:
             # Out of the except block, whose traceback kept the failed forward's tensors alive.
             if device_type == "cuda":
                 torch.cuda.empty_cache()
-            self._shrink(len(batch), longest, error)
+            self._shrink(len(batch), lengths[batch[0]], error)
 
     def _run_in_step(
         self,
@@ -75,17 +80,18 @@ class MicroBatches:
         lengths: Sequence[int],
         device_type: str,
         ask: Callable[[list[int]], None],
+        alike: bool,
     ) -> None:
         """Ask as often as the process that has most to ask."""
-        start = 0
         tokens = self.fixed or self._start(device_type)
-        while lock_step.any(start < len(order)):
-            # A process that is done asks its shortest row again.
-            batch = (
-                order[start : start + max(1, tokens // lengths[order[start]])]
-                if start < len(order)
-                else order[-1:]
-            )
+        batches: list[list[int]] = []
+        start = 0
+        while start < len(order):
+            batches.append(_next_batch(order, start, lengths, tokens, alike))
+            start += len(batches[-1])
+        # Agreed on once; a process that is done asks its shortest row again.
+        n_idle = lock_step.most(len(batches)) - len(batches)
+        for batch in [*batches, *[order[-1:]] * n_idle]:
             error = _memory_error(ask, batch)
             if error is not None:
                 raise LanguageModelError(
@@ -94,7 +100,6 @@ class MicroBatches:
                     f"lm.tokens_per_forward (it is {tokens}), which a split LM cannot adapt by "
                     "itself, or take more processes."
                 )
-            start += len(batch)
 
     def _start(self, device_type: str) -> int:
         if device_type != "cpu":
@@ -116,6 +121,15 @@ class MicroBatches:
             )
         self.adapted = max(1, n_rows * length // 2)
         _log.warning("%s ran out of memory; at most %d tokens from now on.", where, self.adapted)
+
+
+def _next_batch(
+    order: list[int], start: int, lengths: Sequence[int], tokens: int, alike: bool
+) -> list[int]:
+    """The next rows that together have so many tokens, the longest first."""
+    longest = lengths[order[start]]
+    batch = order[start : start + max(1, tokens // longest)]
+    return [row for row in batch if lengths[row] == longest] if alike else batch
 
 
 def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | None:

@@ -197,17 +197,21 @@ class LanguageModel(nn.Module):
         """Most tokens that the LM has positions for; None: no limit is known."""
         return self._encoder.max_length
 
-    def in_batches(self, lengths: Sequence[int], ask: Callable[[list[int]], None]) -> None:
+    def in_batches(
+        self, lengths: Sequence[int], ask: Callable[[list[int]], None], alike: bool = False
+    ) -> None:
         """Call `ask` with the indices of rows, as many at a time as fit the memory.
 
         Args:
             lengths: Tokens of each row.
-            ask: Deals with one batch; it is called again with a part of it if memory ran out.
+            ask: Deals with one batch in one forward; it is called again with a part of it if memory
+                ran out.
+            alike: Whether rows of a batch must be of one length, so that nothing is padded.
 
         Raises:
             LanguageModelError: Not even one row fits, or ``lm.tokens_per_forward`` is too large.
         """
-        self._batches.run(lengths, self.model.device.type, ask)
+        self._batches.run(lengths, self.model.device.type, ask, alike)
 
     # -- asking ------------------------------------------------------------------------------
 
@@ -429,11 +433,13 @@ class LanguageModel(nn.Module):
         parameters = list(self.model.parameters())
         state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in parameters)
-        if not is_frozen or self._weights_print is None or self._weights_print[0] != state:
-            self._weights_print = (state, fingerprint_weights(self.model))
+        known = self._weights_print
+        # In pieces, weights lie elsewhere after a forward, and one process cannot tell by itself.
+        if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
+            known = self._weights_print = (state, fingerprint_weights(self.model))
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
             "config": fingerprint_config(self.model.config),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "weights": self._weights_print[1],
+            "weights": known[1],
         }

@@ -96,15 +96,13 @@ def read_last_states(
     n_prefix = len(lm.prefix)
 
     def ask(batch: list[int]) -> None:
-        # Of one length, so that no architecture sees padding.
-        for length in {len(rows[i]) for i in batch}:
-            alike = [i for i in batch if len(rows[i]) == length]
-            tokens = torch.tensor([rows[i][n_prefix:] for i in alike])
-            names = [repr(prompts[i]) for i in alike]
-            states = read_layers(lm, tokens, names, embedding_layer, logits=False)
-            found.update(zip(alike, states.hidden[:, :, -1].clone(), strict=True))
+        tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
+        names = [repr(prompts[i]) for i in batch]
+        states = read_layers(lm, tokens, names, embedding_layer, logits=False)
+        found.update(zip(batch, states.hidden[:, :, -1].clone(), strict=True))
 
-    lm.in_batches([len(row) for row in rows], ask)
+    # Of one length, so that no architecture sees padding.
+    lm.in_batches([len(row) for row in rows], ask, alike=True)
     return torch.stack([found[i] for i in range(len(prompts))])
 
 

@@ -27,9 +27,13 @@ class LockStep:
 
     def any(self, own: bool) -> bool:
         """Whether it is so on any process."""
+        return bool(self.most(own))
+
+    def most(self, own: int) -> int:
+        """The largest of all processes' numbers."""
         told = torch.tensor(int(own), device=self._device)
         distributed.all_reduce(told, distributed.ReduceOp.MAX)
-        return bool(told)
+        return int(told)
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch.strategies import (
@@ -13,6 +13,48 @@ from lightning.pytorch.strategies import (
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm import LanguageModel
+
+
+class InPiecesStrategy(ModelParallelStrategy):
+    """Lightning's strategy for an LM in pieces, with `auto` for as many processes as there are.
+
+    Args:
+        data_parallel_size: Over how many processes, or groups of them, a layer's weights are split
+            and X's are dealt out; ``auto`` takes all that `tensor_parallel_size` leaves.
+        tensor_parallel_size: How many processes share a matrix product; ``auto`` takes those of one
+            machine.
+        save_distributed_checkpoint: Whether a checkpoint is a folder of pieces, or one file that
+            any number of processes loads.
+    """
+
+    def __init__(
+        self,
+        data_parallel_size: Literal["auto"] | int = "auto",
+        tensor_parallel_size: Literal["auto"] | int = 1,
+        save_distributed_checkpoint: bool = False,
+    ) -> None:
+        super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint)
+
+    def setup_environment(self) -> None:
+        """Find out how many processes there are.
+
+        Raises:
+            ConfigError: They cannot be dealt out so.
+        """
+        n = self.num_nodes * self.num_processes
+        together = self._tensor_parallel_size
+        if together == "auto":
+            together = self.num_processes
+        groups = n // together if self._data_parallel_size == "auto" else self._data_parallel_size
+        if groups * together != n:
+            raise ConfigError(
+                f"trainer.strategy splits the LM over {groups} times {together} processes "
+                f"(data_parallel_size times tensor_parallel_size), but there are {n}. Set "
+                "data_parallel_size to auto and tensor_parallel_size to a divisor of "
+                f"{n}, or change trainer.devices."
+            )
+        self._data_parallel_size, self._tensor_parallel_size = groups, together
+        super().setup_environment()
 
 
 def check_strategy(trainer: Any) -> None:

@@ -20,10 +20,7 @@ from tests.launching import run_in_two
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
 SHARDED = [
-    "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
-    "--trainer.strategy.data_parallel_size=2", "--trainer.strategy.tensor_parallel_size=1",
-    "--trainer.strategy.save_distributed_checkpoint=false", "--trainer.devices=2",
-    "--trainer.accelerator=cpu",
+    "--config", "trainer/fsdp.yaml", "--trainer.devices=2", "--trainer.accelerator=cpu",
 ]  # fmt: skip
 
 
@@ -87,11 +84,14 @@ def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -
     (checkpoint,) = (tmp_path / "two").rglob("*.ckpt")
     main(["test", *common, f"--trainer.default_root_dir={tmp_path / 'again'}",
           f"--ckpt_path={checkpoint}"])  # fmt: skip
-    one, two, again = (
+    (checkpoint,) = (tmp_path / "one").rglob("*.ckpt")
+    program("test", *common, f"--trainer.default_root_dir={tmp_path / 'in pieces'}",
+            f"--ckpt_path={checkpoint}")  # fmt: skip
+    one, *all_others = (
         json.loads(next((tmp_path / name).rglob("results.json")).read_text())["pairs"]
-        for name in ("one", "two", "again")
+        for name in ("one", "two", "again", "in pieces")
     )
-    for others in (two, again):
+    for others in all_others:
         for ours, theirs in zip(one, others, strict=True):
             for key in ("label_mean", "instance_mean", "control_label_mean"):
                 assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
@@ -104,15 +104,45 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.protocol=joint", f"--model.method={method}", "--data.n_edits=7",
         "--trainer.max_epochs=2", "--model.forecast=false", "--trainer.enable_progress_bar=false",
+        "--trainer.enable_checkpointing=true", "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.filename={step}",
+        "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",
     ]  # fmt: skip
-    program(*common, "--model.edits_per_step=2", f"--trainer.default_root_dir={tmp_path / 'two'}")
-    main([*common, "--model.edits_per_step=4", f"--trainer.default_root_dir={tmp_path / 'one'}"])
-    one, two = (
+
+    def at(name: str, n_edits: int) -> list[str]:
+        return [
+            f"--model.edits_per_step={n_edits}",
+            f"--trainer.default_root_dir={tmp_path / name}",
+        ]
+
+    def after_an_epoch(name: str) -> str:
+        (path,) = (tmp_path / name).rglob("step=2.ckpt")
+        return f"--ckpt_path={path}"
+
+    program(*common, *at("two", 2))
+    main([*common, *at("one", 4)])
+    # Each goes on with what the other has left.
+    program(*common, *at("two of one", 2), after_an_epoch("one"))
+    main([*common, *at("one of two", 4), after_an_epoch("two")])
+    one, *all_others = (
         json.loads(next((tmp_path / name).rglob("results.json")).read_text())
-        for name in ("one", "two")
+        for name in ("one", "two", "two of one", "one of two")
     )
-    for key in ("n_steps", "source_learned", "generalized", "gradient_correlation"):
-        assert one[key] == pytest.approx(two[key], abs=1e-3), key
+    for other in all_others:
+        for key in ("n_steps", "source_learned", "generalized"):
+            assert one[key] == pytest.approx(other[key], abs=1e-3), key
+    assert one["gradient_correlation"] == pytest.approx(
+        all_others[0]["gradient_correlation"], abs=1e-3
+    )
+    # In pieces, the whole state is put together on the first process.
+    want, *found = (
+        torch.load(next((tmp_path / name).rglob("step=4.ckpt")), weights_only=False)["state_dict"]
+        for name in ("one", "two", "two of one", "one of two")
+    )
+    for state in found:
+        assert state.keys() == want.keys()
+        for key in want:
+            torch.testing.assert_close(state[key], want[key], atol=1e-4, rtol=1e-3)
 
 
 def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
@@ -124,7 +154,7 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
 
 def test_out_of_memory_says_what_to_lower() -> None:
     class Alone:
-        def any(self, own: bool) -> bool:
+        def most(self, own: int) -> int:
             return own
 
     def fail(batch: list[int]) -> None:
@@ -140,17 +170,20 @@ def test_out_of_memory_says_what_to_lower() -> None:
 
 def test_every_process_asks_as_often_as_the_busiest() -> None:
     class Busier:
-        turns = 0
-
-        def any(self, own: bool) -> bool:
-            self.turns += 1
-            return self.turns <= 5
+        def most(self, own: int) -> int:
+            return own + 3
 
     asked: list[list[int]] = []
     batches = MicroBatches(20)
     batches.lock_step = Busier()  # type: ignore[assignment]
     batches.run([10, 7, 5], "cpu", asked.append)
     assert asked == [[0, 1], [2], [2], [2], [2]]
+
+
+def test_rows_of_one_length_are_not_padded() -> None:
+    asked: list[list[int]] = []
+    MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", asked.append, alike=True)
+    assert asked == [[1, 3], [4], [0, 2, 5]]
 
 
 def test_strategies_that_cannot_be() -> None:
