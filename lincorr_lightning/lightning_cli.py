@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import lightning as L
@@ -23,7 +20,8 @@ import lincorr_lightning.callbacks
 import lincorr_lightning.data
 import lincorr_lightning.modules  # noqa: F401
 from lincorr_lightning.callbacks import PredictionWriter
-from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
+from lincorr_lightning.guards import EndTogether, TellMemory, memory_note
 from lincorr_lightning.reporting import (
     atomic_write,
     check_writable,
@@ -32,9 +30,6 @@ from lincorr_lightning.reporting import (
     run_folder,
     study_name,
 )
-
-# Time for a process that failed to tell its error.
-_GRACE_S = 5
 
 
 class SaveConfig(SaveConfigCallback):
@@ -49,25 +44,6 @@ class SaveConfig(SaveConfigCallback):
         """Write the config that gives this run again."""
         with atomic_write(run_folder(trainer) / self.config_filename) as path:
             self.parser.save(self.config, path, skip_none=False, overwrite=True)
-
-
-class EndTogether(L.Callback):
-    """Ends the processes that the first one has started when it fails.
-
-    They would wait for it, over NCCL for minutes. If it failed because one of them did, that one
-    is given the time to say why.
-    """
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Wait a little, and end them."""
-        del pl_module, exception
-        end = monotonic() + _GRACE_S
-        for process in getattr(trainer.strategy.launcher, "procs", ()):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(end - monotonic(), 0))
-            process.kill()
 
 
 class LincorrCLI(LightningCLI):
@@ -114,7 +90,7 @@ class LincorrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Give a run that names no logger a new folder and a TensorBoard log of its own."""
         config = self._get(self.config_init, "trainer")
-        config["callbacks"] = [*(config["callbacks"] or []), EndTogether()]
+        config["callbacks"] = [*(config["callbacks"] or []), EndTogether(), TellMemory()]
         # Nobody else's `predict` output is touched: it writes what studies of ours return.
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
@@ -138,6 +114,10 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
 
     Args:
         args: Command line without the program's name.
+
+    Raises:
+        LanguageModelError: A training step does not fit the memory.
+        LincorrError: Whatever a study refuses.
     """
     _hush()
     # The help texts of settings such as those of the LM stand below their fields.
@@ -157,6 +137,11 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
             save_config_kwargs={"save_to_log_dir": False},
             parser_kwargs={"prog": "lincorr"},
         )
+    except (RuntimeError, MemoryError) as error:
+        note = memory_note(error)
+        if note is None:
+            raise
+        raise LanguageModelError(note) from error
     finally:
         sys.argv = own
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.memory import why_no_memory
 from lincorr_lightning.lm.sharding import LockStep
 
 _log = logging.getLogger(__name__)
@@ -136,11 +137,9 @@ def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | N
     """What went wrong if memory ran out, None if nothing did."""
     try:
         ask(batch)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return str(error).split(". ")[0] or type(error).__name__
-    except RuntimeError as error:
-        # The CPU's allocator has no exception of its own.
-        if "DefaultCPUAllocator" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        why = why_no_memory(error)
+        if why is None:
             raise
-        return "the allocator is out of memory"
+        return why
     return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -199,6 +200,38 @@ def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < 60
     assert not list(tmp_path.rglob("results.json"))
+
+
+KILLED = """
+import os, signal, threading
+from pathlib import Path
+from lincorr_lightning.modules import LinearProbe
+
+class Killed(LinearProbe):
+    def training_step(self, batch, batch_idx):
+        told = Path(os.environ["TOLD"])
+        if self.trainer.global_rank == 1:
+            told.touch()
+            threading.Event().wait()  # as in a collective that nobody answers
+        while not told.exists():
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
+    (tmp_path / "study.py").write_text(KILLED)
+    told = tmp_path / "told"
+    done = program(
+        "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
+        "--model", "study.Killed", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=200",
+        "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
+        env={"TOLD": str(told), "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    # Both had the same stderr: that it came to its end says that the other process is gone, too.
+    assert "the process that started this one is gone" in done.stderr
 
 
 def test_more_processes_than_there_is_to_share(small_lm, tmp_path):
