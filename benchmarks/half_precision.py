@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import LeastSquares, labelwise_pearson
-from lincorr_lightning.knowledge import build_domain, reference_matrix
+from lincorr_lightning.knowledge import WHOLE_WORDS, Completeness, build_domain, reference_matrix
 from lincorr_lightning.lm import sample_inputs
 from lincorr_lightning.metrics import JointMoments
 
@@ -49,6 +49,8 @@ def main(
     pairs: Sequence[str] = ("city->country", "country->language", "ceo->company", "city->pet"),
     ridges: Sequence[float] = (0.0, 100.0),
     n_inputs: int = 2000,
+    words_per_input: int = 1,
+    subwords: bool = False,
 ) -> None:
     """Compare.
 
@@ -57,15 +59,20 @@ def main(
         pairs: Pairs of knowledges.
         ridges: Ridge strengths.
         n_inputs: Number of X's; half of them fit.
+        words_per_input: Vocabulary strings joined to one X.
+        subwords: Whether labels may be the first tokens of longer words.
     """
     catalogue = Catalogue.load()
     relations = [catalogue.relation(pair) for pair in pairs]
     asked = list({k.name: k for r in relations for k in (r.source, r.target)}.values())
+    keep = tuple(Completeness) if subwords else WHOLE_WORDS
     logits: dict[str, dict[str, Tensor]] = {}
     for precision in PRECISIONS:
         model = LanguageModel.from_pretrained(lm, dtype=precision)
-        xs = sample_inputs(model.tokenizer, n_inputs)
-        domains = {knowledge.name: build_domain(knowledge, model.tokenizer) for knowledge in asked}
+        xs = sample_inputs(model.tokenizer, n_inputs, words_per_input)
+        domains = {
+            knowledge.name: build_domain(knowledge, model.tokenizer, keep) for knowledge in asked
+        }
         tokens = [domains[knowledge.name].token_ids for knowledge in asked]
         joint = model.joint_logits([[k.prompt(x) for x in xs] for k in asked], tokens)
         parts = torch.split(joint, [len(ids) for ids in tokens], dim=1)
