@@ -9,9 +9,10 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lincorr_lightning.data.processes import check_processes
+from lincorr_lightning.data.processes import batch_edges, check_processes
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
@@ -19,6 +20,8 @@ PAPER_N_INPUTS = 10_000
 # Batches are of nearly equal size, and a fifth of each may be set apart to choose the ridge on:
 # from 20 on each part has two rows or more, and so every row another one as its partner.
 MIN_BATCH_SIZE = 20
+# What batches of that size come down to where the number of X's does not divide.
+_LEAST = MIN_BATCH_SIZE // 2
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -38,13 +41,10 @@ class InputBatch:
 
 
 class _Batches(Dataset[InputBatch]):
-    """Consecutive batches of nearly equal size; item -1 is a padding batch."""
+    """Consecutive batches, between edges; item -1 is a padding batch."""
 
-    def __init__(self, inputs: Sequence[str], batch_size: int) -> None:
-        n_batches = -(-len(inputs) // batch_size)
-        # Equal sizes, so that no batch is left with a single row, which has no permuted partner.
-        self._edges = np.linspace(0, len(inputs), n_batches + 1).round().astype(int).tolist()
-        self._inputs = list(inputs)
+    def __init__(self, inputs: Sequence[str], edges: Sequence[int]) -> None:
+        self._inputs, self._edges = list(inputs), edges
 
     def __len__(self) -> int:
         return len(self._edges) - 1
@@ -59,7 +59,7 @@ class EveryBatchOnce(DistributedSampler[Any]):
 
     Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
     twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
-    number of processes, so neither does any statistic.
+    number of processes (see `batch_edges`), so neither does any statistic.
 
     Args:
         dataset: Whole batches; item -1 is one for padding.
@@ -92,7 +92,8 @@ class PromptInputs(L.LightningDataModule):
         words_per_input: Vocabulary strings joined to one X; 2 gives far more X's than the
             vocabulary has strings.
         fit_fraction: Share of the X's that the map is fitted on; the others test it.
-        batch_size: X's per batch; the LM cuts them further to what fits its memory.
+        batch_size: X's per batch at most; the LM cuts them further to what fits its memory. Where
+            there are more processes than batches, these are smaller, but not below 10 X's.
         seed: Seed of the sample.
         inputs_file: A text file of your own X's, one a line, instead of sampled ones.
         predict_inputs: X's that `lincorr predict` answers for; null takes the held-out half.
@@ -141,9 +142,23 @@ class PromptInputs(L.LightningDataModule):
                     "Raise data.n_inputs."
                 )
             if stage != "predict":
-                check_processes(
-                    self.trainer, len(members), f"X's of the {half} half", "raise data.n_inputs"
-                )
+                what = f"X's of the {half} half"
+                check_processes(self.trainer, len(members), what, "raise data.n_inputs")
+                self._tell_idle(len(members), what)
+
+    def _tell_idle(self, n: int, what: str) -> None:
+        n_batches = len(self._edges(n)) - 1
+        n_processes = 1 if self.trainer is None else self.trainer.world_size
+        if n_batches < n_processes:
+            rank_zero_warn(
+                f"{n_processes - n_batches} of {n_processes} processes have nothing to do: the {n} "
+                f"{what} make {n_batches} batches, of {_LEAST} or more. Raise data.n_inputs, or "
+                "lower trainer.devices."
+            )
+
+    def _edges(self, n: int) -> list[int]:
+        """Of batches of nearly equal size; no row is alone in one, without a permuted partner."""
+        return batch_edges(self.trainer, n, self.hparams["batch_size"], least=_LEAST)
 
     def _all_inputs(self) -> list[str]:
         seed, n = self.hparams["seed"], self.hparams["n_inputs"]
@@ -177,7 +192,7 @@ class PromptInputs(L.LightningDataModule):
         return [(x, half) for half, members in self.halves.items() for x in members]
 
     def _loader(self, inputs: Sequence[str]) -> DataLoader[InputBatch]:
-        batches = _Batches(inputs, self.hparams["batch_size"])
+        batches = _Batches(inputs, self._edges(len(inputs)))
         rank, n_processes = 0, 1
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
