@@ -156,9 +156,10 @@ class PromptInputs(L.LightningDataModule):
                 "lower trainer.devices."
             )
 
-    def _edges(self, n: int) -> list[int]:
+    def _edges(self, n: int, in_step: bool = False) -> list[int]:
         """Of batches of nearly equal size; no row is alone in one, without a permuted partner."""
-        return batch_edges(self.trainer, n, self.hparams["batch_size"], least=_LEAST)
+        size = self.hparams["batch_size"]
+        return batch_edges(self.trainer, n, size, least=_LEAST, in_step=in_step)
 
     def _all_inputs(self) -> list[str]:
         seed, n = self.hparams["seed"], self.hparams["n_inputs"]
@@ -191,8 +192,8 @@ class PromptInputs(L.LightningDataModule):
         """Every X with its half: the rows of ``tables/inputs.csv``."""
         return [(x, half) for half, members in self.halves.items() for x in members]
 
-    def _loader(self, inputs: Sequence[str]) -> DataLoader[InputBatch]:
-        batches = _Batches(inputs, self._edges(len(inputs)))
+    def _loader(self, inputs: Sequence[str], in_step: bool = False) -> DataLoader[InputBatch]:
+        batches = _Batches(inputs, self._edges(len(inputs), in_step))
         rank, n_processes = 0, 1
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
@@ -205,8 +206,9 @@ class PromptInputs(L.LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[InputBatch]:
-        """The fit half."""
-        return self._loader(self.halves["fit"])
+        """The fit half; for a study that `shares_steps` each process has a batch at each step."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        return self._loader(self.halves["fit"], bool(getattr(module, "shares_steps", False)))
 
     def val_dataloader(self) -> DataLoader[InputBatch]:
         """The test half."""

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.data.processes import batch_edges
 from lincorr_lightning.errors import ConfigError, InputsError
 
 
@@ -49,6 +51,22 @@ def test_no_process_is_left_without_a_batch(small_lm: str, world: int) -> None:
     sizes = [len(batch.inputs) for batch in seen]
     assert len(sizes) == 2 * max(world, 3)
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_batches_in_step_make_the_steps_of_one_process(world: int) -> None:
+    """Of a batch as large as those of all processes together."""
+    for n in range(1, 400):
+        (one,) = {tuple(batch_edges(None, n, 20 * world, least=10, in_step=s)) for s in (0, 1)}
+        many = batch_edges(SimpleNamespace(world_size=world), n, 20, least=10, in_step=True)
+        sizes = [stop - start for start, stop in pairwise(many)]
+        assert max(sizes) <= 20
+        assert sum(sizes) == n
+        assert min(sizes) >= min(n, 10)
+        if n > 20 * world:
+            assert many[::world] == list(one)
+        else:
+            assert len(many) <= world + 1  # a single step
 
 
 def test_processes_for_which_there_are_too_few_inputs_are_told_of(small_lm: str) -> None:
