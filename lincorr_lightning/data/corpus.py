@@ -23,6 +23,10 @@ from lincorr_lightning.knowledge import Catalogue
 IGNORED = -100
 """Target of a token that no loss is taken at."""
 
+# Statements whose chances are drawn at once, in the order of their epoch, whatever the batch size.
+# Another number would make another tiny world of configs/pretraining.yaml.
+_DRAWN_TOGETHER = 256
+
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class PackedBatch:
@@ -82,6 +86,9 @@ class _Encoded:
 class _Epochs(Dataset[PackedBatch]):
     """All batches of all epochs, each made from the seed and its own number.
 
+    What a statement draws follows from its place in its epoch alone, not from who shares its batch:
+    several processes with smaller batches read what one process does.
+
     That no state is kept is what makes a run that is resumed at the end of an epoch go on with
     exactly the batches of the run that was not interrupted.
     """
@@ -106,16 +113,30 @@ class _Epochs(Dataset[PackedBatch]):
         if index < 0:
             return replace(self[0], is_padding=True)
         epoch, batch = divmod(index, len(self))
-        members = _shuffled(len(self.statements), self.seed, epoch)
-        members = members[batch * self.batch_size : (batch + 1) * self.batch_size]
-        rng = np.random.default_rng([self.seed, epoch, batch])
-        in_full = rng.random(len(members)) < self.read_in_full
+        first = batch * self.batch_size
+        last = min(first + self.batch_size, len(self.statements))
+        blocks = range(first // _DRAWN_TOGETHER, -(-last // _DRAWN_TOGETHER))
+        drawn = zip(*(self._draw(epoch, block) for block in blocks), strict=True)
+        here = slice(first - blocks.start * _DRAWN_TOGETHER, last - blocks.start * _DRAWN_TOGETHER)
+        in_full, shares, others = (np.concatenate(column)[here].tolist() for column in drawn)
+        members = _shuffled(len(self.statements), self.seed, epoch)[first:last]
         chosen = [self.statements[i] for i in members]
+        partners = [
+            self._of_knowledge[statement.knowledge][other]
+            for statement, other in zip(chosen, others, strict=True)
+        ]
+        return _pack(chosen, in_full, partners, shares, self.row_length)
+
+    def _draw(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of statements side by side in an epoch: read in full?, share and number of a partner."""
+        members = _shuffled(len(self.statements), self.seed, epoch)
+        members = members[block * _DRAWN_TOGETHER : (block + 1) * _DRAWN_TOGETHER]
+        rng = np.random.default_rng([self.seed, epoch, block])
+        in_full = rng.random(len(members)) < self.read_in_full
         is_mixed = rng.random(len(members)) < self.mixed
         shares = np.where(is_mixed & ~in_full, rng.random(len(members)), 0.0)
-        alike = [self._of_knowledge[statement.knowledge] for statement in chosen]
-        partners = [others[int(rng.integers(len(others)))] for others in alike]
-        return _pack(chosen, in_full.tolist(), partners, shares.tolist(), self.row_length)
+        alike = [len(self._of_knowledge[self.statements[i].knowledge]) for i in members]
+        return in_full, shares, rng.integers(alike)
 
 
 @lru_cache(maxsize=2)

@@ -9,9 +9,10 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lincorr_lightning.data.processes import Share, check_processes, share_of
+from lincorr_lightning.data.processes import Share, batch_edges, check_processes, share_of
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
@@ -19,6 +20,8 @@ PAPER_N_INPUTS = 10_000
 # Batches are of nearly equal size, and a fifth of each may be set apart to choose the ridge on:
 # from 20 on each part has two rows or more, and so every row another one as its partner.
 MIN_BATCH_SIZE = 20
+# What batches of that size come down to where the number of X's does not divide.
+_LEAST = MIN_BATCH_SIZE // 2
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -38,13 +41,10 @@ class InputBatch:
 
 
 class _Batches(Dataset[InputBatch]):
-    """Consecutive batches of nearly equal size; item ~i is the i-th one as a padding batch."""
+    """Consecutive batches, between edges; item ~i is the i-th one as a padding batch."""
 
-    def __init__(self, inputs: Sequence[str], batch_size: int) -> None:
-        n_batches = -(-len(inputs) // batch_size)
-        # Equal sizes, so that no batch is left with a single row, which has no permuted partner.
-        self._edges = np.linspace(0, len(inputs), n_batches + 1).round().astype(int).tolist()
-        self._inputs = list(inputs)
+    def __init__(self, inputs: Sequence[str], edges: Sequence[int]) -> None:
+        self._inputs, self._edges = list(inputs), edges
 
     def __len__(self) -> int:
         return len(self._edges) - 1
@@ -60,7 +60,7 @@ class EveryBatchOnce(DistributedSampler[Any]):
 
     Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
     twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
-    number of processes, so neither does any statistic.
+    number of processes (see `batch_edges`), so neither does any statistic.
 
     Args:
         dataset: Whole batches; item ~i is the i-th one for padding.
@@ -95,7 +95,8 @@ class PromptInputs(L.LightningDataModule):
         words_per_input: Vocabulary strings joined to one X; 2 gives far more X's than the
             vocabulary has strings.
         fit_fraction: Share of the X's that the map is fitted on; the others test it.
-        batch_size: X's per batch; the LM cuts them further to what fits its memory.
+        batch_size: X's per batch at most; the LM cuts them further to what fits its memory. Where
+            there are more processes than batches, these are smaller, but not below 10 X's.
         seed: Seed of the sample.
         inputs_file: A text file of your own X's, one a line, instead of sampled ones.
         predict_inputs: X's that `lincorr predict` answers for; null takes the held-out half.
@@ -144,9 +145,24 @@ class PromptInputs(L.LightningDataModule):
                     "Raise data.n_inputs."
                 )
             if stage != "predict":
-                check_processes(
-                    self.trainer, len(members), f"X's of the {half} half", "raise data.n_inputs"
-                )
+                what = f"X's of the {half} half"
+                check_processes(self.trainer, len(members), what, "raise data.n_inputs")
+                self._tell_idle(len(members), what)
+
+    def _tell_idle(self, n: int, what: str) -> None:
+        n_batches = len(self._edges(n)) - 1
+        n_processes = share_of(self.trainer).n
+        if n_batches < n_processes:
+            rank_zero_warn(
+                f"{n_processes - n_batches} of {n_processes} processes have nothing to do: the {n} "
+                f"{what} make {n_batches} batches, of {_LEAST} or more. Raise data.n_inputs, or "
+                "lower trainer.devices."
+            )
+
+    def _edges(self, n: int, in_step: bool = False) -> list[int]:
+        """Of batches of nearly equal size; no row is alone in one, without a permuted partner."""
+        size = self.hparams["batch_size"]
+        return batch_edges(self.trainer, n, size, least=_LEAST, in_step=in_step)
 
     def _all_inputs(self) -> list[str]:
         seed, n = self.hparams["seed"], self.hparams["n_inputs"]
@@ -179,8 +195,8 @@ class PromptInputs(L.LightningDataModule):
         """Every X with its half: the rows of ``tables/inputs.csv``."""
         return [(x, half) for half, members in self.halves.items() for x in members]
 
-    def _loader(self, inputs: Sequence[str]) -> DataLoader[InputBatch]:
-        batches = _Batches(inputs, self.hparams["batch_size"])
+    def _loader(self, inputs: Sequence[str], in_step: bool = False) -> DataLoader[InputBatch]:
+        batches = _Batches(inputs, self._edges(len(inputs), in_step))
         return DataLoader(
             batches,
             batch_size=None,
@@ -190,8 +206,9 @@ class PromptInputs(L.LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[InputBatch]:
-        """The fit half."""
-        return self._loader(self.halves["fit"])
+        """The fit half; for a study that `shares_steps` each process has a batch at each step."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        return self._loader(self.halves["fit"], bool(getattr(module, "shares_steps", False)))
 
     def val_dataloader(self) -> DataLoader[InputBatch]:
         """The test half."""

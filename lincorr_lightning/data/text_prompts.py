@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lincorr_lightning.data.processes import check_processes, share_of
+from lincorr_lightning.data.processes import batch_edges, check_processes, share_of
 from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
 from lincorr_lightning.data.text_files import read_texts
 from lincorr_lightning.data.world_texts import Text, world_texts
@@ -41,17 +41,18 @@ class TokenBatch:
 
 
 class _TokenBatches(Dataset[TokenBatch]):
-    """Consecutive batches; item ~i is the i-th one as a padding batch."""
+    """Consecutive batches, between edges; item ~i is the i-th one as a padding batch."""
 
-    def __init__(self, rows: Sequence[Sequence[int]], batch_size: int) -> None:
-        self._rows, self._size = torch.tensor(rows), batch_size
+    def __init__(self, rows: Sequence[Sequence[int]], edges: Sequence[int]) -> None:
+        self._rows, self._edges = torch.tensor(rows), edges
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // self._size)
+        return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> TokenBatch:
-        first = (index if index >= 0 else ~index) * self._size
-        return TokenBatch(self._rows[first : first + self._size], first, is_padding=index < 0)
+        number = index if index >= 0 else ~index
+        first, end = self._edges[number], self._edges[number + 1]
+        return TokenBatch(self._rows[first:end], first, is_padding=index < 0)
 
 
 def _as_is(batch: Any) -> Any:
@@ -72,7 +73,7 @@ class TextPrompts(L.LightningDataModule):
             files, are a corpus.
         n_tokens: Tokens of a prompt.
         n_texts: How many texts at most, the first ones; null takes all (96 of the tiny world's).
-        batch_size: Prompts in a forward.
+        batch_size: Prompts in a forward at most.
         seed: Of the tiny world's texts.
 
     Raises:
@@ -125,7 +126,8 @@ class TextPrompts(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """All prompts, dealt out to the processes a batch at a time."""
-        batches = _TokenBatches(self._rows, self.hparams["batch_size"])
+        edges = batch_edges(self.trainer, len(self._rows), self.hparams["batch_size"])
+        batches = _TokenBatches(self._rows, edges)
         return DataLoader(
             batches,
             batch_size=None,

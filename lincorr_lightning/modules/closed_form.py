@@ -42,7 +42,7 @@ class Descent(torch.optim.SGD):
     """Gradient descent with momentum, each map at the learning rate its source allows.
 
     Least squares has one curvature a source, the largest eigenvalue of its covariance. `condition`
-    reads it off a batch; the learning rate then means the same for every LM.
+    takes it from the first step; the learning rate then means the same for every LM.
 
     Args:
         maps: Map of each source.
@@ -60,20 +60,18 @@ class Descent(torch.optim.SGD):
         # With momentum m a step goes 1 / (1 - m) times as far.
         self._unit = learning_rate * (1 - momentum)
 
-    def condition(
-        self, source: str, module: AffineMap, rows: Tensor, share: Callable[[Tensor], Tensor]
-    ) -> None:
+    def condition(self, source: str, module: AffineMap, mean: Tensor, covariance: Tensor) -> None:
         """Centre a map on its source and set its learning rates.
 
         Args:
             source: Name of the source.
             module: Its map.
-            rows: Source logits of a batch, ``(n_inputs, n_source)``.
-            share: Makes every process take the first one's value.
+            mean: Of the source's logits over the X's of a step, ``(n_source,)``.
+            covariance: Of the same, ``(n_source, n_source)``.
         """
-        module.center.copy_(share(rows.mean(0)))
-        curvature = torch.linalg.matrix_norm(rows - rows.mean(0), ord=2).square() / len(rows)
-        curvature = share(curvature).clamp(min=torch.finfo(torch.float64).tiny)
+        module.center.copy_(mean)
+        curvature = torch.linalg.matrix_norm(covariance, ord=2)
+        curvature = curvature.clamp(min=torch.finfo(torch.float64).tiny)
         for group in self.param_groups:
             if group["source"] == source:
                 scale = curvature.item() if group["parameter"] == "weight" else 1.0

@@ -82,7 +82,8 @@ class LinearProbe(FrozenLMModule):
         subwords: Whether answers of which the first token is only the beginning of a word (" Br" of
             Brunei) are labels too; scores are then told apart by completeness (appendix K).
         permuted: Whether to fit each map a second time on permuted targets, as a null.
-        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`.
+        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`; several
+            processes take a step together, by the mean over the X's of all of them.
         learning_rate: Of ``sgd``, in units of the inverse of the source's largest curvature.
         momentum: Of ``sgd``.
 
@@ -175,6 +176,11 @@ class LinearProbe(FrozenLMModule):
 
     # -- set-up ------------------------------------------------------------------------------
 
+    @property
+    def shares_steps(self) -> bool:
+        """Tells `PromptInputs` that the batches of all processes make a step."""
+        return bool(self.hparams["solver"] == "sgd")
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One step solves, or plain gradient descent with one learning rate a source."""
         if self.hparams["solver"] == "closed_form":
@@ -182,9 +188,13 @@ class LinearProbe(FrozenLMModule):
         return Descent(self.maps, self.hparams["learning_rate"], self.hparams["momentum"])
 
     def setup(self, stage: str) -> None:
-        """Check the run, and say what it will hold in memory."""
+        """Check the run, and say what it will hold in memory.
+
+        Raises:
+            ConfigError: Gradient descent while the LM is in pieces, or see `FrozenLMModule.setup`.
+        """
         super().setup(stage)
-        if self.hparams["solver"] == "sgd":
+        if self.shares_steps:
             refuse_pieces(self.trainer, "model.solver sgd")
         rank_zero_info(
             f"{len(self.layout.domains)} knowledges, {len(self.layout.pairs)} pairs, "
@@ -287,20 +297,34 @@ class LinearProbe(FrozenLMModule):
     def _descend(self, rows: Tensor, batch: InputBatch, first: bool) -> None:
         optimizer = cast(LightningOptimizer, self.optimizers())
         descent = cast(Descent, optimizer.optimizer)
+        if first:
+            self._condition(descent)
+        own = torch.tensor(0.0 if batch.is_padding else len(rows), dtype=torch.float64)
+        n = self.trainer.strategy.reduce(own.to(rows.device, copy=True), reduce_op="sum")
+        # The mean over the X's of all processes, of which each knows its own.
+        share = self.trainer.world_size * float(own) / float(n)
+        # One step's X's as often as there are steps.
+        strength = self.hparams["ridge"] / (self.trainer.num_training_batches * float(n))
         losses = []
-        for source, x, y, module in self._sources(rows):
-            if first:
-                descent.condition(source, module, x, self.trainer.strategy.broadcast)
-            loss = 0.5 * (module(x) - y).square().sum(1).mean()
-            n_fit = self.trainer.num_training_batches * len(rows)
-            loss = loss + 0.5 * self.hparams["ridge"] / n_fit * module.weight.square().sum()
-            losses.append(loss * (not batch.is_padding))
+        for _, x, y, module in self._sources(rows):
+            loss = 0.5 * (module(x) - y).square().sum(1).mean() * share
+            losses.append(loss + 0.5 * strength * module.weight.square().sum())
         total = torch.stack(losses).sum()
         optimizer.zero_grad()
         self.manual_backward(total)
         descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
         optimizer.step()
-        self.log("squared_error", total.detach(), prog_bar=True, batch_size=len(rows))
+        self.log(
+            "squared_error", total.detach(), prog_bar=True, batch_size=len(rows), sync_dist=True
+        )
+
+    def _condition(self, descent: Descent) -> None:
+        """Centre each map, and set its learning rate, by the X's of the whole first step."""
+        step = self.fit_moments.gather()
+        for source, module in self.maps.items():
+            x = self.layout.columns(source).to(step.mean.device)
+            covariance = step.scatter[x][:, x] / step.n
+            descent.condition(source, cast(AffineMap, module), step.mean[x], covariance)
 
     def _sources(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
         """Source logits, logits of all its targets, and map, of each source."""

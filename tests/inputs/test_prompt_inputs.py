@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.data.processes import batch_edges
 from lincorr_lightning.errors import ConfigError, InputsError
 
 
@@ -35,7 +37,50 @@ def test_no_special_tokens_among_the_inputs(small_lm: str) -> None:
     assert {"Paris", "name0", "lives"} <= everything
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("world", [2, 3, 7, 8])
+def test_no_process_is_left_without_a_batch(small_lm: str, world: int) -> None:
+    """170 X's a half: three batches of 64 at most, for up to eight processes."""
+    seen = []
+    for rank in range(world):
+        data = _set_up(small_lm, rank, world, n_inputs=340, batch_size=64)
+        for loader in (data.train_dataloader(), data.val_dataloader()):
+            (own, *others) = [batch for batch in loader if not batch.is_padding]
+            assert not others if world >= 3 else len(others) <= 1
+            seen += [own, *others]
+    assert sorted(x for batch in seen for x in batch.inputs) == sorted(x for x, _ in data.table())
+    sizes = [len(batch.inputs) for batch in seen]
+    assert len(sizes) == 2 * max(world, 3)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_batches_in_step_make_the_steps_of_one_process(world: int) -> None:
+    """Of a batch as large as those of all processes together."""
+    for n in range(1, 400):
+        (one,) = {tuple(batch_edges(None, n, 20 * world, least=10, in_step=s)) for s in (0, 1)}
+        many = batch_edges(SimpleNamespace(world_size=world), n, 20, least=10, in_step=True)
+        sizes = [stop - start for start, stop in pairwise(many)]
+        assert max(sizes) <= 20
+        assert sum(sizes) == n
+        assert min(sizes) >= min(n, 10)
+        if n > 20 * world:
+            assert many[::world] == list(one)
+        else:
+            assert len(many) <= world + 1  # a single step
+
+
+def test_processes_for_which_there_are_too_few_inputs_are_told_of(small_lm: str) -> None:
+    """Below ten X's a batch rows have no partner when a fifth is set apart for the ridge."""
+    with pytest.warns(UserWarning, match="3 of 8 processes have nothing to do: the 50 X's of the"):
+        data = _set_up(small_lm, 0, 8, n_inputs=100, batch_size=64)
+    sizes = []
+    for rank in range(8):
+        data = _set_up(small_lm, rank, 8, n_inputs=100, batch_size=64)
+        sizes += [len(b.inputs) for b in data.train_dataloader() if not b.is_padding]
+    assert sizes == [10] * 5
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])  # of six batches
 def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None:
     alone = [b.inputs for b in _set_up(small_lm, n_inputs=211, batch_size=20).train_dataloader()]
     steps, seen = set(), []

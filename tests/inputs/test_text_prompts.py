@@ -126,6 +126,7 @@ def test_every_prompt_goes_to_one_process_once(small_lm: str, tmp_path: Path, wo
     steps, seen = set(), {}
     for rank in range(world):
         batches = list(set_up(small_lm, rank, world, **options).test_dataloader())
+        assert not batches[0].is_padding  # seven processes have a batch each, of six
         steps.add(len(batches))
         for batch in batches:
             assert len(batch.tokens)  # a sharded LM needs every process

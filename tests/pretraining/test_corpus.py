@@ -117,6 +117,29 @@ def test_every_epoch_has_its_own_order_and_a_resumed_one_the_same():
     assert not torch.equal(third[0].targets, read(make_corpus(seed=1), epoch=2)[0].targets)
 
 
+@pytest.mark.parametrize("batch_size", [7, 150, 1000])
+def test_what_a_statement_draws_does_not_depend_on_its_batch(batch_size):
+    """Read in full or not, mixed with whom and how much; through the order of all epochs."""
+
+    def statements(corpus, epoch):
+        """Every row of every statement, in the order they are read."""
+        for batch in read(corpus, epoch):
+            columns = (
+                batch.input_ids, batch.position_ids, batch.targets, batch.asks, batch.partners,
+                batch.shares, batch.second_targets, batch.second_shares,
+            )  # fmt: skip
+            for row in zip(*(column.tolist() for column in columns), strict=True):
+                # Token 0 fills a row up.
+                yield from (token for token in zip(*row, strict=True) if token[0] != 0)
+
+    settings = {"read_in_full": 0.3, "mixed": 0.7, "repeats": {"math": 20}}
+    small, usual = (make_corpus(batch_size=size, **settings) for size in (batch_size, 256))
+    for epoch in (0, 3):
+        ours, theirs = (list(statements(corpus, epoch)) for corpus in (small, usual))
+        assert ours == theirs
+        assert len({token[5] for token in ours}) > 100  # so many shares, of several blocks
+
+
 def test_packed_statements_do_not_see_each_other():
     corpus = make_corpus()
     torch.manual_seed(0)

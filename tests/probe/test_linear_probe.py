@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
@@ -239,6 +241,33 @@ def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path)
     rows = closed.joint_rows(["Paris", "name3", "blue"])
     difference = descent(rows)["color", "country"] - closed(rows)["color", "country"]
     assert difference.abs().max() < 0.05 * closed(rows)["color", "country"].std()
+
+
+def test_a_step_of_descent_is_the_gradient_of_the_ridge_s_loss(
+    small_lm: str, tmp_path: Path
+) -> None:
+    """One batch of all X's, one step from W = 0: centred, at the rate of its largest curvature."""
+    probe, trainer, _ = run_probe(
+        tmp_path, small_lm, data={"n_inputs": 120, "batch_size": 64}, solver="sgd",
+        pairs="city->country", ridge=3.0, epochs=2, learning_rate=0.4, momentum=0.0,
+    )  # fmt: skip
+    rows = probe.joint_rows(trainer.datamodule.halves["fit"]).numpy()  # type: ignore[attr-defined]
+    x, y = rows[:, probe.layout.columns("city")], rows[:, probe.layout.columns("country")]
+    centred, n = x - x.mean(0), len(rows)
+    curvature = np.linalg.svd(centred, compute_uv=False)[0] ** 2 / n
+    weight, bias = np.zeros((y.shape[1], x.shape[1])), np.zeros(y.shape[1])
+    for rate in (0.4, 0.2):  # a half cosine
+        wrong = centred @ weight.T + bias - y
+        step = wrong.T @ centred / n + 3.0 / n * weight
+        weight, bias = weight - rate / curvature * step, bias - rate * wrong.mean(0)
+    np.testing.assert_allclose(probe.maps["city"].weight.detach(), weight, rtol=1e-4, atol=1e-6)
+
+
+def test_descent_on_an_lm_in_pieces_is_refused(small_lm: str) -> None:
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), solver="sgd")
+    probe.trainer = SimpleNamespace(strategy=ModelParallelStrategy())  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"model\.solver sgd cannot run with the LM in pieces"):
+        probe.setup("fit")
 
 
 def test_checkpoint_holds_the_maps_and_not_the_lm(

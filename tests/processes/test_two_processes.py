@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
@@ -127,6 +129,37 @@ def test_probe(small_lm, one_and_two):
     tables(folders, 1e-6)
 
 
+def test_gradient_descent_of_a_probe(small_lm, one_and_two):
+    """90 X's make five batches of 20 at most, and three steps of 30, for one process as for two."""
+    folders = one_and_two(
+        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--model.solver=sgd", "--model.ridge=5.0", "--trainer.max_epochs=8",
+        "--trainer.check_val_every_n_epoch=8", "--trainer.log_every_n_steps=5",
+        one=("--data.batch_size=40",), two=("--data.batch_size=20",),
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    for found in (one, two):
+        for pair in found["pairs"]:
+            # It pairs the X's of a batch, and batches are those of a process.
+            assert pair.pop("permuted_label_mean") is not None
+    assert one["n_fit"] == 90
+    assert_close(one, two, 1e-6)
+    maps, losses = [], []
+    for folder in folders:
+        (path,) = folder.rglob("linear_map.safetensors")
+        maps.append(load_file(path))
+        (events,) = folder.rglob("events.out.tfevents.*")
+        log = EventAccumulator(str(events), size_guidance={"scalars": 0})
+        log.Reload()
+        losses.append([point.value for point in log.Scalars("squared_error")])
+    assert maps[0].keys() == maps[1].keys()
+    for name, weight in maps[0].items():
+        assert torch.allclose(weight, maps[1][name], rtol=1e-5, atol=1e-6), name
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_pretraining_and_formation(one_and_two):
     """The same statements in a step: one process takes 30 of them, two take 15 each.
 
@@ -136,9 +169,9 @@ def test_pretraining_and_formation(one_and_two):
         "fit", "--config", "pretraining.yaml", "--data.world.n_people=31",
         "--data.world.nicknames=false", "--data.world.letters=false",
         "--data.world.numbered=false", "--data.knowledges=[city,country]", "--data.repeats={}",
-        "--data.read_in_full=1.0", "--data.mixed=0.0", "--model.size.hidden_size=32",
+        "--model.size.hidden_size=32",
         "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
-        "--model.mixing_epochs=0", "--trainer.log_every_n_steps=1",
+        "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=3",
         "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
         one=("--data.batch_size=30",), two=("--data.batch_size=15",),
