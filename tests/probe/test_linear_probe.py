@@ -4,7 +4,6 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
 from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
@@ -261,13 +259,6 @@ def test_a_step_of_descent_is_the_gradient_of_the_ridge_s_loss(
         step = wrong.T @ centred / n + 3.0 / n * weight
         weight, bias = weight - rate / curvature * step, bias - rate * wrong.mean(0)
     np.testing.assert_allclose(probe.maps["city"].weight.detach(), weight, rtol=1e-4, atol=1e-6)
-
-
-def test_descent_on_an_lm_in_pieces_is_refused(small_lm: str) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), solver="sgd")
-    probe.trainer = SimpleNamespace(strategy=ModelParallelStrategy())  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"model\.solver sgd cannot run with the LM in pieces"):
-        probe.setup("fit")
 
 
 def test_checkpoint_holds_the_maps_and_not_the_lm(
