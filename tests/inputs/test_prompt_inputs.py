@@ -58,7 +58,13 @@ def test_batches_in_step_make_the_steps_of_one_process(world: int) -> None:
     """Of a batch as large as those of all processes together."""
     for n in range(1, 400):
         (one,) = {tuple(batch_edges(None, n, 20 * world, least=10, in_step=s)) for s in (0, 1)}
-        many = batch_edges(SimpleNamespace(world_size=world), n, 20, least=10, in_step=True)
+        many = batch_edges(
+            SimpleNamespace(world_size=world, global_rank=0, lightning_module=None),
+            n,
+            20,
+            least=10,
+            in_step=True,
+        )
         sizes = [stop - start for start, stop in pairwise(many)]
         assert max(sizes) <= 20
         assert sum(sizes) == n
