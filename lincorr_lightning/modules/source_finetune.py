@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
@@ -117,6 +117,7 @@ class SourceFinetune(L.LightningModule):
         self.forecasts: EditForecasts | None = None
         self._base: list[Tensor] = []
         self._batch: EditBatch | None = None
+        self._in_step: list[tuple[list[int], Tensor]] = []
         self._started = 0.0
         self._n_own_steps = 0
 
@@ -276,6 +277,7 @@ class SourceFinetune(L.LightningModule):
         with self.rows_of_copies(copies) if self.is_stacked else nullcontext():
             losses = answer_losses(self.lm.model, batch)
         self._require("the loss is", losses.isfinite())
+        self._in_step.append((batch.edits, losses.detach()))
         asked = (batch.labels != IGNORED).any(1)
         summed, share = (losses * asked).sum(), self._share(asked)
         # The mean over the edits of all processes, of which each knows its own.
@@ -308,25 +310,53 @@ class SourceFinetune(L.LightningModule):
                 if isinstance(norm, DTensor):
                     norm = norm.full_tensor()
                 finite = norm.isfinite().expand(len(self._batch.input_ids))
-        self._require("after the update a weight is", finite)
+        # Of joint edits the weights are the same everywhere: all processes stop here, or none.
+        self._require("after the update a weight is", finite, together=not self.is_independent)
+        self._in_step.clear()
 
-    def _require(self, what: str, finite: Tensor) -> None:
-        """Stop at edits that went astray."""
+    def _require(self, what: str, finite: Tensor, together: bool = False) -> None:
+        """Stop at edits that went astray.
+
+        Args:
+            what: That is not finite, and of what.
+            finite: Whether each row of the batch is as it should be.
+            together: All processes stop here, and any edit of any of them may be why.
+        """
         if bool(finite.all()):
             return
         assert self._batch is not None
-        edits = self._edits_data.edits
         # The row of a process that has no edit belongs to none.
         rows = zip(self._batch.edits, finite.tolist(), strict=False)
+        bad = self._worst_first() if together else [i for i, good in rows if not good]
+        edits = [self._edits_data.edits[i] for i in bad]
+        named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:3])
+        where = f"at the edit {named}" if edits else "where there is no edit"
+        if len(edits) > 3:
+            where += f" and {len(edits) - 3} more"
+        if together and len(edits) > 1:
+            where += " (all of the step, the highest loss first)"
+        elif self.trainer.world_size > 1 and not together:
+            where += f" (on process {self.trainer.global_rank} of {self.trainer.world_size})"
         kept = any(c.best_model_path for c in self.trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
-        bad = [edits[i] for i, good in rows if not good]
-        named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in bad[:3])
         raise NonFiniteError(
-            f"{what} NaN or infinite at step {self.trainer.global_step}, at the edit {named}. "
+            f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. "
             f"Lower model.learning_rate (it is {self.hparams['learning_rate']}), or set "
             "model.lm.dtype to float32; "
             + ("the last checkpoint is that of before." if kept else "no checkpoint was kept.")
         )
+
+    def _worst_first(self) -> list[int]:
+        """The edits of this step on all processes, by their losses; all processes must ask."""
+        own = [
+            (loss, edit)
+            for edits, losses in self._in_step
+            for edit, loss in zip(edits, losses.tolist(), strict=False)
+        ]
+        every = [own]
+        if self.trainer.world_size > 1:
+            every = [[] for _ in range(self.trainer.world_size)]
+            distributed.all_gather_object(every, own)
+        return [edit for _, edit in sorted((pair for part in every for pair in part), reverse=True)]
 
     def configure_gradient_clipping(
         self,

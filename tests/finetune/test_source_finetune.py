@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -333,6 +334,46 @@ def test_a_run_that_goes_astray_stops_and_says_where(
     assert stored["global_step"] == 2
     assert all(bool(value.isfinite().all()) for value in stored["state_dict"].values())
     assert not list(tmp_path.rglob("results.json"))
+
+
+@pytest.mark.parametrize("edits", [[1], []])
+def test_the_process_whose_loss_went_astray_is_named(small_lm, edits):
+    """It stops by itself; of others, and of a process without an edit, none is named."""
+    module, data = SourceFinetune(LMConfig(small_lm), "joint"), EditsDataModule(n_edits=4)
+    data.prepare_edits(module.lm.load())
+    module.trainer = SimpleNamespace(
+        datamodule=data, world_size=2, global_rank=1, global_step=7, checkpoint_callbacks=[]
+    )
+    module._batch = EditBatch(*3 * [torch.zeros(1, 2)], edits=edits)
+    with pytest.raises(NonFiniteError, match=r"at step 7.*\(on process 1 of 2\)") as error:
+        module._require("the loss is", torch.tensor([False]))
+    named = [i for i, edit in enumerate(data.edits) if repr(edit.subject) in str(error.value)]
+    assert named == edits
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_of_an_update_every_edit_of_the_step_is_named_the_highest_loss_first(
+    small_lm, make_trainer, accumulated
+):
+    class Losses(L.Callback):
+        found = None
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            losses = torch.cat([losses for _, losses in pl_module._in_step])
+            edits = [edit for edits, _ in pl_module._in_step for edit in edits]
+            Losses.found = [edits[i] for i in losses.argsort(descending=True)]
+            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
+
+    module = SourceFinetune(LMConfig(small_lm), "joint", edits_per_step=2, forecast=False)
+    data = EditsDataModule(n_edits=4)
+    trainer = make_trainer(callbacks=[Losses()], accumulate_grad_batches=accumulated)
+    with pytest.raises(NonFiniteError, match="all of the step, the highest loss first") as error:
+        trainer.fit(module, data)
+    assert len(Losses.found) == 2 * accumulated
+    edits = [data.edits[i] for i in Losses.found]
+    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:3])
+    assert f"at the edit {named}" in str(error.value)
+    assert ("and 1 more" in str(error.value)) == (accumulated == 2)
 
 
 def test_only_the_edit_that_went_astray_is_named(small_lm, make_trainer):

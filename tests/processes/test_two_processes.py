@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.data import EditsDataModule
+from lincorr_lightning.lm import LanguageModel
 from tests.launching import run_in_two
 
 pytestmark = pytest.mark.slow
@@ -265,6 +267,22 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     assert done.returncode == -signal.SIGKILL
     # Both had the same stderr: that it came to its end says that the other process is gone, too.
     assert "the process that started this one is gone" in done.stderr
+
+
+def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, tmp_path):
+    done = run_in_two(
+        "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
+        f"--model.lm.name_or_path={small_lm}", "--model.protocol=joint", "--data.n_edits=2",
+        "--model.edits_per_step=1", "--model.learning_rate=1e37", "--model.forecast=false",
+        f"--trainer.default_root_dir={tmp_path}", *QUIET,
+    )  # fmt: skip
+    assert done.returncode not in (0, None)
+    told = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
+    data = EditsDataModule(n_edits=2)
+    data.prepare_edits(LanguageModel.from_pretrained(small_lm))
+    assert told, done.stderr[-3000:]
+    for edit in data.edits:
+        assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in told), told
 
 
 def test_more_processes_than_there_is_to_share(small_lm, tmp_path):
