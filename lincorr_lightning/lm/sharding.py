@@ -53,7 +53,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
     if "tensor_parallel" in (mesh.mesh_dim_names or ()):
         data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
         if tensor.size() > 1:
-            split_matrices(model, tensor)
+            split_matrices(model, tensor, data.size())
             if data.size() == 1:
                 return LockStep(mesh.device_type)
     shard_weights(model, data)

@@ -35,7 +35,7 @@ _SUMMED = "replicated_with_grad_allreduce"
 _KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
 
 
-def split_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) -> None:
     """Split an LM's linear layers over processes, by the plan that transformers has for it.
 
     Queries, keys, values and the first matrices of the feed-forward network are split by their
@@ -46,13 +46,15 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     Args:
         model: The whole LM, with the same weights on each process; adapters, if any, are in it.
         mesh: The processes, in one dimension.
+        n_groups: How many such groups of processes there are, over which the pieces are split again
+            afterwards; torch splits no piece unevenly.
 
     Raises:
         LanguageModelError: There is no such plan, it has a style that torch has not, or a number
             of heads or a layer's width cannot be divided by the number of processes.
     """
     plan = _plan(model)
-    _check_sizes(model, plan, mesh.size())
+    _check_sizes(model, plan, mesh.size(), n_groups)
     for name, module in _named(model, plan):
         style = plan[name]
         for layer in _layers(module, style):
@@ -89,7 +91,7 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
     return plan
 
 
-def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int) -> None:
+def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int, n_groups: int) -> None:
     config = model.config.get_text_config()
     # Heads are dealt out whole, but for an attention that gathers what it has of all processes.
     if any(style == "colwise" and "att" in name for name, style in plan.items()):
@@ -104,9 +106,13 @@ def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int) -> None:
                 continue
             if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
                 raise _refusal(model, f"{name} is a {type(layer).__name__}, no plain linear layer")
-            width = layer.out_features if plan[name] in _BY_OUTPUTS else layer.in_features
-            if width % n:
-                raise _refusal(model, f"the width of {name}, {width}, cannot be divided by {n}")
+            by_outputs = plan[name] in _BY_OUTPUTS
+            width = layer.out_features if by_outputs else layer.in_features
+            pieces = n * n_groups if by_outputs else n
+            if width % pieces:
+                raise _refusal(
+                    model, f"the width of {name}, {width}, cannot be divided by {pieces}"
+                )
 
 
 def _refusal(model: PreTrainedModel, why: str) -> LanguageModelError:

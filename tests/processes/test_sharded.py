@@ -149,7 +149,7 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     lm.model._no_split_modules = None
     with pytest.raises(LanguageModelError, match="which of its modules are layers"):
-        lm.shard(None)  # type: ignore[arg-type]
+        lm.shard(SimpleNamespace(mesh_dim_names=None))  # type: ignore[arg-type]
 
 
 def test_out_of_memory_says_what_to_lower() -> None:
