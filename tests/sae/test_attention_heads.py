@@ -11,6 +11,7 @@ import transformers as hf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae import Place, SparseAutoencoder, captured, edited, load_folder, load_sae
@@ -183,3 +184,54 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
         projection = OutputProjection(weight, torch.zeros(len(weight)).double())
         with pytest.raises(SparseAutoencoderError, match=r"cannot be told from.*Take an SAE of"):
             at_output(sae, projection, tmp_path)
+
+
+def test_the_studies_find_the_projection_and_folders_tell_the_place(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """A folder of folders, from the command line; more texts asked for than there are."""
+    model, projection = _gpt2(len(tokenizer))
+    model.save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    _saelens(tmp_path / "saes" / "hub", apply_b_dec_to_input=True)
+    for layer in (0, 1):
+        _saelens(tmp_path / "saes" / f"residual.{layer}", hook_name=f"model.layers.{layer}")
+    lines = [f"name{i} lives in the city of {c}" for i in range(40) for c in ("Paris", "Rome")]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    configs = Path(__file__).resolve().parents[2] / "configs"
+    common = [
+        f"--model.saes={tmp_path / 'saes'}", f"--model.lm.name_or_path={tmp_path / 'lm'}",
+        f"--data.texts=[{tmp_path / 'texts.txt'}]", "--trainer.enable_progress_bar=false",
+        f"--trainer.default_root_dir={tmp_path / 'runs'}", "--data.knowledges=null",
+    ]  # fmt: skip
+    cli = main(["validate", "--config", str(configs / "sparse_autoencoders.yaml"), *common])
+    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    scores = {f"{each['kind']}.{each['layer']}": each for each in results["places"]}
+    assert set(scores) == {"attention_out.1", "residual.0", "residual.1"}
+    x, rebuilt, n_active = [], [], 0
+    with torch.no_grad():
+        for line in dict.fromkeys(lines):
+            seen: list[Tensor] = []
+            hook = projection.register_forward_pre_hook(
+                lambda _, args, seen=seen: seen.append(args[0])
+            )
+            model(tokenizer(line, return_tensors="pt").input_ids)
+            hook.remove()
+            features, z = _on_heads(seen[0][0], True, 1.0)
+            n_active += int((features > 0).sum())
+            x.append(projection(seen[0][0]))
+            rebuilt.append(projection(z))
+    y, y_hat = torch.cat(x), torch.cat(rebuilt)
+    explained = 1 - (y - y_hat).square().sum() / (y - y.mean(0)).square().sum()
+    assert results["n_held_out_tokens"] == len(y) == 7 * 80
+    found = scores["attention_out.1"]
+    assert found["explained_variance"] == pytest.approx(float(explained), rel=1e-3)
+    assert found["l0"] == pytest.approx(n_active / len(y), rel=1e-3)
+
+    cli = main(
+        ["test", "--config", str(configs / "feature_flow.yaml"), *common, "--model.relation=null",
+         "--model.deactivation.n_cases=20"]
+    )  # fmt: skip
+    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    assert set(results["saes"]) == set(scores)
+    assert results["n_texts"] == 80

@@ -186,10 +186,11 @@ def test_checkpoints_and_folders_are_scored_again(
     assert json.loads((_folder(second) / "results.json").read_text())["places"] == told["places"]
 
     folders = sorted(map(str, (_folder(trainer) / "sparse_autoencoders").iterdir()))
-    third, given, data = make(name="third", saes=folders)
-    third.validate(given, datamodule=data, verbose=False)
-    assert given.report.results() == told
-    assert not (_folder(third) / "sparse_autoencoders").exists()
+    for name, saes in (("third", folders), ("whole", str(Path(folders[0]).parent))):
+        third, given, data = make(name=name, saes=saes)
+        third.validate(given, datamodule=data, verbose=False)
+        assert given.report.results() == told
+        assert not (_folder(third) / "sparse_autoencoders").exists()
 
     wide = str(make_lm(tmp_path / "wide", hidden_size=24))
     trainer, module, data = make(name="wide", lm=wide, saes=folders)
