@@ -15,7 +15,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae import Place, SparseAutoencoder, captured, edited, load_folder, load_sae
-from lincorr_lightning.sae.attention_heads import OutputProjection, at_output
+from lincorr_lightning.sae.attention_heads import OutputProjection, at_output, find_projection
 
 N = 64
 IDS = torch.arange(3, 20)[None]
@@ -156,6 +156,46 @@ def test_a_norm_between_projection_and_stream_is_refused(
         w = _weights()
         expected = (z @ w["W_enc"] + w["b_enc"]).relu()
         torch.testing.assert_close(sae.encode(read[PLACE]), expected, rtol=1e-3, atol=1e-3)
+
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+_WHERE = {
+    "gpt_neox": ("gpt_neox.layers.1.attention.dense", {"intermediate_size": 24}),
+    "opt": (
+        "model.decoder.layers.1.self_attn.out_proj",
+        {"ffn_dim": 24, "word_embed_proj_dim": 16},
+    ),
+    "phi": ("model.layers.1.self_attn.dense", {"intermediate_size": 24}),
+    "mixtral": (
+        "model.layers.1.self_attn.o_proj",
+        {"intermediate_size": 24, "num_key_value_heads": 1},
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", _WHERE)
+def test_the_projection_of_other_lms(name: str) -> None:
+    """Found by what goes through it, wherever it lies."""
+    where, more = _WHERE[name]
+    torch.manual_seed(0)
+    model: Any = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(name, **_SMALL | more))
+    projection = model.eval().get_submodule(where)
+    for parameter in model.parameters():
+        parameter.normal_(std=0.3)
+    found = find_projection(model, PLACE, Path("sae"))
+    torch.testing.assert_close(found.weight, projection.weight.double())
+    bias = torch.zeros(16) if projection.bias is None else projection.bias
+    torch.testing.assert_close(found.bias, bias.double())
+    with captured(model, [PLACE]) as read:
+        z = _heads(model, projection)
+    torch.testing.assert_close(
+        read[PLACE].double().flatten(0, -2),
+        (z.double() @ found.weight.T + found.bias).flatten(0, -2), rtol=1e-4, atol=1e-4,
+    )  # fmt: skip
 
 
 def _copied(model: Any) -> Any:
