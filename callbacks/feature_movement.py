@@ -132,7 +132,7 @@ class FeatureMovement(Watcher):
         model = self.desk.lm.model
         n_layers = 1 + max(place.layer for place in places_of(model))
         self._saes = {}
-        for place, sae in load_folder(self.saes).items():
+        for place, sae in load_folder(self.saes, self.desk.lm).items():
             sae.check_fits(width_of(model), n_layers, self.desk.lm.config.name_or_path)
             self._saes[place] = sae.folded().requires_grad_(False).to(model.device)
         edits = edits_of(trainer)

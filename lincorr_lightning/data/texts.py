@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -111,7 +112,8 @@ class TextsDataModule(L.LightningDataModule):
         max_length: Longest row in tokens; longer texts are cut into several.
         skip_tokens: Tokens at the beginning of a row that are not read. None skips the special
             tokens that the tokenizer puts there, whose activations are like no others.
-        n_held_out: Texts that are kept for scoring.
+        n_held_out: Texts that are kept for scoring; where nothing is trained, as many as there are
+            if these are fewer.
         eval_batch_size: Held-out texts of a forward.
         knowledge_files: YAML files with knowledge of your own.
         seed: Of the order and of what is held out.
@@ -149,6 +151,7 @@ class TextsDataModule(L.LightningDataModule):
                 "blocks smaller."
             )
         self._rows: list[list[int]] = []
+        self._held_out: list[list[int]] = []
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -159,8 +162,8 @@ class TextsDataModule(L.LightningDataModule):
             InputsError: There are too few, or a file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
-        del stage
-        if self._rows:
+        trains = stage in (None, "fit")
+        if self._held_out and (self._rows or not trains):
             return
         module = getattr(self.trainer, "lightning_module", None)
         lm = getattr(module, "language_model", None)
@@ -169,13 +172,14 @@ class TextsDataModule(L.LightningDataModule):
                 f"TextsDataModule tokenizes for the LM of a study such as SparseAutoencoders; "
                 f"model is {type(module).__name__}."
             )
-        self.prepare(lm)
+        self.prepare(lm, trains)
 
-    def prepare(self, lm: LanguageModel) -> None:
+    def prepare(self, lm: LanguageModel, trains: bool = True) -> None:
         """Read the texts with an LM's tokenizer.
 
         Args:
             lm: The LM.
+            trains: Whether texts are needed to train on, beside those that are held out.
 
         Raises:
             InputsError: There are too few, or a file cannot be read.
@@ -188,22 +192,43 @@ class TextsDataModule(L.LightningDataModule):
         n_held_out: int = self.hparams["n_held_out"]
         order = np.random.default_rng([self.hparams["seed"], 0]).permutation(len(texts))
         held_out = {int(i) for i in order[:n_held_out]}
-        rows = _token_rows(texts, lm, self.hparams["max_length"])
-        train = [row for i, of_text in enumerate(rows) if i not in held_out for row in of_text]
+        self.n_texts = len(texts)
+        read = [i for i in range(len(texts)) if trains or i in held_out]
+        rows = _token_rows([texts[i] for i in read], lm, self.hparams["max_length"])
         self._held_out = [
-            row for i in sorted(held_out) for row in rows[i] if len(row) > self.n_skipped + 1
+            row
+            for i, of_text in zip(read, rows, strict=True)
+            if i in held_out
+            for row in of_text
+            if len(row) > self.n_skipped + 1
         ]
+        if not self._held_out:
+            raise InputsError(
+                f"none of the {len(held_out)} texts that are held out is longer than "
+                f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
+                "texts as data.texts, or lower data.skip_tokens."
+            )
+        if not trains:
+            if len(texts) < n_held_out:
+                rank_zero_info(
+                    f"data.n_held_out is {n_held_out}, but there are {len(texts)} different texts; "
+                    "all of them are read"
+                )
+            return
+        train = [
+            row for i, of_text in zip(read, rows, strict=True) if i not in held_out
+            for row in of_text
+        ]  # fmt: skip
         self._rows = [row for row in train if len(row) > self.n_skipped]
         self._counts = np.array([len(row) - self.n_skipped for row in self._rows], dtype=np.int64)
         n_tokens = int(self._counts.sum())
-        if not self._held_out or n_tokens < self.hparams["batch_tokens"]:
+        if n_tokens < self.hparams["batch_tokens"]:
             raise InputsError(
-                f"there are {len(texts)} different texts, of which data.n_held_out takes "
-                f"{n_held_out}: {n_tokens} tokens are left to train on. A step alone takes "
-                f"data.batch_tokens = {self.hparams['batch_tokens']}. Name more texts, or lower "
-                "these."
+                f"there are {len(texts)} different texts, of which data.n_held_out = {n_held_out} "
+                f"takes {len(held_out)}: {n_tokens} tokens are left to train on, and a step alone "
+                f"takes {self.hparams['batch_tokens']}. Name more texts as data.texts, or lower "
+                "data.n_held_out."
             )
-        self.n_texts = len(texts)
 
     def _texts(self, lm: LanguageModel) -> Iterator[str]:
         files = self.hparams["texts"]

@@ -117,7 +117,7 @@ class FeatureFlowStudy(FrozenLMModule):
         self.starts: list[Feature] = []
         self.saes = nn.ModuleDict()
         if saes is not None:
-            self._take(load_folder(saes))
+            self._take(load_folder(saes, self.lm))
         self.report: FeatureFlowReport | None = None
 
     @property

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import lightning as L
 
 from lincorr_lightning.data.texts import TextsDataModule
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.modules.sae_results import SAE_FOLDER
 from lincorr_lightning.modules.sparse_autoencoders import SparseAutoencoders
@@ -28,8 +29,15 @@ def train_saes(
         seed: Of the initial weights.
 
     Raises:
+        ConfigError: The tokens are fewer than a block that is shuffled together.
         InputsError: There are too few texts.
     """
+    block = data.hparams["batch_tokens"] * data.hparams["block_steps"]
+    if n_tokens < block:
+        raise ConfigError(
+            f"model.training_tokens is {n_tokens}, but SAEs are trained on blocks of {block} "
+            "tokens. Set it to that or more, or pass SAEs as model.saes."
+        )
     # Of a run from the command line they say how the DataModule was made, too.
     settings = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
     own = TextsDataModule(**{**settings, "n_tokens": n_tokens, "knowledges": None})

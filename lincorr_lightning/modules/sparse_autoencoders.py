@@ -23,7 +23,7 @@ from lincorr_lightning.modules.sae_results import report_of, write_results
 from lincorr_lightning.modules.sharding import refuse_pieces
 from lincorr_lightning.reporting import is_dry_run, run_folder
 from lincorr_lightning.reporting.sae_report import SCORED, SAEReport
-from lincorr_lightning.sae import KINDS, Kind, Place, SparseAutoencoder, load_saes, places_of
+from lincorr_lightning.sae import KINDS, Kind, Place, SparseAutoencoder, load_folder, places_of
 from lincorr_lightning.sae.activations import width_of
 from lincorr_lightning.sae.scoring import read_activations, score_texts
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
@@ -50,7 +50,8 @@ class SparseAutoencoders(FrozenLMModule):
         learning_rate: Highest, of Adam.
         warmup: Share of the steps on the way up to it.
         decay: Share of the steps, at the end, on the way down to 0.
-        saes: Folders of SAEs to score by ``lincorr validate`` instead of training any.
+        saes: Folder that holds a folder for each SAE, or their folders, in any known format, to
+            score by ``lincorr validate`` instead of training any.
         seed: Of the initial weights.
 
     Raises:
@@ -69,7 +70,7 @@ class SparseAutoencoders(FrozenLMModule):
         learning_rate: float = 4e-3,
         warmup: float = 0.05,
         decay: float = 0.4,
-        saes: list[str] | None = None,
+        saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
@@ -152,7 +153,7 @@ class SparseAutoencoders(FrozenLMModule):
         model, name = self.lm.model, self.lm.config.name_or_path
         if self.hparams["saes"] is not None:
             n_layers = model.config.get_text_config().num_hidden_layers
-            self.given = dict(sorted(load_saes(self.hparams["saes"]).items()))
+            self.given = dict(sorted(load_folder(self.hparams["saes"], self.lm).items()))
             for sae in self.given.values():
                 sae.check_fits(width_of(model), n_layers, name)
             places_of(model, [place.kind for place in self.given], [0])
@@ -302,7 +303,7 @@ class SparseAutoencoders(FrozenLMModule):
         if self.stacked is not None:
             if self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
                 raise ConfigError(
-                    "there are no trained SAEs to score. Pass --ckpt_path, or the folders of some "
+                    "there are no trained SAEs to score. Pass --ckpt_path, or a folder of some "
                     "as --model.saes."
                 )
             self._scored = self.trained()

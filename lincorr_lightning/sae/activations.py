@@ -56,7 +56,7 @@ def places_of(
     numbers = range(len(_layers_of(model))) if layers is None else layers
     places = sorted({Place(layer, kind) for layer in numbers for kind in kinds})
     for place in places:
-        _module_at(model, place)
+        module_at(model, place)
     return places
 
 
@@ -116,7 +116,7 @@ def _hooked(
 ) -> Iterator[None]:
     with ExitStack() as stack:
         for place, function in hooks.items():
-            module = _module_at(model, place)
+            module = module_at(model, place)
             width = width_of(model)
             rows: list[int] = []
             if place.kind != "residual":
@@ -199,18 +199,32 @@ def _layers_of(model: nn.Module) -> nn.ModuleList:
 _known: WeakKeyDictionary[nn.Module, list[dict[Kind, str]]] = WeakKeyDictionary()
 
 
-def _module_at(model: nn.Module, place: Place) -> nn.Module:
+def layer_of(model: nn.Module, place: Place) -> nn.Module:
+    """The layer that a place is in.
+
+    Raises:
+        SparseAutoencoderError: The LM has no such layer, or none that can be hooked.
+    """
     layers = _layers_of(model)
     if place.layer >= len(layers):
         raise SparseAutoencoderError(
             f"{type(model).__name__} has no {place}: its {len(layers)} layers are counted from 0 "
             f"to {len(layers) - 1}."
         )
-    layer = layers[place.layer]
+    return layers[place.layer]
+
+
+def module_at(model: nn.Module, place: Place) -> nn.Module:
+    """The module whose output stands at a place.
+
+    Raises:
+        SparseAutoencoderError: The LM has no such place, or none that can be hooked.
+    """
+    layer = layer_of(model, place)
     if place.kind == "residual":
         return layer
     if model not in _known:
-        _known[model] = _find_parts(model, layers)
+        _known[model] = _find_parts(model, _layers_of(model))
     name = _known[model][place.layer].get(place.kind)
     if name is None:
         _refuse(model, place, layer)
@@ -248,16 +262,21 @@ class _Trace:
 
 
 @torch.no_grad()
+def run_probe(model: nn.Module) -> None:
+    """Run an LM over a few tokens, in eval mode and its own precision, for hooks on it to see."""
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
+    with evaluating(model), torch.autocast(ids.device.type, enabled=False):
+        model(input_ids=ids, use_cache=False)
+
+
+@torch.no_grad()
 def _find_parts(model: nn.Module, layers: nn.ModuleList) -> list[dict[Kind, str]]:
     traces = [_Trace() for _ in layers]
     with ExitStack() as stack:
         for layer, trace in zip(layers, traces, strict=True):
             _watch(layer, trace, stack)
-        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-        ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.autocast(ids.device.type, enabled=False))
-        model(input_ids=ids, use_cache=False)
+        run_probe(model)
     width = width_of(model)
     return [_parts_of(layer, trace, width) for layer, trace in zip(layers, traces, strict=True)]
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae.place import Place
 from lincorr_lightning.sae.readers import (
     Wishes,
@@ -61,7 +60,7 @@ def load_sae(
     *,
     place: Place | None = None,
     input_scale: float | None = None,
-    output_projection: Tensor | None = None,
+    lm: LanguageModel | None = None,
 ) -> SparseAutoencoder:
     """Read an SAE from a local folder of any known format; nothing is ever unpickled.
 
@@ -70,27 +69,30 @@ def load_sae(
     Args:
         folder: Ours, SAELens', Gemma Scope's or Llama Scope's.
         place: Where it belongs. Only needed where neither the files nor the path say it; where
-            they do, it must be the same.
+            they do, it must be the same. A folder called ``residual.12``, ``mlp_out.12`` or
+            ``attention_out.12`` says it, too.
         input_scale: By how much activations are multiplied before the SAE, for a SAELens checkpoint
-            that leaves it open: ``sqrt(width) / mean norm`` of the activations.
-        output_projection: For an SAE that reads the attention's concatenated heads (Gemma Scope's
-            attention SAEs, SAELens at ``hook_z``): the weight of the attention's output projection,
-            ``(width, n_heads * head_size)``, no wider than it is high. The SAE then reads and
-            writes the attention's output.
+            that leaves it open: ``sqrt(width) / mean norm`` of the activations. A file
+            ``activation_scaler.json`` with ``{"scaling_factor": ...}`` in the folder says it, too.
+        lm: The LM; needed for an SAE that reads the attention's concatenated heads (Gemma Scope's
+            attention SAEs, SAELens at ``hook_z``), which then reads and writes what the attention
+            adds to the stream, its output projection and bias being taken into the SAE. Its weights
+            are loaded if they are needed and are not yet.
 
     Returns:
         The SAE in float32, in evaluation mode.
 
     Raises:
         SparseAutoencoderError: The format is unknown, a file is missing or damaged, the SAE is of a
-            kind this package does not have, or its place is unknown or another than `place`.
+            kind this package does not have, its place is unknown or another than `place`, or it
+            reads the heads of an attention after whose projection a norm follows (Gemma 2 and 3).
     """
     folder = Path(folder)
     if not folder.is_dir():
         fail_to_read(folder, "there is no such folder")
     for form in FORMATS.values():
         if all((folder / name).is_file() for name in form.files):
-            sae = form.read(folder, Wishes(place, input_scale, output_projection))
+            sae = _read(form, folder, Wishes(place or _place_in_name(folder), input_scale, lm))
             break
     else:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
@@ -107,18 +109,32 @@ def load_sae(
     return sae.float().eval()
 
 
-def load_saes(folders: Iterable[str | Path]) -> dict[Place, SparseAutoencoder]:
+def _read(form: SAEFormat, folder: Path, wishes: Wishes) -> SparseAutoencoder:
+    try:
+        return form.read(folder, wishes)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        fail_to_read(folder, f"a value in its files is none that {form.name} has ({error!r})")
+
+
+def _place_in_name(folder: Path) -> Place | None:
+    return Place.named(folder.absolute().name)
+
+
+def load_saes(
+    folders: Iterable[str | Path], lm: LanguageModel | None = None
+) -> dict[Place, SparseAutoencoder]:
     """Read one SAE per place.
 
     Args:
         folders: A folder for each SAE.
+        lm: The LM, as for `load_sae`.
 
     Raises:
         SparseAutoencoderError: One cannot be read, or two belong to the same place.
     """
     saes: dict[Place, SparseAutoencoder] = {}
     for folder in folders:
-        sae = load_sae(folder)
+        sae = load_sae(folder, lm=lm)
         if sae.place in saes:
             raise SparseAutoencoderError(
                 f"{folder} holds a second SAE for {sae.place}. Pass one for each place."

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae.flow_graph import Feature
 from lincorr_lightning.sae.formats import FORMATS, load_saes
 from lincorr_lightning.sae.place import KINDS, Place
@@ -14,25 +15,28 @@ from lincorr_lightning.sae.reading import fail_to_read
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 
-def load_folder(saes: str | Path | Sequence[str | Path]) -> dict[Place, SparseAutoencoder]:
+def load_folder(
+    saes: str | Path | Sequence[str | Path], lm: LanguageModel | None = None
+) -> dict[Place, SparseAutoencoder]:
     """Read the SAEs of an LM.
 
     Args:
         saes: A folder that holds a folder for each SAE, one SAE's folder, or several of them.
+        lm: The LM, as for `load_sae`.
 
     Raises:
         SparseAutoencoderError: There is no such folder, one is of no known format, or two SAEs
             belong to one place.
     """
     if not isinstance(saes, (str, Path)):
-        return load_saes(saes)
+        return load_saes(saes, lm)
     folder = Path(saes)
     if not folder.is_dir():
         fail_to_read(folder, "there is no such folder")
     is_one = any(all((folder / n).is_file() for n in form.files) for form in FORMATS.values())
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     # With nothing inside, the folder itself is refused, with what formats there are.
-    return load_saes([folder] if is_one or not inside else inside)
+    return load_saes([folder] if is_one or not inside else inside, lm)
 
 
 def parse_feature(text: str, saes: Mapping[Place, SparseAutoencoder]) -> Feature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -44,6 +45,14 @@ class Place:
     def id(self) -> str:
         """Its name in files, as ``residual.3``."""
         return f"{self.kind}.{self.layer}"
+
+    @classmethod
+    def named(cls, text: str) -> Place | None:
+        """The place that has this `id`; None where there is none such."""
+        match = re.fullmatch(r"(\w+)\.(\d+)", text)
+        if match is None or match[1] not in KINDS:
+            return None
+        return cls(int(match[2]), match[1])  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{self.kind} of layer {self.layer}"

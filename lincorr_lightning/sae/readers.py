@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.sae.attention_heads import at_output, find_projection
 from lincorr_lightning.sae.place import KINDS, Kind, Place
-from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors
+from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors, refuse
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
 # Names of places as TransformerLens has them; the residual before a layer is that after the last.
@@ -26,9 +27,17 @@ _HOOK_KINDS: dict[str, Kind] = {
     "hook_resid_pre": "residual",
     "hook_mlp_out": "mlp_out",
     "hook_attn_out": "attention_out",
-    "attn.hook_z": "attention_out",  # before its output projection, see `_at_output`
+    "attn.hook_z": "attention_out",  # before its output projection, see `at_output`
 }
+_HOOKS = "hook_resid_post, hook_resid_pre, hook_mlp_out, hook_attn_out and attn.hook_z"
 _GEMMA_KINDS: dict[str, Kind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
+
+
+# The way out for whom a command line is all there is, too.
+_NAME_IT = (
+    "name the folder by its place, such as residual.12, mlp_out.12 or attention_out.12, or pass "
+    "the place to load_sae."
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,12 @@ class Wishes:
     Attributes:
         place: Where the SAE belongs, for formats that do not say it.
         input_scale: By how much activations are multiplied, where the folder leaves it open.
-        output_projection: From the attention's concatenated heads to its output,
-            ``(width, n_heads * head_size)``.
+        lm: The LM, for SAEs that read the attention's concatenated heads.
     """
 
     place: Place | None = None
     input_scale: float | None = None
-    output_projection: Tensor | None = None
+    lm: LanguageModel | None = None
 
 
 # -- SAELens -----------------------------------------------------------------------------------
@@ -54,11 +62,16 @@ def read_saelens(folder: Path, wishes: Wishes) -> SparseAutoencoder:
     """``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6."""
     path = folder / "cfg.json"
     config = read_json(path)
-    config = {**config, **config.get("metadata", {}), **config.get("meta", {})}
+    config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
     tensors = read_tensors(folder / "sae_weights.safetensors")
     take = _Taker(folder / "sae_weights.safetensors", tensors)
     if config.get("hook_head_index") is not None:
-        fail_to_read(path, "it is an SAE of a single attention head (hook_head_index)")
+        refuse(
+            path,
+            f"it is an SAE of a single attention head (hook_head_index is "
+            f"{config['hook_head_index']})",
+            "Take one of all heads together (attn.hook_z) or of what they add (hook_attn_out).",
+        )
     activation, k = _saelens_activation(path, config)
     encoder, decoder, encoder_bias = take("W_enc").T, take("W_dec"), take("b_enc")
     threshold = None
@@ -73,7 +86,7 @@ def read_saelens(folder: Path, wishes: Wishes) -> SparseAutoencoder:
         norm = decoder.norm(dim=1)
         encoder, encoder_bias = encoder * norm[:, None], encoder_bias * norm
         decoder = decoder / torch.where(norm == 0, 1.0, norm)[:, None]
-    hook = str(config.get("hook_name", config.get("hook_point", "")))
+    hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
         place=_place_of(path, hook, wishes),
         encoder=encoder.contiguous(),
@@ -83,49 +96,72 @@ def read_saelens(folder: Path, wishes: Wishes) -> SparseAutoencoder:
         activation=activation,
         threshold=threshold,
         k=k,
-        input_scale=_saelens_scale(folder, config.get("normalize_activations"), wishes),
+        input_scale=_saelens_scale(folder, config.get("normalize_activations"), hook, wishes),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
     )
-    return _at_output(sae, path, hook.endswith("hook_z"), wishes)
+    return _from_heads(sae, path, wishes) if hook.endswith("hook_z") else sae
 
 
 def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activation, int | None]:
     function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
     k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
-    architecture = config.get("architecture", "standard")
+    architecture = config.get("architecture") or "standard"
     if function == "topk" and architecture == "standard":
         architecture = "topk"
     known: dict[str, Activation] = {
         "standard": "relu", "jumprelu": "jumprelu", "topk": "topk", "batchtopk": "batchtopk",
+        # Nested losses shape its training alone.
+        "matryoshka_batchtopk": "batchtopk",
     }  # fmt: skip
-    if architecture not in known or function not in ("relu", "topk"):
-        fail_to_read(
+    if "transcoder" in str(architecture):
+        refuse(
             path,
-            f"its architecture is {architecture!r} with the activation {function!r}; this package "
-            f"has {', '.join(known)} with relu",
+            f"it is a transcoder ({architecture}), which reads one place and writes another",
+            "Take an SAE, which reads and writes the same place.",
+        )
+    if architecture not in known or function not in ("relu", "topk"):
+        refuse(
+            path,
+            f"its architecture is {architecture!r} with the activation {function!r}, which is not "
+            "supported",
+            f"Take one whose architecture is {', '.join(known)}, with relu.",
         )
     return known[architecture], None if k is None else int(k)
 
 
-def _saelens_scale(folder: Path, normalize: object, wishes: Wishes) -> float:
+_NORMS = {
+    "layer_norm": "it normalizes every token by itself",
+    "constant_norm_rescale": "it normalizes every token by itself",
+    "covariance_whitening": "it whitens activations by their covariance",
+    "constant_scalar_rescale": "it multiplies activations by a constant of its own",
+}
+
+
+def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: Wishes) -> float:
     if normalize in (None, False, "none"):
         return 1.0
     if normalize not in (True, "expected_average_only_in"):
-        fail_to_read(
+        how = _NORMS.get(str(normalize), "it changes activations in a way that is not known here")
+        refuse(
             folder / "cfg.json",
-            f"it normalizes every token by itself (normalize_activations is {normalize!r}), "
-            "so that no weights can hold the norm",
+            f"{how} (normalize_activations is {normalize!r}), which is not supported",
+            "Take one that has none or expected_average_only_in there.",
         )
     scale = wishes.input_scale
     path = folder / "activation_scaler.json"
     if scale is None and path.is_file():
         scale = read_json(path).get("scaling_factor")
     if scale is None:
-        raise SparseAutoencoderError(
-            f"{folder / 'cfg.json'} asks for activations of a fixed mean norm "
-            "(expected_average_only_in), but the folder does not hold the factor "
-            "(activation_scaler.json). Pass it as input_scale: sqrt(width) / mean norm."
+        refuse(
+            folder / "cfg.json",
+            "it asks for activations of a fixed mean norm (normalize_activations is "
+            "expected_average_only_in), but the folder does not hold the factor "
+            "(activation_scaler.json)",
+            f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: '
+            f"s = sqrt(width) / mean norm of the LM's activations at {hook or 'its place'}, over "
+            "texts such as it was trained on (lincorr_lightning.sae.captured reads those of a "
+            "place).",
         )
     return float(scale)
 
@@ -134,7 +170,10 @@ def _saelens_scale(folder: Path, normalize: object, wishes: Wishes) -> float:
 
 
 def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
-    """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024)."""
+    """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024).
+
+    Those of attention read its concatenated heads.
+    """
     path = folder / "params.npz"
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -145,13 +184,14 @@ def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
     parts = folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]
-    place, heads = wishes.place, bool(kinds) and kinds[-1] == "att"
+    place = wishes.place
     if layers and kinds:
         place = Place(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
     if place is None:
-        raise SparseAutoencoderError(
-            f"neither {path} nor its path says where the SAE belongs. Keep the hub's folders "
-            "(gemma-scope-2b-pt-res/layer_12/...), or pass the place."
+        refuse(
+            path,
+            "neither the file nor its path says where it belongs",
+            f"Keep the hub's folders (gemma-scope-2b-pt-res/layer_12/...), {_NAME_IT}",
         )
     sae = SparseAutoencoder(
         place=place,
@@ -162,7 +202,7 @@ def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
         activation="jumprelu",
         threshold=take("threshold"),
     )
-    return _at_output(sae, path, heads, wishes)
+    return _from_heads(sae, path, wishes) if place.kind == "attention_out" else sae
 
 
 # -- Llama Scope -------------------------------------------------------------------------------
@@ -182,9 +222,17 @@ def read_llama_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
     )
     hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")
     if hook != out:
-        fail_to_read(path, f"it is a transcoder from {hook} to {out}, not an SAE")
+        refuse(
+            path,
+            f"it is a transcoder from {hook} to {out}",
+            "Take an SAE, which reads and writes the same place.",
+        )
     if config.get("use_glu_encoder"):
-        fail_to_read(path, "it has a gated encoder (use_glu_encoder)")
+        refuse(
+            path,
+            "it has a gated encoder (use_glu_encoder), which is not supported",
+            "Take one without.",
+        )
     encoder, decoder = take("encoder.weight"), take("decoder.weight").T.contiguous()
     scale = _llama_scale(path, config, decoder.shape[1])
     norm = decoder.norm(dim=1) if config.get("sparsity_include_decoder_norm") else None
@@ -201,7 +249,11 @@ def read_llama_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
     elif function == "topk":
         activation, score_scale = "topk", norm
     elif function != "relu":
-        fail_to_read(path, f"its activation is {function!r} without a jump_relu_threshold")
+        refuse(
+            path,
+            f"its activation is {function!r} without a jump_relu_threshold, which is not supported",
+            "Take one with relu, topk or jumprelu, or with such a threshold.",
+        )
     return SparseAutoencoder(
         place=_place_of(path, hook, wishes),
         encoder=encoder,
@@ -225,9 +277,17 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
         return 1.0
     norms = config.get("dataset_average_activation_norm") or {}
     if kind != "dataset-wise":
-        fail_to_read(path, f"its norm_activation is {kind!r}, which no weights can hold")
+        refuse(
+            path,
+            f"its norm_activation is {kind!r}, which no weights can hold",
+            "Take one that has dataset-wise or inference there.",
+        )
     if not norms.get("in") or norms["in"] != norms.get("out"):
-        fail_to_read(path, f"dataset_average_activation_norm is {norms}, not one norm above 0")
+        refuse(
+            path,
+            f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
+            "Take the release's own hyperparams.json, or an SAE that reads and writes one scale.",
+        )
     return math.sqrt(width) / float(norms["in"])
 
 
@@ -248,57 +308,31 @@ class _Taker:
 
 def _place_of(path: Path, hook: str, wishes: Wishes) -> Place:
     found = _HOOK.fullmatch(hook)
-    if found is None and wishes.place is not None:  # named as another library does
+    if found is None:  # named as another library does, or not at all
+        if wishes.place is None:
+            where = f"calls the place {hook!r}" if hook else "does not name the place"
+            refuse(
+                path,
+                f"it {where}, so that nothing tells which of {', '.join(KINDS)} it reads",
+                f"If it is one of these, {_NAME_IT}",
+            )
         return wishes.place
-    name, layer = (found[2], int(found[1])) if found else (hook, 0)
-    if name == "hook_resid_pre":
-        layer -= 1
-    if name not in _HOOK_KINDS or layer < 0:
-        fail_to_read(
-            path, f"it reads {hook or 'a place it does not name'}, none of {', '.join(KINDS)}"
+    layer = int(found[1]) - (found[2] == "hook_resid_pre")
+    if found[2] not in _HOOK_KINDS or layer < 0:
+        refuse(
+            path,
+            f"it reads {hook}, none of {', '.join(KINDS)}",
+            f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which no layer "
+            "has made.",
         )
-    return Place(layer, _HOOK_KINDS[name])
+    return Place(layer, _HOOK_KINDS[found[2]])
 
 
-def _at_output(
-    sae: SparseAutoencoder, path: Path, reads_heads: bool, wishes: Wishes
-) -> SparseAutoencoder:
-    """Move an SAE of the attention's concatenated heads to the attention's output.
-
-    The output is ``W z``. With W of full column rank ``z = W⁺ W z``, so nothing is lost.
-    """
-    weight = wishes.output_projection
-    if not reads_heads:
-        return sae
-    if weight is None:
-        raise SparseAutoencoderError(
-            f"the SAE of {path} reads the attention's concatenated heads, before its output "
-            "projection. Pass that projection's weight as output_projection."
+def _from_heads(sae: SparseAutoencoder, path: Path, wishes: Wishes) -> SparseAutoencoder:
+    if wishes.lm is None:
+        refuse(
+            path,
+            "it reads the attention's concatenated heads, before their output projection",
+            "Pass the LM to load_sae as lm, whose projection is then taken into the SAE.",
         )
-    if weight.ndim != 2 or weight.shape[1] != sae.width:
-        raise SparseAutoencoderError(
-            f"output_projection has the shape {tuple(weight.shape)}; the SAE of {path} asks for "
-            f"(width, {sae.width}). Pass the output projection of {sae.place} in this very LM."
-        )
-    weight = weight.detach().double().cpu()
-    if torch.linalg.matrix_rank(weight) < sae.width:
-        raise SparseAutoencoderError(
-            f"the SAE of {path} reads {sae.width} numbers of the heads, which cannot be told from "
-            f"the attention's output of width {len(weight)}. Take an SAE of the output itself."
-        )
-    back = torch.linalg.pinv(weight)
-    # The decoder bias that the encoder subtracts moves along: W⁺ W b = b.
-    return SparseAutoencoder(
-        place=sae.place,
-        encoder=(sae.encoder.detach().double() @ back).float(),
-        decoder=(sae.decoder.detach().double() @ weight.T).float(),
-        encoder_bias=sae.encoder_bias.detach(),
-        decoder_bias=(weight @ sae.decoder_bias.detach().double()).float(),
-        activation=sae.activation,
-        threshold=sae.threshold,
-        k=sae.k,
-        score_scale=sae.score_scale,
-        input_scale=sae.input_scale,
-        subtract_decoder_bias=sae.subtract_decoder_bias,
-        lm=sae.lm,
-    )
+    return at_output(sae, find_projection(wishes.lm.load().model, sae.place, path), path)

@@ -21,6 +21,11 @@ def fail_to_read(path: Path, reason: str) -> NoReturn:
     )
 
 
+def refuse(path: Path, reason: str, way_out: str) -> NoReturn:
+    """Say why an SAE that is whole cannot be used, and what can."""
+    raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
+
+
 def read_json(path: Path) -> Mapping[str, Any]:
     """Read a JSON object.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
 from lincorr_lightning.data import EditPlan, EditsDataModule
@@ -170,6 +171,39 @@ def test_subjects_are_those_of_the_run(naive, small_lm, make_trainer, folder) ->
     make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
     assert len(watch._watched) == 5
     assert set(watch.results) == {place.id for place in PLACES}
+
+
+def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
+    naive, small_lm, make_trainer, tmp_path
+) -> None:
+    """The callback holds the LM, from which the projection is taken."""
+    folder = tmp_path / "heads"
+    folder.mkdir()
+    random = torch.Generator().manual_seed(0)
+    shapes = {"W_enc": (WIDTH, N), "W_dec": (N, WIDTH), "b_enc": (N,), "b_dec": (WIDTH,)}
+    w = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    config = {"architecture": "standard", "hook_name": "blocks.1.attn.hook_z"}
+    (folder / "cfg.json").write_text(json.dumps(config))
+    save_file(w, folder / "sae_weights.safetensors")
+    module = naive.module(small_lm)
+    projection = module.backbone.model.layers[1].self_attn.o_proj
+    norm = (w["W_dec"] @ projection.weight.detach().T).norm(dim=1)
+    seen = []
+    hook = projection.register_forward_pre_hook(lambda m, a: seen.append(a[0][0, -1]))
+    with torch.no_grad():
+        for x in SUBJECTS:
+            prompt = module.tokenizer(f"{x} lives in the city of", return_tensors="pt")
+            module.backbone.eval()(**prompt)
+    hook.remove()
+    features = ((torch.stack(seen) - w["b_dec"]) @ w["W_enc"] + w["b_enc"]).relu() * norm
+    watch = FeatureMovement(str(folder), "city->country", SUBJECTS, every_n_steps=1, n_top=N)
+    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    top = watch.results["attention_out.1"]["source"]["top"]
+    before = {row["feature"]: row["before"] for row in top}
+    assert len(before) > N // 2
+    for name, value in before.items():
+        expected = float(features[:, int(name.rpartition(".")[2])].mean())
+        assert value == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:

@@ -130,8 +130,13 @@ def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"n_held_out": 60}, InputsError, "60 different texts.*takes 60: 0 tokens are left"),
-        ({"batch_tokens": 600, "n_tokens": 6000}, InputsError, "A step alone takes.*600"),
+        (
+            {"n_held_out": 70},
+            InputsError,
+            r"60 different texts.*= 70 takes 60: 0 tokens are left.*data\.texts.*data\.n_held_out",
+        ),
+        ({"batch_tokens": 600, "n_tokens": 6000}, InputsError, "a step alone takes 600"),
+        ({"skip_tokens": 50}, InputsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
         ({"n_tokens": 100}, ConfigError, "less than one block.*120"),
         ({"batch_tokens": 0}, ConfigError, "data.batch_tokens is 0"),
         ({"max_length": 1}, ConfigError, "data.max_length is 1"),
@@ -142,6 +147,34 @@ def test_too_little(
 ) -> None:
     with pytest.raises(error, match=message):
         _data(lm, file, **changes)
+
+
+def test_where_nothing_is_trained_all_texts_may_be_held_out(
+    lm: LanguageModel, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TextsDataModule([file], n_held_out=70)  # batch_tokens as it stands, too
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        lightning_module=SimpleNamespace(language_model=lm), global_rank=0, world_size=1
+    )
+    with caplog.at_level("INFO"):
+        for stage in ("validate", "test"):
+            data.setup(stage)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["data.n_held_out is 70, but there are 60 different texts; all of them are read"]
+    read = {
+        tuple(row[mask.bool()].tolist())
+        for batch in data.test_dataloader()
+        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    }
+    assert read == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
+    with pytest.raises(InputsError, match="0 tokens are left to train on"):
+        data.setup("fit")
+
+    # Fewer than there are: the very texts that training holds out.
+    for_training, alone = _data(lm, file), TextsDataModule([file], **SMALL)
+    alone.prepare(lm, trains=False)
+    for ours, theirs in zip(for_training.val_dataloader(), alone.val_dataloader(), strict=True):
+        assert ours.input_ids.tolist() == theirs.input_ids.tolist()
 
 
 def test_bad_texts(tmp_path: Path, lm: LanguageModel) -> None:

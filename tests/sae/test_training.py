@@ -14,7 +14,9 @@ from torch import Tensor
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
+from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.modules import SparseAutoencoders
+from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.sae import KINDS, Place, load_saes
 from lincorr_lightning.sae.stacked import SAESettings
 from tests.launching import run_in_two
@@ -186,10 +188,11 @@ def test_checkpoints_and_folders_are_scored_again(
     assert json.loads((_folder(second) / "results.json").read_text())["places"] == told["places"]
 
     folders = sorted(map(str, (_folder(trainer) / "sparse_autoencoders").iterdir()))
-    third, given, data = make(name="third", saes=folders)
-    third.validate(given, datamodule=data, verbose=False)
-    assert given.report.results() == told
-    assert not (_folder(third) / "sparse_autoencoders").exists()
+    for name, saes in (("third", folders), ("whole", str(Path(folders[0]).parent))):
+        third, given, data = make(name=name, saes=saes)
+        third.validate(given, datamodule=data, verbose=False)
+        assert given.report.results() == told
+        assert not (_folder(third) / "sparse_autoencoders").exists()
 
     wide = str(make_lm(tmp_path / "wide", hidden_size=24))
     trainer, module, data = make(name="wide", lm=wide, saes=folders)
@@ -290,3 +293,8 @@ def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path)
     assert two["n_held_out_tokens"] == one["n_held_out_tokens"]
     assert two["loss_clean"] == pytest.approx(one["loss_clean"], rel=1e-5)
     assert two["mean"]["explained_variance"] > 0.5
+
+
+def test_too_few_tokens_for_saes_on_the_spot_name_the_studys_own_key() -> None:
+    with pytest.raises(ConfigError, match=r"model\.training_tokens is 100, .* blocks of 32768"):
+        train_saes(LMConfig(), TextsDataModule(), 100, None, 0)
