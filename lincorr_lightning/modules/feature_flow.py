@@ -15,9 +15,7 @@ from lincorr_lightning.knowledge import AskedRelation, Catalogue
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 from lincorr_lightning.modules.flow_measurements import (
-    DeactivationSettings,
     SteeredAnswer,
-    SteeringSettings,
     TextPass,
     measure_cuts,
     measure_steering,
@@ -30,6 +28,7 @@ from lincorr_lightning.modules.flow_of_relations import (
     chosen_starts,
     measure_relation,
 )
+from lincorr_lightning.modules.flow_settings import DeactivationSettings, SteeringSettings
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.reporting import is_dry_run, run_folder

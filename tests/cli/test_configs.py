@@ -11,7 +11,10 @@ from lincorr_lightning.cli import main
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 # Those that tests/readme and tests/flow run as they stand are not run twice.
-STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - {"linear_probe.yaml", "feature_flow.yaml"}
+STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - {
+    "linear_probe.yaml",
+    "feature_flow.yaml",
+}
 # Studies whose config as it stands is long; what is laid over to see it run all the same.
 SHORTENED = {
     "pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],

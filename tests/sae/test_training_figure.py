@@ -1,5 +1,7 @@
 """The training's figure shows all SAEs, or some that are spread over the layers."""
 
+from itertools import pairwise
+
 import pytest
 
 from lincorr_lightning.modules.sae_results import training_figure
@@ -47,5 +49,5 @@ def test_of_very_many_those_shown_are_spread_over_the_layers() -> None:
         int(name.removeprefix("layer ")) for name in curves["dead, residual (12 of 26 layers)"]
     ]
     assert (shown[0], shown[-1], len(shown)) == (0, 25, 12)
-    steps = {b - a for a, b in zip(shown, shown[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(shown)}
     assert steps <= {2, 3}
