@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
@@ -9,14 +10,12 @@ import torch
 from torch import nn
 
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows
-from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
+from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 from lincorr_lightning.modules.flow_measurements import (
-    DeactivationSettings,
     SteeredAnswer,
-    SteeringSettings,
     TextPass,
     measure_cuts,
     measure_steering,
@@ -29,15 +28,20 @@ from lincorr_lightning.modules.flow_of_relations import (
     chosen_starts,
     measure_relation,
 )
+from lincorr_lightning.modules.flow_settings import DeactivationSettings, SteeringSettings
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
 from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.reporting import is_dry_run, run_folder
 from lincorr_lightning.reporting.feature_flow_report import DrawnFlow, FeatureFlowReport
 from lincorr_lightning.sae import Feature, FeatureFlow, FlowGraph, Kind, Place, SparseAutoencoder
 from lincorr_lightning.sae.activations import places_of, width_of
+from lincorr_lightning.sae.feature_flow import check_thresholds
 from lincorr_lightning.sae.loading import load_folder, parse_feature
 
+_log = logging.getLogger(__name__)
+
 _N_DRAWN = 3
+_MOST_FEATURES = 250  # of a flow graph, before it is said that there are many
 
 
 class FeatureFlowStudy(FrozenLMModule):
@@ -60,7 +64,8 @@ class FeatureFlowStudy(FrozenLMModule):
         features: Features whose flow is drawn, as ``residual.1.37``; null takes those that carry
             some of the relation's answers.
         thresholds: Least cosine of an edge of a flow graph: one, or by kind of its source.
-        k: Predecessors looked at in each place for flow graphs, the most similar first.
+        k: Predecessors looked at in each place for flow graphs, the most similar first. Above 1 a
+            graph of many layers may hold most features there are; steering takes 1 in any case.
         n_inputs: Subjects X that the relation is measured on, as far as the vocabulary has so many.
         deactivation: How predecessors are cut.
         steering: How the LM is steered.
@@ -72,6 +77,7 @@ class FeatureFlowStudy(FrozenLMModule):
             there.
         LanguageModelError: The LM cannot be read.
         ConfigError: Settings that contradict each other.
+        DomainError: The LM's vocabulary lacks the relation's words.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class FeatureFlowStudy(FrozenLMModule):
         relation: str | None = "city->country",
         features: list[str] | None = None,
         thresholds: dict[str, float] | float = 0.25,
-        k: int = 5,
+        k: int = 1,
         n_inputs: int = 2000,
         deactivation: DeactivationSettings = DeactivationSettings(),  # noqa: B008 (frozen)
         steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
@@ -96,6 +102,10 @@ class FeatureFlowStudy(FrozenLMModule):
         for name, value, least in (("k", k, 1), ("n_inputs", n_inputs, 20)):
             if value < least:
                 raise ConfigError(f"model.{name} is {value}; it must be at least {least}.")
+        try:
+            check_thresholds(thresholds)  # type: ignore[arg-type]
+        except SparseAutoencoderError as error:
+            raise ConfigError(f"model.thresholds is {thresholds}: {error}") from None
         super().__init__(lm)
         self.save_hyperparameters(
             {
@@ -113,7 +123,12 @@ class FeatureFlowStudy(FrozenLMModule):
         self.asked: AskedRelation | None = None
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
-            self.asked = AskedRelation.of(relation, catalogue, self.lm.tokenizer)
+            try:
+                self.asked = AskedRelation.of(relation, catalogue, self.lm.tokenizer)
+            except DomainError as error:
+                raise DomainError(
+                    f"{error} --model.relation null leaves {relation} and steering out."
+                ) from error
         self.starts: list[Feature] = []
         self.saes = nn.ModuleDict()
         if saes is not None:
@@ -233,6 +248,7 @@ class FeatureFlowStudy(FrozenLMModule):
             else []
         )
         flows = list(self._flows(relation))
+        self._warn_of_size(flows)
         drawn = sorted({f for flow in flows for graph in flow.graphs for f in graph.features})
         self.report = FeatureFlowReport(
             lm=self.lm.config.name_or_path,
@@ -258,10 +274,18 @@ class FeatureFlowStudy(FrozenLMModule):
             self.hparams["k"], self._draw,
         )  # fmt: skip
 
-    def _follow(self, start: Feature, direction: str = "both") -> FlowGraph:
-        return self._flow.follow(
-            start, direction=direction, thresholds=self.thresholds, k=self.hparams["k"]
-        )
+    def _follow(self, start: Feature) -> FlowGraph:
+        return self._flow.follow(start, thresholds=self.thresholds, k=self.hparams["k"])
+
+    def _warn_of_size(self, flows: Iterable[DrawnFlow]) -> None:
+        graphs = [graph for flow in flows for graph in flow.graphs]
+        largest = max(graphs, key=lambda graph: len(graph.features), default=None)
+        if largest is not None and len(largest.features) > _MOST_FEATURES:
+            _log.warning(
+                "the flow of %s has %d features, more than anybody can follow: raise "
+                "model.thresholds (%s) or lower model.k (%d).",
+                largest.start.id, len(largest.features), self.thresholds, self.hparams["k"],
+            )  # fmt: skip
 
     def _answers_to_steer(self, found: RelationMeasurement) -> list[SteeredAnswer]:
         """Target answers that a feature carries, spread over the labels, and where it steers to."""
@@ -286,7 +310,9 @@ class FeatureFlowStudy(FrozenLMModule):
                 SteeredAnswer(
                     domain.texts[label],
                     domain.token_ids[label],
-                    self._follow(start),
+                    # Top-1, a few features a layer, however many are drawn: adding most features
+                    # of an LM at once steers nowhere.
+                    self._flow.follow(start, thresholds=self.thresholds),
                     others[: self.steering.n_prompts],
                 )
             )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional.matching import (
     carry_features,
     explained_variance,
@@ -18,6 +17,7 @@ from lincorr_lightning.functional.matching import (
     transition_matrix,
 )
 from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.modules.flow_settings import DeactivationSettings, SteeringSettings
 from lincorr_lightning.reporting.feature_flow_report import (
     CutEffect,
     LayerGroups,
@@ -29,11 +29,11 @@ from lincorr_lightning.sae import GROUPS, Feature, FeatureFlow, FlowGraph, Place
 from lincorr_lightning.sae.deactivation import (
     METHODS,
     Cases,
-    Chosen,
+    Cut,
     Outcomes,
     find_cases,
     predecessors_by_method,
-    run_cases,
+    run_cuts,
     summarize_outcomes,
 )
 from lincorr_lightning.sae.feature_activity import FeatureActivity
@@ -41,8 +41,6 @@ from lincorr_lightning.sae.feature_groups import FeatureGroups
 from lincorr_lightning.sae.forwards import Forward, run_forwards
 from lincorr_lightning.sae.interventions import add_features
 from lincorr_lightning.sae.steering import (
-    STRATEGIES,
-    Strategy,
     amounts,
     answer_probability,
     score,
@@ -56,58 +54,6 @@ TRANSITION_K = (1, 2, 5, 10, 20)
 
 SAEs = Mapping[Place, SparseAutoencoder]
 Rows = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class DeactivationSettings:
-    """How predecessors are cut."""
-
-    n_cases: int = 2000
-    """Features at tokens that are tested in each layer; 0 leaves the test out."""
-
-    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
-    """What is left of the predecessors, r: 0 removes them."""
-
-    def __post_init__(self) -> None:
-        """Refuse what no test can be."""
-        if self.n_cases < 0 or not self.strengths:
-            raise ConfigError(
-                f"model.deactivation has n_cases {self.n_cases} and strengths "
-                f"{list(self.strengths)}; the first must be at least 0, and there must be some."
-            )
-
-
-@dataclass(frozen=True)
-class SteeringSettings:
-    """How the LM is steered."""
-
-    n_answers: int = 4
-    """Answers that are steered towards; 0 leaves steering out."""
-
-    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    """How much is added, in typical activations of each feature."""
-
-    strategies: tuple[Strategy, ...] = STRATEGIES
-    """How strength falls along the flow."""
-
-    decay: float = 0.5
-    """Of exponential, for each step."""
-
-    n_prompts: int = 64
-    """Prompts whose answer is another one."""
-
-    n_texts: int = 128
-    """Texts whose perplexity is the coherence."""
-
-    def __post_init__(self) -> None:
-        """Refuse what no steering can be."""
-        unknown = set(self.strategies) - set(STRATEGIES)
-        if unknown or not 0 < self.decay <= 1 or min(self.n_prompts, self.n_texts) < 1:
-            raise ConfigError(
-                f"model.steering has strategies {list(self.strategies)}, decay {self.decay}, "
-                f"n_prompts {self.n_prompts} and n_texts {self.n_texts}; strategies are of "
-                f"{', '.join(STRATEGIES)}, decay is above 0 and at most 1, the others at least 1."
-            )
 
 
 class TextPass:
@@ -171,11 +117,13 @@ class TextPass:
 
     def layers(self) -> list[LayerGroups]:
         """What the counts say, by layer."""
-        found = []
+        layers = []
         for place, groups in self.groups.items():
             joint = {kind: groups.joint_activation(kind, _N_BINS)[0] for kind in groups.kinds}
-            zero = [(m.n_zero_targets, m.n_zero_sources) for m in self._matches[place].values()]
-            found.append(
+            matches = self._matches[place]
+            zero = {place.id: next(iter(matches.values())).n_zero_targets}
+            zero |= {source.id: found.n_zero_sources for source, found in matches.items()}
+            layers.append(
                 LayerGroups(
                     layer=place.layer,
                     n_activations=int(groups.counts.sum()),
@@ -188,10 +136,10 @@ class TextPass:
                         for kind in groups.kinds
                     },
                     joint={k: [number(v) for v in each.tolist()] for k, each in joint.items()},
-                    zero_norm=zero[0][0] + sum(sources for _, sources in zero),
+                    zero_norm=zero,
                 )
             )
-        return found
+        return layers
 
 
 @torch.no_grad()
@@ -254,23 +202,43 @@ def measure_cuts(
     cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):
         return []
-    before = run_cases(lm, saes, rows, cases)
-    effects = _Effects(cases, before)
+    cuts: list[Cut] = [({}, 1.0)]
+    told: list[tuple[str, str, str, float]] = []  # method, matched or random, sources, r
     methods = predecessors_by_method(flow, groups.place)
     for method in METHODS:
         chosen = {place: index.cpu()[cases.features] for place, index in methods[method].items()}
         control = cases.control(chosen, generator)
-        cuts: list[tuple[str, Chosen]] = [("matched", chosen), ("random", control)]
-        for r, (cut, features) in product(settings.strengths, cuts):
-            after = run_cases(lm, saes, rows, cases, features, r)
-            effects.add(after, method, cut, "all", r)
+        for r, (cut, features) in product(
+            settings.strengths, (("matched", chosen), ("random", control))
+        ):
+            cuts.append((features, r))
+            told.append((method, cut, "all", r))
         if method == METHODS[0] and len(chosen) > 1:
             # One of several joint predecessors alone: circuits that can do without it show here.
-            for place, index in chosen.items():
-                for cut, alone in (("matched", index), ("random", control[place])):
-                    after = run_cases(lm, saes, rows, cases, {place: alone}, r=0.0)
-                    effects.add(after, method, cut, place.kind, 0.0)
+            least = min(settings.strengths)
+            for place, (cut, features) in product(
+                chosen, (("matched", chosen), ("random", control))
+            ):
+                cuts.append(({place: features[place]}, least))
+                told.append((method, cut, place.kind, least))
+    doing = f"Cutting predecessors of layer {groups.place.layer}"
+    with progress_bar(doing, len(cuts) * len(cases), "text") as bar:
+        before, *after = run_cuts(lm, saes, rows, cases, cuts, bar.update)
+    effects = _Effects(cases, before)
+    for outcomes, what in zip(after, told, strict=True):
+        effects.add(outcomes, *what)
     return effects.rows
+
+
+def progress_bar(doing: str, total: int, unit: str) -> tqdm[Any]:
+    """A bar that is silent where no terminal shows it.
+
+    Args:
+        doing: What takes time.
+        total: How many there are.
+        unit: Of what.
+    """
+    return tqdm(total=total, desc=doing, unit=unit, disable=None, leave=False)
 
 
 class _Effects:
@@ -328,24 +296,33 @@ def measure_steering(
     """
     points = []
     loss_before = text_loss(lm, texts)
+    total = len(answers) * len(settings.strategies) * len(settings.strengths)
+    bar = progress_bar("Steering", total, "strength")
     for answer in answers:
         start = answer.graph.start
         unsteered = answer_probability(lm, answer.prompts, answer.token_id)
-        for strategy in settings.strategies:
+        # Two strategies may add the same, as linear and exponential do where all is near.
+        known: dict[frozenset[tuple[Feature, float]], tuple[float, float]] = {}
+        for strategy, strength in product(settings.strategies, settings.strengths):
             weights = steering_weights(answer.graph, strategy, settings.decay)
             typical = {f: float(activity[f.place].mean[f.index]) for f in weights}
-            for strength in settings.strengths:
-                behaviour, loss = unsteered, loss_before
-                if strength:
-                    edits = add_features(saes, amounts(weights, strength, typical))
-                    behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
-                    loss = text_loss(lm, texts, edits)
-                points.append(
-                    SteeringPoint(
-                        answer.label, start.id, strategy, strength, len(weights),
-                        *score(behaviour, loss, loss_before),
-                    )
-                )  # fmt: skip
+            added = amounts(weights, strength, typical)
+            key = frozenset((feature, amount) for feature, amount in added.items() if amount)
+            if not key:
+                known[key] = unsteered, loss_before
+            if key not in known:
+                edits = add_features(saes, added)
+                behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
+                known[key] = behaviour, text_loss(lm, texts, edits)
+            behaviour, loss = known[key]
+            points.append(
+                SteeringPoint(
+                    answer.label, start.id, strategy, strength, len(weights),
+                    *score(behaviour, loss, loss_before),
+                )
+            )  # fmt: skip
+            bar.update()
+    bar.close()
     return points
 
 

@@ -10,6 +10,7 @@ import torch
 
 from lincorr_lightning.knowledge import AskedRelation, Domain
 from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.modules.flow_measurements import progress_bar
 from lincorr_lightning.reporting.feature_flow_report import RelationFlow
 from lincorr_lightning.sae import Feature, FeatureFlow, Kind, Place, SparseAutoencoder
 from lincorr_lightning.sae.answer_features import (
@@ -77,7 +78,10 @@ def measure_relation(
         generator: Draws controls.
     """
     n_fit = len(subjects) // 2
+    # The LM as it is, and two cuts with a control each.
+    bar = progress_bar(f"Cutting {asked.name}", 5, "cut")
     said = ask_subjects(lm, asked, subjects)
+    bar.update()
     features: dict[str, dict[Place, AnswerFeatures]] = {}
     how_often = {place: torch.zeros(sae.n_features) for place, sae in saes.items()}
     for side, prompts, logits in (
@@ -110,10 +114,12 @@ def measure_relation(
         for is_control in (False, True) if cut else ():
             own = control_features(cut, how_often, generator) if is_control else sorted(cut)
             after = ask_subjects(lm, asked, subjects, cut_edits(saes, own))
+            bar.update()
             scores.append(
                 {"cut": name, "control": is_control, "n_features": len(own)}
                 | asdict(score_relation(asked, said, after, n_fit))
             )
+    bar.close()
     result = RelationFlow(
         relation=asked.name,
         n_fit=n_fit,

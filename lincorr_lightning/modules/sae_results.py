@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.modules.provenance import versions
 from lincorr_lightning.reporting import save_figure, write_json
+from lincorr_lightning.reporting.canvas import short_name
 from lincorr_lightning.reporting.numbers import number
 from lincorr_lightning.reporting.sae_report import SAEReport, SAEScore, densities
-from lincorr_lightning.reporting.training_curves import training_curves
-from lincorr_lightning.sae import Place, SparseAutoencoder
+from lincorr_lightning.reporting.training_curves import (
+    MOST_CURVES,
+    History,
+    training_curves,
+)
+from lincorr_lightning.sae import KINDS, Place, SparseAutoencoder
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lincorr_lightning.modules.sparse_autoencoders import SparseAutoencoders
 
 SAE_FOLDER = "sparse_autoencoders"
@@ -48,6 +55,36 @@ def report_of(lm: str, saes: Mapping[Place, SparseAutoencoder], found: Reconstru
     return SAEReport(lm, found.n_tokens, found.clean, scores, densities(frequency.numpy(), sizes))
 
 
+def training_figure(history: History, lm: str) -> Figure:
+    """Curves of all SAEs: in one panel, or of each kind of place where one cannot hold them.
+
+    Args:
+        history: (step, value) pairs by tag, as ``dead/residual.3``.
+        lm: Name of the LM.
+    """
+    title = f"Training of {short_name(lm)}'s SAEs"
+    names = {name for tag in history if (name := tag.partition("/")[2])}
+    if len(names) <= MOST_CURVES:
+        return training_curves(history, title)
+    layers: dict[str, list[int]] = {}
+    for kind, _, counted in (name.rpartition(".") for name in names):
+        layers.setdefault(kind, []).append(int(counted))
+    panels: dict[str, Sequence[tuple[int, float]]] = {}
+    for what in dict.fromkeys(tag.partition("/")[0] for tag in history):
+        for kind, own in sorted(layers.items(), key=lambda each: KINDS.index(each[0])):  # type: ignore[arg-type]
+            own.sort()
+            n = min(len(own), MOST_CURVES)
+            # From the first to the last, evenly.
+            shown = [own[round(i * (len(own) - 1) / max(n - 1, 1))] for i in range(n)]
+            some = f" ({n} of {len(own)} layers)" if n < len(own) else ""
+            for layer in shown:
+                points = history.get(f"{what}/{kind}.{layer}")
+                if points is not None:
+                    panels[f"{what}, {kind}{some}/layer {layer}"] = points
+    alone = {tag: points for tag, points in history.items() if "/" not in tag}
+    return training_curves(panels | alone, title, most_panels=len(panels | alone))
+
+
 def write_results(module: SparseAutoencoders, folder: Path, seconds: float | None) -> None:
     """Write SAEs, numbers, tables and figures.
 
@@ -75,9 +112,7 @@ def write_results(module: SparseAutoencoders, folder: Path, seconds: float | Non
     }
     write_json(folder / "results.json", results)
     if module.history:
-        figure = training_curves(
-            module.history, f"Training of {module.lm.config.name_or_path}'s SAEs"
-        )
+        figure = training_figure(module.history, module.lm.config.name_or_path)
         save_figure(figure, folder / "figures" / "training.png")
     if report is not None:
         report.write(folder)

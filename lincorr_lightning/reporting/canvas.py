@@ -146,6 +146,19 @@ def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
     return shown, note
 
 
+def short_name(lm: str) -> str:
+    """An LM's name as a title has room for it: of a folder the last part, else as it is.
+
+    Example:
+        >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
+        ('some-lm', 'org/some-lm', 'some-lm')
+    """
+    parts = [part for part in lm.replace("\\", "/").split("/") if part]
+    # A hub id is an owner and a name.
+    is_folder = lm.startswith(("/", ".", "~", "\\")) or len(parts) > 2 or ":" in lm
+    return parts[-1] if parts and is_folder else lm
+
+
 def _flat(text: str) -> str:
     """One line, without signs that are not drawn."""
     return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"

@@ -18,6 +18,7 @@ from lincorr_lightning.reporting.canvas import (
     PALE,
     finish,
     new_figure,
+    short_name,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def groups_figure(report: FeatureFlowReport) -> Figure:
     """Share of each group by layer (figures 5, 12, 18)."""
     layers = [each.layer for each in report.groups]
     figure = new_figure(
-        max(5.6, 0.5 * len(layers) + 3.6), 3.2, f"Where features of {report.lm} come from",
+        max(5.6, 0.5 * len(layers) + 3.6), 3.2,
+        f"Where features of {short_name(report.lm)} come from",
         f"share of all activations on {report.n_tokens:,} tokens; a matched predecessor (top-1) "
         "counts if it is active at the same token",
     )  # fmt: skip
@@ -79,7 +81,7 @@ def cosines_figure(report: FeatureFlowReport) -> Figure:
     """Activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
     kinds = [k for k in _KINDS if any(k in each.histograms for each in report.groups)]
     figure = new_figure(
-        3.3 * len(kinds) + 1.9, 2.9, f"Cosines tell the groups apart: {report.lm}",
+        3.3 * len(kinds) + 1.9, 2.9, f"Cosines tell the groups apart: {short_name(report.lm)}",
         "all layers; AUROC: how well the cosine alone tells whether that predecessor is active too "
         "(mean over layers)",
     )  # fmt: skip
@@ -110,7 +112,7 @@ def cosines_figure(report: FeatureFlowReport) -> Figure:
 def joint_activation_figure(report: FeatureFlowReport) -> Figure:
     """How often the predecessor is active with the feature, by their cosine."""
     figure = new_figure(
-        5.6, 3.1, f"Cosine stands in for joint activation: {report.lm}",
+        5.6, 3.1, f"Cosine stands in for joint activation: {short_name(report.lm)}",
         "share of a feature’s activations at which its predecessor (top-1) is active too",
     )  # fmt: skip
     axes = figure.add_subplot()
@@ -141,7 +143,8 @@ def transitions_figure(report: FeatureFlowReport) -> Figure:
     """Explained variance of transition matrices by k and weights (figures 21 to 23)."""
     kinds = [k for k in _KINDS if any(row.kind == k for row in report.transitions)]
     figure = new_figure(
-        2.8 * len(kinds) + 2.4, 2.9, f"What a transition matrix carries over: {report.lm}",
+        2.8 * len(kinds) + 2.4, 2.9,
+        f"What a transition matrix carries over: {short_name(report.lm)}",
         "variance of the stream explained by the predecessor’s features (mean over layers); lines "
         "that leave the figure overshoot",
     )  # fmt: skip
@@ -175,12 +178,14 @@ def transitions_figure(report: FeatureFlowReport) -> Figure:
 
 def deactivation_figure(report: FeatureFlowReport) -> Figure:
     """Share of features switched off with their predecessors, beside the control (figure 6)."""
-    rows = [row for row in report.cuts if row.r == 0 and row.sources == "all"]
+    least = report.least_r
+    rows = [row for row in report.cuts if row.r == least and row.sources == "all"]
     groups = [g for g in ("all", *_GROUP_COLOURS) if any(row.group == g for row in rows)]
     methods = [m for m in _METHOD_COLOURS if any(row.method == m for row in rows)]
     figure = new_figure(
-        max(6.6, 1.35 * len(groups) + 2.6), 3.1, f"Features switched off: {report.lm}",
-        "predecessors removed (r = 0) at one token; all layers; random: as many other features "
+        max(6.6, 1.35 * len(groups) + 2.6), 3.1, f"Features switched off: {short_name(report.lm)}",
+        f"predecessors {'removed' if least == 0 else 'rescaled'} (r = {least:g}) at one token; all "
+        "layers; random: as many other features "
         "active there, of the same places",
     )  # fmt: skip
     axes = figure.add_subplot()
@@ -218,7 +223,7 @@ def rescaling_figure(report: FeatureFlowReport) -> Figure:
         "activation_change": "change of activation",
         "loss_change": "change of the loss",
     }
-    figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {report.lm}",
+    figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {short_name(report.lm)}",
                         "mean over all cases; solid: matched, dotted: random active features of "
                         "the same places")  # fmt: skip
     panels = figure.subplots(1, 3)
@@ -246,7 +251,7 @@ def steering_figure(report: FeatureFlowReport) -> Figure:
     rows = report.mean_steering()
     labels = list(dict.fromkeys(point.label for point in report.steering))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
-    figure = new_figure(9.8, 2.8, f"Steering {report.lm} along the flow",
+    figure = new_figure(9.8, 2.8, f"Steering {short_name(report.lm)} along the flow",
                         f"towards {named}; mean over {len(labels)} answers; dashed line: not "
                         "steered")  # fmt: skip
     panels = figure.subplots(1, 3)
@@ -282,7 +287,7 @@ def relation_figure(relation: RelationFlow, lm: str) -> Figure:
         "refitted": "r, map fitted\nto the cut LM", "recall": "target answers\nstill right",
     }  # fmt: skip
     whats = {k: v for k, v in whats.items() if any(row[k] is not None for row in relation.cuts)}
-    figure = new_figure(8.6, 3.1, f"{relation.relation} with its features cut: {lm}",
+    figure = new_figure(8.6, 3.1, f"{relation.relation} with its features cut: {short_name(lm)}",
                         f"{relation.n_test:,} held-out X’s; control: other features of the same "
                         "places, as many and as often active")  # fmt: skip
     axes = figure.add_subplot()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.reporting.canvas import to_picture
+from lincorr_lightning.reporting.canvas import short_name, to_picture
 from lincorr_lightning.reporting.files import safe_names, save_figure, write_csv
 from lincorr_lightning.reporting.tables import markdown_table
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
@@ -32,7 +32,8 @@ class LayerGroups:
         histograms: Kind -> group -> activations by cosine, bins of equal width from 0 to 1.
         joint: Kind -> share of activations at which the predecessor is active too, by cosine; None
             for an empty bin.
-        zero_norm: Features left out because their decoder is zero, here and in the predecessors.
+        zero_norm: Place, this one and the predecessors' -> features left out because their decoder
+            is zero.
     """
 
     layer: int
@@ -41,7 +42,7 @@ class LayerGroups:
     auroc: Mapping[str, float | None]
     histograms: Mapping[str, Mapping[str, Sequence[int]]]
     joint: Mapping[str, Sequence[float | None]]
-    zero_norm: int
+    zero_norm: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class FeatureFlowReport:
                     "n_activations": each.n_activations,
                     "shares": dict(each.shares),
                     "auroc": dict(each.auroc),
-                    "zero_norm": each.zero_norm,
+                    "zero_norm": dict(each.zero_norm),
                 }
                 for each in self.groups
             ],
@@ -230,21 +231,25 @@ class FeatureFlowReport:
         return content
 
     def deactivation(self) -> dict[str, Any]:
-        """Success of each method beside its control, all layers and groups together, at r = 0."""
+        """Success of each method beside its control, all layers and groups together.
+
+        Where least is left of the predecessors: at r = 0 if that was tried.
+        """
         found = {}
+        r = self.least_r
         for method in dict.fromkeys(cut.method for cut in self.cuts):
             rows = {
                 cut: [
                     row
                     for row in self.cuts
                     if (row.method, row.cut, row.sources, row.group, row.r)
-                    == (method, cut, "all", "all", 0.0)
+                    == (method, cut, "all", "all", r)
                 ]
                 for cut in ("matched", "random")
             }
             if not rows["matched"]:
                 continue
-            entry: dict[str, Any] = {"n": sum(row.n for row in rows["matched"])}
+            entry: dict[str, Any] = {"r": r, "n": sum(row.n for row in rows["matched"])}
             for cut, own in rows.items():
                 for name in ("success", "activation_change", "loss_change"):
                     entry[f"{cut}_{name}"] = _mean(own, name)
@@ -252,6 +257,11 @@ class FeatureFlowReport:
             entry["times_random"] = matched / random if random else None
             found[method] = entry
         return found
+
+    @property
+    def least_r(self) -> float:
+        """The least that was left of all predecessors; 0 removes them."""
+        return min((cut.r for cut in self.cuts if cut.sources == "all"), default=0.0)
 
     def mean_steering(self) -> list[dict[str, Any]]:
         """Means over the answers, of each strategy and strength."""
@@ -336,7 +346,7 @@ class FeatureFlowReport:
         names = safe_names(flow.name for flow in self.flows)
         for flow in self.flows:
             figures[f"flow_{names[flow.name]}"] = flow_graph_figure(
-                flow.graphs, flow.title, self.names, f"features of {self.lm}"
+                flow.graphs, flow.title, self.names, f"features of {short_name(self.lm)}"
             )
         return figures
 
@@ -351,13 +361,31 @@ class FeatureFlowReport:
             return
         pictures = {name: to_picture(figure) for name, figure in self.figures().items()}
         for writer in logs:
-            for method, entry in self.deactivation().items():
-                for cut in ("matched", "random"):
-                    value = entry[f"{cut}_success"]
-                    writer.add_scalar(f"deactivation/{method}/{cut}", value, 0)  # type: ignore[no-untyped-call]
+            for tag, value in self.scalars().items():
+                writer.add_scalar(tag, value, 0)  # type: ignore[no-untyped-call]
             writer.add_text("groups", self.markdown(), 0)  # type: ignore[no-untyped-call]
             for name, picture in pictures.items():
                 add_picture(writer, f"figures/{name}", picture, 0)
+
+    def scalars(self) -> dict[str, float]:
+        """What TensorBoard can set beside another run, by tag; what is not known is left out."""
+        found: dict[str, float | None] = {}
+        for each in self.groups:
+            for kind, value in each.auroc.items():
+                found[f"auroc/{kind}/layer_{each.layer}"] = value
+        for method, entry in self.deactivation().items():
+            for cut in ("matched", "random"):
+                found[f"deactivation/{method}/{cut}"] = entry[f"{cut}_success"]
+        for strategy, best in self.best_steering().items():
+            for name in ("strength", "behaviour", "coherence", "score"):
+                found[f"steering/{strategy}/{name}"] = best[name]
+        for row in self.relation.cuts if self.relation is not None else ():
+            cut = row["cut"] + ("_control" if row["control"] else "")
+            found[f"relation/r/{cut}"] = row["fixed"]
+            found[f"relation/r_target_only/{cut}"] = row["target_only"]
+            found[f"relation/r_refitted/{cut}"] = row["refitted"]
+            found[f"relation/recall/{cut}"] = row["recall"]
+        return {tag: value for tag, value in found.items() if value is not None}
 
     def markdown(self) -> str:
         """Shares of the groups by layer."""

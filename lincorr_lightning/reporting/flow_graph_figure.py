@@ -25,14 +25,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lincorr_lightning.sae.flow_graph import Edge, Feature, FlowGraph
+    from lincorr_lightning.sae.place import Place
 
 _COLOURS = {"residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN}
 _TITLES = {"attention_out": "attention out", "residual": "residual stream", "mlp_out": "MLP out"}
 _MOST = 4  # boxes of one place; more cannot be read
 _WIDTH, _HEIGHT, _GAP = 1.62, 0.5, 0.14  # of a box, in inches
-_ROW = 2.75  # from layer to layer
-_RISE = 1.35  # how far the stream stands above what is added to it
-_AISLE = 0.7  # between attention and MLP, where the stream comes from below
+_AISLE = 0.55  # between the stream's boxes and what stands beside them
+_MARGIN = 0.75  # where layers are numbered
+_NAME = 1.25  # left of the stream's boxes, for its name
+_RISE = 1.0  # least height between two layers' streams, where their edges run
+
+Edges = Mapping["tuple[Feature, Feature]", "Edge"]
 
 
 def flow_graph_figure(
@@ -51,108 +55,142 @@ def flow_graph_figure(
     """
     starts = {graph.start for graph in graphs}
     edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}
-    kept, n_left_out = _choose(starts, edges)
-    layers = sorted({feature.place.layer for feature in kept})
-    rooms = {
-        kind: max(sum((f.place.kind, f.place.layer) == (kind, layer) for f in kept)
-                  for layer in layers) * (_WIDTH + _GAP)
-        for kind in _COLOURS
-    }  # fmt: skip
-    half = max(rooms["residual"] / 2, rooms["attention_out"] + _AISLE / 2,
-               rooms["mlp_out"] + _AISLE / 2, 2.6)  # fmt: skip
-    if not rooms["attention_out"] and not rooms["mlp_out"]:
-        half = max(rooms["residual"] / 2, 2.6)
-    middle, width = half + 0.75, 2 * half + 0.9
-    places = _lay_out(kept, edges, layers, middle)
-    height = max(y for _, y in places.values()) + _HEIGHT + 0.35
+    kept, drawn = _choose(starts, edges)
+    n_left_out = len({f for graph in graphs for f in graph.features} - kept)
+    layout = _Layout(kept, drawn)
     told = [subtitle] if subtitle else []
     told.append("on the lines: cosine of the decoders; thick frame: where it starts")
     shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
     if shared:
         told.append("shaded: in both flows")
     if n_left_out:
-        what = "feature with a lower cosine" if n_left_out == 1 else "features with lower cosines"
-        told.append(f"{n_left_out} {what} left out")
-    figure = new_figure(width, height, title, "; ".join(told))
+        what = "1 feature" if n_left_out == 1 else f"{n_left_out:,} features"
+        told.append(f"of each place the {_MOST} tied closest to what is drawn, {what} left out")
+    figure = new_figure(layout.width, layout.height, title, "; ".join(told))
     axes = figure.add_subplot()
-    axes.set_xlim(0, width)
-    axes.set_ylim(-0.1, height - 0.1)
+    axes.set_xlim(0, layout.width)
+    axes.set_ylim(0, layout.height)
     axes.set_axis_off()
-    for row, layer in enumerate(layers):
-        base = row * _ROW
-        axes.text(0.05, base + (_RISE + _HEIGHT) / 2, f"layer {layer}", ha="left", va="center",
-                  color=GREY, fontsize=9)  # fmt: skip
-        if row:
-            line = base - (_ROW - _RISE - _HEIGHT) / 2
-            axes.axhline(line, color=PALE, linewidth=0.8, zorder=0)
-        for kind in sorted({f.place.kind for f in kept if f.place.layer == layer}):
-            own = [places[f] for f in kept if (f.place.kind, f.place.layer) == (kind, layer)]
-            left, right = min(x for x, _ in own), max(x for x, _ in own) + _WIDTH
-            below = kind != "residual"
-            y = own[0][1] - 0.05 if below else own[0][1] + _HEIGHT + 0.05
-            # On the outside, where no line from the stream below passes.
-            side = {"attention_out": "left", "residual": "center", "mlp_out": "right"}[kind]
-            x = {"left": left, "center": (left + right) / 2, "right": right}[side]
-            axes.text(x, y, _TITLES[kind], ha=side, fontsize=8.5, color=_COLOURS[kind],
-                      va="top" if below else "bottom", fontweight="bold")  # fmt: skip
-    _draw_edges(axes, [e for ends, e in edges.items() if set(ends) <= kept], places)
+    layout.draw_frame(axes)
+    _draw_edges(axes, drawn, layout.boxes)
     for feature in kept:
-        _draw_box(axes, feature, places[feature], (names or {}).get(feature.id, ""),
+        _draw_box(axes, feature, layout.boxes[feature], (names or {}).get(feature.id, ""),
                   is_start=feature in starts, is_shared=feature in shared)  # fmt: skip
     return finish(figure)
 
 
-def _choose(
-    starts: set[Feature], edges: Mapping[tuple[Feature, Feature], Edge]
-) -> tuple[set[Feature], int]:
-    """The starts, and at each place those with the highest cosine on an edge."""
-    strongest: dict[Feature, float] = dict.fromkeys(starts, np.inf)
-    for edge in edges.values():
-        for end in (edge.source, edge.target):
-            strongest[end] = max(strongest.get(end, -np.inf), edge.cosine)
-    kept: set[Feature] = set()
-    for place in {feature.place for feature in strongest}:
-        own = sorted((f for f in strongest if f.place == place), key=lambda f: (-strongest[f], f))
-        kept.update(own[:_MOST])
-    while True:  # what is left out may have been all that another one led to
-        tied = {end for ends in edges if set(ends) <= kept for end in ends} | starts
-        if kept <= tied:
-            break
-        kept &= tied
-    return kept, len(strongest) - len(kept)
+def _choose(starts: set[Feature], edges: Edges) -> tuple[set[Feature], list[Edge]]:
+    """What is drawn: the starts, and place by place outward what is tied closest to them.
+
+    Every feature has a path of drawn edges to a start, all in one direction.
+    """
+    kept = set(starts)
+    drawn: dict[tuple[Feature, Feature], Edge] = {}
+    for near, far in ((1, 0), (0, 1)):  # backward, then forward
+        # Edges lead from layer to layer, and within one from its MLP or attention to its stream.
+        reached = set(starts)
+        by_place: dict[Place, list[Edge]] = {}
+        for edge in edges.values():
+            by_place.setdefault((edge.source, edge.target)[far].place, []).append(edge)
+        outward = sorted(by_place, key=_height, reverse=not far)
+        for place in outward:
+            strongest: dict[Feature, float] = {}
+            own = [e for e in by_place[place] if (e.source, e.target)[near] in reached]
+            for edge in own:
+                end = (edge.source, edge.target)[far]
+                strongest[end] = max(strongest.get(end, -np.inf), edge.cosine)
+            room = _MOST - sum(f.place == place for f in kept)
+            new = sorted(strongest.keys() - kept, key=lambda f: (-strongest[f], f))[: max(room, 0)]
+            kept.update(new)
+            reached |= kept & strongest.keys()
+            for edge in own:
+                if (edge.source, edge.target)[far] in kept:
+                    drawn[edge.source, edge.target] = edge
+    return kept, sorted(drawn.values())
 
 
-def _lay_out(
-    kept: set[Feature],
-    edges: Mapping[tuple[Feature, Feature], Edge],
-    layers: Sequence[int],
-    middle: float,
-) -> dict[Feature, tuple[float, float]]:
-    """Lower left corner of each box; from above, each stands about below what it leads to."""
-    places: dict[Feature, tuple[float, float]] = {}
-    step = _WIDTH + _GAP
-    for row in range(len(layers) - 1, -1, -1):
-        for kind in ("residual", "attention_out", "mlp_out"):
-            own = [f for f in kept if (f.place.kind, f.place.layer) == (kind, layers[row])]
-            above = {f: _mean_x(f, edges, places) for f in own}
-            own.sort(key=lambda f, above=above: (above[f], f))  # type: ignore[misc]
-            left = middle + _AISLE / 2
-            if kind == "residual":
-                left = middle - (len(own) * step - _GAP) / 2
-            elif kind == "attention_out":
-                left = middle - _AISLE / 2 - len(own) * step + _GAP
-            y = row * _ROW + (_RISE if kind == "residual" else 0.0) + 0.15
-            places |= {feature: (left + i * step, y) for i, feature in enumerate(own)}
-    return places
+def _height(place: Place) -> tuple[int, int]:
+    """Order of places from below."""
+    return place.layer, place.kind == "residual"
+
+
+class _Layout:
+    """Where boxes stand: the stream in the middle, attention left and MLP right below it.
+
+    What stands beside the stream is beyond its widest row, so that no edge of it passes behind.
+    """
+
+    def __init__(self, kept: set[Feature], drawn: Sequence[Edge]) -> None:
+        self.boxes: dict[Feature, tuple[float, float]] = {}  # lower left corners
+        self._rows: dict[int, float] = {}  # layer -> its stream's y
+        self._floors: dict[int, float] = {}  # layer -> y below it
+        self._names: list[tuple[float, float, str, str]] = []  # x, y, kind, alignment
+        layers = sorted({feature.place.layer for feature in kept})
+        own = {
+            (kind, layer): [f for f in kept if (f.place.kind, f.place.layer) == (kind, layer)]
+            for kind in _COLOURS
+            for layer in layers
+        }
+        step = _WIDTH + _GAP
+        widest = max(len(own["residual", layer]) for layer in layers) * step - _GAP
+        has = {kind: any(own[kind, layer] for layer in layers) for kind in _COLOURS}
+        left = _MARGIN + max(_NAME, has["attention_out"] * (_WIDTH + _AISLE))
+        self._middle = left + max(widest, 0) / 2
+        right = left + max(widest, 0) + _AISLE
+        columns = {"attention_out": _MARGIN, "mlp_out": right}
+        self.width = max(right + (_WIDTH + 0.1 if has["mlp_out"] else -_AISLE + 0.1), 6.0)
+        y = 0.0
+        for layer in layers:
+            self._floors[layer] = y
+            beside = max(len(own[kind, layer]) for kind in columns)
+            rise = beside * (_HEIGHT + _GAP) + 0.45 if beside else 0.0
+            if layer != layers[0]:
+                rise = max(rise, _RISE)
+            self._rows[layer] = y + rise + 0.1
+            y += rise + _HEIGHT + 0.25
+        self.height = y
+        for layer in reversed(layers):
+            stream = self._rows[layer]
+            self._row(own["residual", layer], stream, drawn)
+            for kind, x in columns.items():
+                # The highest stands nearest to what it leads to, so that few lines cross.
+                to = {f: _mean_x(f, drawn, self.boxes) for f in own[kind, layer]}
+                sign = 1 if kind == "attention_out" else -1
+                stack = sorted(to, key=lambda f, to=to, sign=sign: (sign * to[f], f))  # type: ignore[misc]
+                top = stream - 0.3 - _HEIGHT
+                for i, feature in enumerate(stack):
+                    self.boxes[feature] = (x, top - i * (_HEIGHT + _GAP))
+                if stack:
+                    self._names.append((x, top + _HEIGHT + 0.05, kind, "left"))
+            if own["residual", layer]:
+                first = min(self.boxes[f][0] for f in own["residual", layer])
+                self._names.append((first - 0.1, stream + _HEIGHT / 2, "residual", "right"))
+
+    def _row(self, own: Sequence[Feature], y: float, drawn: Sequence[Edge]) -> None:
+        above = {f: _mean_x(f, drawn, self.boxes) for f in own}
+        step = _WIDTH + _GAP
+        left = self._middle - (len(own) * step - _GAP) / 2
+        for i, feature in enumerate(sorted(own, key=lambda f: (above[f], f))):
+            self.boxes[feature] = (left + i * step, y)
+
+    def draw_frame(self, axes: Axes) -> None:
+        """Write what stands where."""
+        for layer, floor in self._floors.items():
+            axes.text(0.05, self._rows[layer] + _HEIGHT / 2, f"layer {layer}", ha="left",
+                      va="center", color=GREY, fontsize=9)  # fmt: skip
+            if floor:
+                axes.axhline(floor, color=PALE, linewidth=0.8, zorder=0)
+        for x, y, kind, side in self._names:
+            axes.text(x, y, _TITLES[kind], ha=side, fontsize=8.5, color=_COLOURS[kind],
+                      va="center" if kind == "residual" else "bottom",
+                      fontweight="bold")  # fmt: skip
 
 
 def _mean_x(
-    feature: Feature,
-    edges: Mapping[tuple[Feature, Feature], Edge],
-    places: Mapping[Feature, tuple[float, float]],
+    feature: Feature, drawn: Sequence[Edge], boxes: Mapping[Feature, tuple[float, float]]
 ) -> float:
     """Where what it leads to stands."""
-    to = [places[target][0] for source, target in edges if source == feature and target in places]
+    to = [boxes[edge.target][0] for edge in drawn if edge.source == feature]
     return float(np.mean(to)) if to else np.inf
 
 
@@ -162,9 +200,12 @@ def _draw_edges(
     written: list[tuple[float, float]] = []
     for edge in sorted(edges, key=lambda e: e.cosine):
         (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
-        x0, x1 = x0 + _WIDTH / 2, x1 + _WIDTH / 2
-        y0, y1 = y0 + _HEIGHT, y1
-        colour = _COLOURS[edge.source.place.kind]
+        kind = edge.source.place.kind
+        # From the side that looks at the stream, or from above.
+        x0 += {"residual": _WIDTH / 2, "attention_out": _WIDTH, "mlp_out": 0.0}[kind]
+        y0 += _HEIGHT if kind == "residual" else _HEIGHT / 2
+        x1 += _WIDTH / 2
+        colour = _COLOURS[kind]
         axes.plot([x0, x1], [y0, y1], color=colour, alpha=0.75, zorder=1,
                   linewidth=0.6 + 3.4 * max(edge.cosine, 0) ** 2)  # fmt: skip
         # Where no other number stands.

@@ -22,6 +22,7 @@ from lincorr_lightning.reporting.canvas import (
     PALE,
     finish,
     new_figure,
+    short_name,
     to_picture,
 )
 from lincorr_lightning.reporting.files import save_figure, write_csv
@@ -159,7 +160,8 @@ class SAEReport:
     def _told(self) -> str:
         n = {score.n_features for score in self.scores}
         features = f"{n.pop():,} features each" if len(n) == 1 else "of several sizes"
-        return f"{self.lm}; {len(self.scores)} SAEs, {features}; {self.n_tokens:,} held-out tokens"
+        saes = f"{len(self.scores)} SAEs, {features}"
+        return f"{short_name(self.lm)}; {saes}; {self.n_tokens:,} held-out tokens"
 
     def _quality(self) -> Figure:
         layers = sorted({score.layer for score in self.scores})

@@ -28,7 +28,8 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 """(step, value) pairs by tag."""
 
 _MOST_PANELS = 6
-_MOST_CURVES = 12  # in a panel
+MOST_CURVES = 12
+"""In a panel."""
 _LONGEST = 34  # signs of a name
 _PANEL = 3.5  # inches
 # The rest of Okabe and Ito's colours; black and yellow are left out.
@@ -41,7 +42,9 @@ _MANY = 120  # from here on, a curve is smoothed as TensorBoard does
 _SMOOTHING = 0.6
 
 
-def training_curves(history: History, title: str, subtitle: str = "") -> Figure:
+def training_curves(
+    history: History, title: str, subtitle: str = "", most_panels: int = _MOST_PANELS
+) -> Figure:
     """A panel for each group of tags, the tags of a group over each other; x is the step.
 
     Values that are not finite are left out. Curves of many points are smoothed as TensorBoard
@@ -49,16 +52,16 @@ def training_curves(history: History, title: str, subtitle: str = "") -> Figure:
 
     Args:
         history: (step, value) pairs by tag; a tag's group is what stands before its first ``/``.
-            The first six groups are shown.
         title: It should name the run.
         subtitle: Anything else one must know to read it.
+        most_panels: How many groups are shown, the first ones.
     """
     curves = {tag: points for tag, found in history.items() if len(points := _points(found))}
     groups: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
     for tag, points in curves.items():
         group, _, name = tag.partition("/")
         groups.setdefault(group, {})[name or group] = points
-    shown = dict(list(groups.items())[:_MOST_PANELS])
+    shown = dict(list(groups.items())[:most_panels])
     smoothed = any(len(points) > _MANY for lines in shown.values() for points in lines.values())
     notes = [
         subtitle,
@@ -89,7 +92,7 @@ def _points(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:
 
 
 def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]]) -> None:
-    kept = dict(list(lines.items())[:_MOST_CURVES])
+    kept = dict(list(lines.items())[:MOST_CURVES])
     names, _ = legible(list(kept), _LONGEST)
     free = cycle([c for c in _PALETTE if c not in [_MEANINGS.get(name) for name in kept]])
     styles = cycle(["-"] * len(_PALETTE) + ["--"] * len(_PALETTE))
@@ -156,5 +159,5 @@ def _key_columns(lines: Mapping[str, object]) -> int:
 
 
 def _key_rows(lines: Mapping[str, object]) -> int:
-    n = min(len(lines), _MOST_CURVES)
+    n = min(len(lines), MOST_CURVES)
     return math.ceil(n / _key_columns(lines)) if n > 1 else 0

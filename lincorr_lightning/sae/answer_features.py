@@ -57,7 +57,7 @@ def last_activations(
             x = forward.at_positions(place, forward.last).cpu()
             found.setdefault(place, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
-    run_forwards(lm, rows, look, places=places)
+    run_forwards(lm, rows, look, places=places, logits=False)
     return found
 
 

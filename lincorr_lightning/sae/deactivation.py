@@ -7,7 +7,7 @@ are rescaled at that token alone, and the rest of the text is read with that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from lincorr_lightning.sae.forwards import Forward, run_forwards
 from lincorr_lightning.sae.interventions import Edit, draw_active, rescale_at
 from lincorr_lightning.sae.place import Place
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.tails import run_tails
 
 METHODS = ("top-1", "top-5", "one-to-one")
 _TOP = 5
@@ -147,7 +148,7 @@ def find_cases(
         columns = (texts, position[token], feature, codes[token, feature])
         found.append([column.cpu() for column in columns])
 
-    run_forwards(lm, rows, look, places=places)
+    run_forwards(lm, rows, look, places=places, logits=False)
     columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
     # In the order of the texts, in whatever forwards they were read.
     order = torch.argsort(columns[0], stable=True)
@@ -164,11 +165,88 @@ def find_cases(
             x = forward.at_positions(place, positions[forward.cases])
             active[place][forward.cases] = (saes[place].encode(x) > 0).cpu()
 
-    run_forwards(lm, [rows[text] for text in texts.tolist()], mark, places=sources)
+    # Nothing after the position changes what is there.
+    ends = zip(texts.tolist(), positions.tolist(), strict=True)
+    upto = [rows[text][: position + 1] for text, position in ends]
+    run_forwards(lm, upto, mark, places=sources, logits=False)
     return Cases(groups.place, texts, positions, features, codes, active)
 
 
+Cut = tuple[Chosen, float]
+"""What is rescaled in each case, and what is left of it: 0 removes, 1 changes nothing."""
+
+
 @torch.no_grad()
+def run_cuts(
+    lm: LanguageModel,
+    saes: Mapping[Place, SparseAutoencoder],
+    rows: Sequence[Sequence[int]],
+    cases: Cases,
+    cuts: Sequence[Cut],
+    done: Callable[[int], object] | None = None,
+) -> list[Outcomes]:
+    """Read every case's text with some features rescaled at its token, in each of several ways.
+
+    All cuts of a case are read together, and its text only from the token on and from the first
+    changed layer on, where the LM can be entered there (`run_tails`).
+
+    Args:
+        lm: The LM, loaded.
+        saes: At its places.
+        rows: Token ids of the texts.
+        cases: From `find_cases`.
+        cuts: Each of all cases; one that chooses nothing leaves the LM as it is.
+        done: Told how many cuts of cases have been read, after each forward.
+
+    Returns:
+        Of each cut.
+    """
+    n = len(cuts)
+    activation = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
+    loss = activation.clone()
+    left = torch.tensor([r for _, r in cuts])
+    chosen = _side_by_side(cases, [features for features, _ in cuts])
+
+    def edits(numbers: list[int], begin: int) -> dict[Place, Edit]:
+        case, cut = torch.tensor(numbers) // n, torch.tensor(numbers) % n
+        return {
+            place: rescale_at(
+                saes[place], cases.positions[case] - begin, index[cut, case], left[cut]
+            )
+            for place, index in chosen.items()
+        }
+
+    def look(forward: Forward, begin: int) -> None:
+        case, cut = torch.tensor(forward.cases) // n, torch.tensor(forward.cases) % n
+        positions = cases.positions[case] - begin
+        features = saes[cases.place].encode(forward.at_positions(cases.place, positions)).cpu()
+        activation[case, cut] = features.gather(1, cases.features[case][:, None])[:, 0].double()
+        losses, there = (part.cpu() for part in forward.losses())
+        after = there & (torch.arange(there.shape[1]) >= positions[:, None])
+        loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
+
+    run_tails(
+        lm, [rows[text] for text in cases.texts.tolist()], cases.positions.tolist(), n,
+        min(place.layer + (place.kind == "residual") for place in (cases.place, *chosen)), look,
+        places=[cases.place], edits=edits, done=done,
+    )  # fmt: skip
+    return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
+
+
+def _side_by_side(cases: Cases, cuts: Sequence[Chosen]) -> dict[Place, Tensor]:
+    """Features of each cut and case at each place, ``(n_cuts, n_cases, k)``; -1 is none."""
+    found: dict[Place, Tensor] = {}
+    for place in sorted({place for cut in cuts for place in cut}):
+        most = max(cut[place].shape[1] for cut in cuts if place in cut)
+        index = torch.full((len(cuts), len(cases), most), -1)
+        for i, cut in enumerate(cuts):
+            if place in cut:
+                index[i, :, : cut[place].shape[1]] = cut[place]
+        if most:
+            found[place] = index
+    return found
+
+
 def run_cases(
     lm: LanguageModel,
     saes: Mapping[Place, SparseAutoencoder],
@@ -177,7 +255,7 @@ def run_cases(
     chosen: Chosen | None = None,
     r: float = 0.0,
 ) -> Outcomes:
-    """Read every case's text with some features rescaled at its token.
+    """Do what `run_cuts` does, of one cut.
 
     Args:
         lm: The LM, loaded.
@@ -187,28 +265,7 @@ def run_cases(
         chosen: What is rescaled in each case; None leaves the LM as it is.
         r: What is left of it: 0 removes, 1 changes nothing.
     """
-    activation = torch.full((len(cases),), torch.nan, dtype=torch.float64)
-    loss = activation.clone()
-
-    def edits(batch: list[int]) -> dict[Place, Edit]:
-        return {
-            place: rescale_at(saes[place], cases.positions[batch], index[batch], r)
-            for place, index in (chosen or {}).items()
-            if index.shape[1]
-        }
-
-    def look(forward: Forward) -> None:
-        positions = cases.positions[forward.cases]
-        features = saes[cases.place].encode(forward.at_positions(cases.place, positions)).cpu()
-        own = features.gather(1, cases.features[forward.cases][:, None])
-        activation[forward.cases] = own[:, 0].double()
-        losses, there = (part.cpu() for part in forward.losses())
-        after = there & (torch.arange(there.shape[1]) >= positions[:, None])
-        loss[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
-
-    texts = [rows[text] for text in cases.texts.tolist()]
-    run_forwards(lm, texts, look, places=[cases.place], edits=edits)
-    return Outcomes(activation, loss)
+    return run_cuts(lm, saes, rows, cases, [(chosen or {}, r)])[0]
 
 
 class Effect(NamedTuple):

@@ -143,7 +143,7 @@ class FeatureFlow:
             SparseAutoencoderError: The start's place has no SAE, its index is out of range, its
                 decoder is zero, or an argument is not one of those above.
         """
-        limits = _limits(thresholds)
+        limits = check_thresholds(thresholds)
         if direction not in ("backward", "forward", "both"):
             raise SparseAutoencoderError(
                 f"direction is {direction!r}; it must be backward, forward or both."
@@ -241,13 +241,30 @@ class FeatureFlow:
             )
 
 
-def _limits(thresholds: Mapping[Kind, float] | float) -> dict[Kind, float]:
+def check_thresholds(thresholds: Mapping[Kind, float] | float) -> dict[Kind, float]:
+    """Thresholds of all kinds of places.
+
+    Args:
+        thresholds: Least cosine of an edge, by the kind of its source, or one for all; a kind that
+            is not named has `DEFAULT_THRESHOLD`.
+
+    Raises:
+        SparseAutoencoderError: There is no such kind, or a threshold is no cosine.
+    """
     if not isinstance(thresholds, Mapping):
-        return dict.fromkeys(KINDS, float(thresholds))
-    unknown = set(thresholds) - set(KINDS)
-    if unknown:
-        raise SparseAutoencoderError(
-            f"there is no kind of place {sorted(unknown)[0]!r} to give a threshold; "
-            f"there are {', '.join(KINDS)}."
-        )
-    return {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
+        found = dict.fromkeys(KINDS, float(thresholds))
+    else:
+        unknown = set(thresholds) - set(KINDS)
+        if unknown:
+            raise SparseAutoencoderError(
+                f"there is no kind of place {sorted(unknown)[0]!r} to give a threshold; "
+                f"there are {', '.join(KINDS)}."
+            )
+        found = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
+    for kind, value in found.items():
+        if not -1 <= value <= 1:
+            raise SparseAutoencoderError(
+                f"the threshold of {kind} is {value:g}; it is the least cosine of an edge, between "
+                "-1 and 1."
+            )
+    return found

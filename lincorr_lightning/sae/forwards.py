@@ -28,7 +28,7 @@ class Forward(NamedTuple):
         ids: Their tokens, ``(n_cases, longest)``, padded on the right.
         mask: Which tokens are true ones, bool, likewise.
         at: Activations of each place that was asked for, ``(n_cases, longest, width)``.
-        logits: ``(n_cases, longest, vocab_size)``.
+        logits: ``(n_cases, longest, vocab_size)``; empty if not asked for.
     """
 
     cases: list[int]
@@ -60,10 +60,11 @@ class Forward(NamedTuple):
             token; and where there is one, bool likewise.
         """
         there = self.mask[:, 1:]
-        said = self.logits[:, :-1].double()
+        said = self.logits[:, :-1]
+        said = said if said.dtype == torch.float64 else said.float()
         wanted = torch.where(there, self.ids[:, 1:], 0)
         loss = cross_entropy(said.flatten(0, 1), wanted.flatten(), reduction="none")
-        return loss.reshape(there.shape) * there, there
+        return loss.double().reshape(there.shape) * there, there
 
 
 @torch.no_grad()
@@ -74,6 +75,7 @@ def run_forwards(
     *,
     places: Sequence[Place] = (),
     edits: Edits | Callable[[list[int]], Edits] | None = None,
+    logits: bool = True,
     around: Callable[[list[int]], AbstractContextManager[object]] | None = None,
 ) -> None:
     """Run the LM over texts, in batches of like length that fit its memory.
@@ -86,6 +88,7 @@ def run_forwards(
         look: Called with each forward.
         places: Whose activations it sees; as they are after the edits.
         edits: What is changed on the way: in all texts, or by the indices of a forward's texts.
+        logits: Whether it sees logits, which are most of the work of a small LM.
         around: Makes a context to run a forward in from the indices of its texts, as for
             `LanguageModel.logits_of_rows`.
 
@@ -102,8 +105,12 @@ def run_forwards(
             stack.enter_context(edited(lm.model, changes))
             # Hooks run in the order they were put on: what is seen is what was made of it.
             at = stack.enter_context(captured(lm.model, places))
-            said = lm.model(input_ids=ids, attention_mask=mask)
-        look(Forward(cases, ids, mask.bool(), at, said.logits))
+            if logits:
+                said = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            else:
+                lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+                said = torch.empty(0, device=ids.device)
+        look(Forward(cases, ids, mask.bool(), at, said))
 
     with evaluating(lm.model), torch.autocast(device, enabled=False):
         batches = MicroBatches(lm.config.tokens_per_forward)

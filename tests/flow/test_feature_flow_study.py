@@ -2,13 +2,19 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, LincorrError, SparseAutoencoderError
+from lincorr_lightning.errors import (
+    ConfigError,
+    DomainError,
+    LincorrError,
+    SparseAutoencoderError,
+)
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae import GROUPS, Place, SparseAutoencoder
 
@@ -69,8 +75,11 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
     assert results["study"] == "feature_flow"
     assert (results["n_texts"], results["n_tokens"]) == (50, 350)
     assert [each["layer"] for each in results["groups"]] == [0, 1]
-    # The zero column of each SAE: of the layer's own, and of its two or three predecessors.
-    assert [each["zero_norm"] for each in results["groups"]] == [3, 4]
+    # The zero column of each SAE: of the layer's own, and of its two or three predecessors'.
+    assert [each["zero_norm"] for each in results["groups"]] == [
+        {"residual.0": 1, "mlp_out.0": 1, "attention_out.0": 1},
+        {"residual.1": 1, "residual.0": 1, "mlp_out.1": 1, "attention_out.1": 1},
+    ]
     for each in results["groups"]:
         assert list(each["shares"]) == list(GROUPS)
         assert sum(each["shares"].values()) == pytest.approx(1)
@@ -183,7 +192,17 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
         ({"k": 0}, r"model\.k is 0"),
         ({"n_inputs": 3}, r"model\.n_inputs is 3"),
         ({"deactivation": {"n_cases": -1}}, "n_cases -1"),
-        ({"steering": {"strategies": ["cubic"]}}, "strategies \\['cubic'\\]"),
+        ({"deactivation": {"strengths": []}}, r"strengths \[\]"),
+        ({"deactivation": {"strengths": [0.0, -0.5]}}, r"-0\.5\].* at least 0"),
+        ({"deactivation": {"strengths": [0.5, 0.5]}}, "each once"),
+        ({"deactivation": {"strengths": [float("nan")]}}, "nan"),
+        ({"steering": {"strategies": ["cubic"]}}, "strategies is \\['cubic'\\]; .* single, con"),
+        ({"steering": {"strategies": []}}, r"strategies is \[\]; choose"),
+        ({"steering": {"strengths": []}}, r"steering\.strengths is \[\]"),
+        ({"steering": {"n_answers": -1}}, "n_answers -1"),
+        ({"thresholds": 2.0}, r"model\.thresholds is 2\.0: .* between -1 and 1"),
+        ({"thresholds": {"foo": 0.3}}, r"model\.thresholds .*'foo'.* there are residual, mlp_out"),
+        ({"thresholds": {"mlp_out": -3}}, r"threshold of mlp_out is -3"),
     ):
         with pytest.raises(ConfigError, match=match):
             FeatureFlowStudy(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
@@ -193,6 +212,62 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
              f"--model.lm.name_or_path={small_lm}", "--data.n_inputs=40", *QUIET,
              f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
         )  # fmt: skip
+
+
+def test_an_lm_without_the_relations_words_says_how_to_go_on(
+    small_lm: str, texts: str, tmp_path: Path
+) -> None:
+    saes = _save(tmp_path / "saes", PLACES)
+    match = r"no label.*--model\.relation null leaves city->language and steering out"
+    _fails(DomainError, match, small_lm, saes, texts, tmp_path, "--model.relation=city->language")
+
+
+def test_predecessors_that_are_rescaled_alone_are_told_of(
+    small_lm: str, texts: str, tmp_path: Path
+) -> None:
+    """Without r = 0, what least was left counts."""
+    saes = _save(tmp_path / "saes", PLACES)
+    run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
+               "--model.deactivation.strengths=[0.75,0.5]")  # fmt: skip
+    results = json.loads((run / "results.json").read_text())
+    rows = [
+        row
+        for row in _rows(run / "tables" / "deactivation.csv")
+        if (row["sources"], row["group"], row["cut"]) == ("all", "all", "matched")
+    ]
+    assert {row["r"] for row in rows} == {"0.5", "0.75"}
+    for method, entry in results["deactivation"].items():
+        own = [float(r["success"]) for r in rows if (r["method"], r["r"]) == (method, "0.5")]
+        assert entry["r"] == 0.5
+        assert entry["matched_success"] == pytest.approx(sum(own) / len(own))
+    assert (run / "figures" / "deactivation.png").is_file()
+
+
+def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
+    small_lm: str, texts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from lincorr_lightning.modules import feature_flow
+
+    saes = _save(tmp_path / "saes", PLACES)
+    monkeypatch.setattr(feature_flow, "_MOST_FEATURES", 20)
+    monkeypatch.setattr(feature_flow, "LEAST_AUROC", 0.0)
+    many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
+            "--model.thresholds=0.0")  # fmt: skip
+    run = _run(small_lm, saes, texts, tmp_path, *many, "--model.k=30")
+    (told,) = [r.getMessage() for r in caplog.records if "anybody can follow" in r.getMessage()]
+    assert re.search(r"the flow of residual\.\d\.3 has \d+ features.*model\.thresholds \(0\.0\) or "
+                     r"lower model\.k \(30\)", told)  # fmt: skip
+    largest = max(
+        len(json.loads(path.read_text())["nodes"]) for path in (run / "graphs").glob("*.json")
+    )
+    assert f"has {largest} features" in told and largest > 20
+    steered = _rows(run / "tables" / "steering.csv")
+    # Top-1: one residual feature a layer, and one of each of its two outputs.
+    assert steered and max(int(row["n_features"]) for row in steered) <= 2 * 3
+    caplog.clear()
+    _run(small_lm, saes, texts, tmp_path, *many, "--model.relation=null")
+    assert "anybody can follow" not in caplog.text
 
 
 def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> None:

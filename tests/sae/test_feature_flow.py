@@ -239,6 +239,8 @@ def test_bad_input_is_told() -> None:
         (lambda: flow.follow(start, direction="up"), "backward, forward or both"),
         (lambda: flow.follow(start, k=0), "at least 1"),
         (lambda: flow.follow(start, thresholds={"mlp": 0.1}), "'mlp' to give a threshold"),
+        (lambda: flow.follow(start, thresholds=2.0), "threshold of residual is 2; it is the least"),
+        (lambda: flow.follow(start, thresholds={"mlp_out": float("nan")}), "of mlp_out is nan"),
         (lambda: FeatureFlow({}), "no SAE"),
         (lambda: FeatureFlow({_place(0): torch.eye(3), _place(1): torch.eye(4)}), "4 wide"),
         (lambda: FeatureFlow({_place(0): torch.eye(3), _place(2): torch.eye(3)}), "layer 1, betw"),
