@@ -76,7 +76,7 @@ def training_figure(history: History, lm: str) -> Figure:
             n = min(len(own), MOST_CURVES)
             # From the first to the last, evenly.
             shown = [own[round(i * (len(own) - 1) / max(n - 1, 1))] for i in range(n)]
-            some = f" ({n} of {len(own)} layers)" if n < len(own) else ""
+            some = f" ({n} of {len(own)})" if n < len(own) else ""
             for layer in shown:
                 points = history.get(f"{what}/{kind}.{layer}")
                 if points is not None:

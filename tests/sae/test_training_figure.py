@@ -45,9 +45,7 @@ def test_more_have_a_panel_for_each_kind_and_none_is_left_out(n_layers: int) -> 
 
 def test_of_very_many_those_shown_are_spread_over_the_layers() -> None:
     curves = _curves(training_figure(_history(26, ("residual",)), "lm"))
-    shown = [
-        int(name.removeprefix("layer ")) for name in curves["dead, residual (12 of 26 layers)"]
-    ]
+    shown = [int(name.removeprefix("layer ")) for name in curves["dead, residual (12 of 26)"]]
     assert (shown[0], shown[-1], len(shown)) == (0, 25, 12)
     steps = {b - a for a, b in pairwise(shown)}
     assert steps <= {2, 3}
