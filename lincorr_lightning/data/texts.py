@@ -118,6 +118,9 @@ class TextsDataModule(L.LightningDataModule):
         knowledge_files: YAML files with knowledge of your own.
         seed: Of the order and of what is held out.
 
+    Attributes:
+        left_out: Texts that are neither trained on nor held out, as if they were not there.
+
     Raises:
         ConfigError: A setting has no meaning.
     """
@@ -152,6 +155,7 @@ class TextsDataModule(L.LightningDataModule):
             )
         self._rows: list[list[int]] = []
         self._held_out: list[list[int]] = []
+        self.left_out: frozenset[str] = frozenset()
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -188,10 +192,9 @@ class TextsDataModule(L.LightningDataModule):
         prefix = lm.prefix
         skip = self.hparams["skip_tokens"]
         self.n_skipped: int = len(prefix) if skip is None else skip
-        texts = list(dict.fromkeys(self._texts(lm)))
+        texts = self._all_texts(lm)
         n_held_out: int = self.hparams["n_held_out"]
-        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(len(texts))
-        held_out = {int(i) for i in order[:n_held_out]}
+        held_out = self._held_out_of(len(texts))
         self.n_texts = len(texts)
         read = [i for i in range(len(texts)) if trains or i in held_out]
         rows = _token_rows([texts[i] for i in read], lm, self.hparams["max_length"])
@@ -229,6 +232,27 @@ class TextsDataModule(L.LightningDataModule):
                 f"takes {self.hparams['batch_tokens']}. Name more texts as data.texts, or lower "
                 "data.n_held_out."
             )
+
+    def held_out_texts(self, lm: LanguageModel) -> list[str]:
+        """The texts that are held out, in no order.
+
+        Args:
+            lm: The LM, whose world's texts they may be.
+
+        Raises:
+            InputsError: A file cannot be read.
+            ConfigError: No texts are named and the LM has no world of its own.
+        """
+        texts = self._all_texts(lm)
+        return [texts[i] for i in self._held_out_of(len(texts))]
+
+    def _all_texts(self, lm: LanguageModel) -> list[str]:
+        """All that are different, without those that are left to another study."""
+        return [text for text in dict.fromkeys(self._texts(lm)) if text not in self.left_out]
+
+    def _held_out_of(self, n: int) -> set[int]:
+        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(n)
+        return set(order[: self.hparams["n_held_out"]].tolist())
 
     def _texts(self, lm: LanguageModel) -> Iterator[str]:
         files = self.hparams["texts"]

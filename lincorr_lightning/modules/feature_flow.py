@@ -37,6 +37,7 @@ from lincorr_lightning.sae import Feature, FeatureFlow, FlowGraph, Kind, Place, 
 from lincorr_lightning.sae.activations import places_of, width_of
 from lincorr_lightning.sae.feature_flow import check_thresholds
 from lincorr_lightning.sae.loading import load_folder, parse_feature
+from lincorr_lightning.sae.stacked import SAESettings
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class FeatureFlowStudy(FrozenLMModule):
             ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the SAEs' folders. Null
             trains some first, on texts that are not read afterwards.
         training_tokens: Tokens that these are trained on.
+        sae: How these are built.
         relation: Whose answers' features are looked for, as ``city->country``; null leaves it and
             steering out.
         features: Features whose flow is drawn, as ``residual.1.37``; null takes those that carry
@@ -85,6 +87,7 @@ class FeatureFlowStudy(FrozenLMModule):
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
         saes: str | list[str] | None = None,
         training_tokens: int = 500_000,
+        sae: SAESettings = SAESettings(n_features=1024),  # noqa: B008 (frozen)
         relation: str | None = "city->country",
         features: list[str] | None = None,
         thresholds: dict[str, float] | float = 0.25,
@@ -96,6 +99,7 @@ class FeatureFlowStudy(FrozenLMModule):
         seed: int = 0,
     ) -> None:
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
+        sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if isinstance(deactivation, Mapping):
             deactivation = DeactivationSettings(**deactivation)
         steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
@@ -110,6 +114,7 @@ class FeatureFlowStudy(FrozenLMModule):
         self.save_hyperparameters(
             {
                 "lm": asdict(lm), "saes": saes, "training_tokens": training_tokens,
+                "sae": asdict(sae),
                 "relation": relation, "features": features, "thresholds": thresholds, "k": k,
                 "n_inputs": n_inputs, "deactivation": asdict(deactivation),
                 "steering": asdict(steering),
@@ -117,6 +122,7 @@ class FeatureFlowStudy(FrozenLMModule):
             },
             logger=False,
         )  # fmt: skip
+        self.sae = sae
         self.deactivation = deactivation
         self.steering = steering
         self.thresholds: Mapping[Kind, float] | float = thresholds  # type: ignore[assignment]
@@ -176,7 +182,8 @@ class FeatureFlowStudy(FrozenLMModule):
         if not len(self.saes):
             folder = None if is_dry_run(self.trainer) else run_folder(self.trainer)
             tokens = self.hparams["training_tokens"]
-            self._take(train_saes(self.lm.config, data, tokens, folder, self.hparams["seed"]))
+            seed = self.hparams["seed"]
+            self._take(train_saes(self.lm, data, tokens, self.sae, folder, seed))
 
     def configure_model(self) -> None:
         """Load the LM.

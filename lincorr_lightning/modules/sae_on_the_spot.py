@@ -9,21 +9,28 @@ import lightning as L
 
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.modules.sae_results import SAE_FOLDER
 from lincorr_lightning.modules.sparse_autoencoders import SparseAutoencoders
 from lincorr_lightning.sae import Place, SparseAutoencoder
+from lincorr_lightning.sae.stacked import SAESettings
 
 
 def train_saes(
-    lm: LMConfig, data: TextsDataModule, n_tokens: int, folder: Path | None, seed: int
+    lm: LanguageModel,
+    data: TextsDataModule,
+    n_tokens: int,
+    sae: SAESettings,
+    folder: Path | None,
+    seed: int,
 ) -> dict[Place, SparseAutoencoder]:
-    """Train an SAE at every place of an LM, with the defaults of `SparseAutoencoders`.
+    """Train an SAE at every place of an LM, as `SparseAutoencoders` does by default.
 
     Args:
         lm: The LM.
-        data: Whose texts are read: those that it does not hold out.
+        data: Whose texts are read, of all knowledges, but for those that it holds out.
         n_tokens: How many tokens.
+        sae: How they are built.
         folder: The run's, in which they are kept as ``sparse_autoencoders/``; None keeps nothing,
             and takes but one step.
         seed: Of the initial weights.
@@ -40,8 +47,11 @@ def train_saes(
         )
     # Of a run from the command line they say how the DataModule was made, too.
     settings = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
-    own = TextsDataModule(**{**settings, "n_tokens": n_tokens, "knowledges": None})
-    study = SparseAutoencoders(lm=lm, seed=seed)
+    # What is held out is the study's; nothing is scored here.
+    settings |= {"n_tokens": n_tokens, "knowledges": None, "n_held_out": 1}
+    own = TextsDataModule(**settings)
+    own.left_out = frozenset(data.held_out_texts(lm))
+    study = SparseAutoencoders(lm=lm.config, sae=sae, seed=seed)
     with TemporaryDirectory() as elsewhere:
         trainer = L.Trainer(
             accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
@@ -50,6 +60,6 @@ def train_saes(
         )  # fmt: skip
         trainer.fit(study, datamodule=own)
     saes = study.trained()
-    for place, sae in saes.items() if folder is not None else ():
-        sae.save(folder / SAE_FOLDER / place.id)  # type: ignore[operator]
+    for place, trained in saes.items() if folder is not None else ():
+        trained.save(folder / SAE_FOLDER / place.id)  # type: ignore[operator]
     return saes

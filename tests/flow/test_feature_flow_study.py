@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import (
     ConfigError,
     DomainError,
     LincorrError,
     SparseAutoencoderError,
 )
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.sae import GROUPS, Place, SparseAutoencoder
+from lincorr_lightning.sae.stacked import SAESettings
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
@@ -305,6 +308,27 @@ def test_on_the_embedded_lm_predecessors_count(tmp_path: Path) -> None:
     steering = results["steering"]
     graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
     assert max(graphs) > steering["single"]["score"]
+
+
+def test_saes_on_the_spot_are_trained_on_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the study reads some of the world's knowledges and training reads all."""
+    lm = LanguageModel(LMConfig())
+    data = TextsDataModule(knowledges=["attribute"], n_tokens=600, batch_tokens=40, block_steps=3)
+    read = set(data.held_out_texts(lm))
+    data.prepare(lm, trains=False)
+    assert len(read) == data.hparams["n_held_out"] == 4000
+    taught: list[set[str]] = []
+
+    def stop(own: TextsDataModule, lm: LanguageModel, trains: bool = True) -> None:
+        taught.append(set(own._all_texts(lm)))
+        raise InterruptedError
+
+    monkeypatch.setattr(TextsDataModule, "prepare", stop)
+    with pytest.raises(InterruptedError):
+        train_saes(lm, data, 600, SAESettings(), None, 0)
+    assert not taught[0] & read
+    whole = TextsDataModule(n_tokens=600, batch_tokens=40, block_steps=3)
+    assert taught[0] | read == set(whole._all_texts(lm))
 
 
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
-from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.modules import SparseAutoencoders
 from lincorr_lightning.modules.sae_on_the_spot import train_saes
 from lincorr_lightning.sae import KINDS, Place, load_saes
@@ -297,4 +297,4 @@ def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path)
 
 def test_too_few_tokens_for_saes_on_the_spot_name_the_studys_own_key() -> None:
     with pytest.raises(ConfigError, match=r"model\.training_tokens is 100, .* blocks of 32768"):
-        train_saes(LMConfig(), TextsDataModule(), 100, None, 0)
+        train_saes(LanguageModel(LMConfig()), TextsDataModule(), 100, SAESettings(), None, 0)
