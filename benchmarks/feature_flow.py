@@ -66,6 +66,7 @@ def main() -> None:
         )
     )
     if arguments.figures:
+        arguments.figures.mkdir(parents=True, exist_ok=True)
         flows = sorted((arguments.run / "figures").glob("flow_*.png"))
         for source in [*(arguments.run / "figures" / f"{n}.png" for n in FIGURES), *flows[:1]]:
             name = "flow" if source in flows else source.stem
