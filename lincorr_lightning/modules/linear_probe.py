@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -22,6 +21,7 @@ from lincorr_lightning.metrics import InstancewisePearson, JointMoments, MeanREr
 from lincorr_lightning.modules.affine_map import AffineMap
 from lincorr_lightning.modules.closed_form import ClosedForm, Descent
 from lincorr_lightning.modules.frozen_lm import FrozenLMModule
+from lincorr_lightning.modules.probe_descent import descend
 from lincorr_lightning.modules.probe_files import (
     check_fitted,
     check_held_out,
@@ -235,7 +235,7 @@ class LinearProbe(FrozenLMModule):
         """Predicted target logits of every pair from joint rows."""
         return {
             (source, target): prediction
-            for source, x, _, module in self._sources(rows)
+            for source, x, _, module in self.sources_of(rows)
             for target, prediction in split_targets(self.layout, source, module(x))
         }
 
@@ -253,7 +253,7 @@ class LinearProbe(FrozenLMModule):
         if not batch.is_padding:
             self._accumulate(rows, batch.first)
         if self.hparams["solver"] == "sgd":
-            self._descend(rows, batch, first=self.current_epoch == 0 and batch_idx == 0)
+            descend(self, rows, batch, first=self.current_epoch == 0 and batch_idx == 0)
         if self.trainer.is_last_batch:
             if self.hparams["solver"] == "closed_form":
                 cast(Any, self.optimizers()).step()
@@ -294,39 +294,7 @@ class LinearProbe(FrozenLMModule):
                 fit_control(fit, self.layout, source, control, ridge)
         self._fit = fit
 
-    def _descend(self, rows: Tensor, batch: InputBatch, first: bool) -> None:
-        optimizer = cast(LightningOptimizer, self.optimizers())
-        descent = cast(Descent, optimizer.optimizer)
-        if first:
-            self._condition(descent)
-        own = torch.tensor(0.0 if batch.is_padding else len(rows), dtype=torch.float64)
-        n = self.trainer.strategy.reduce(own.to(rows.device, copy=True), reduce_op="sum")
-        # The mean over the X's of all processes, of which each knows its own.
-        share = self.trainer.world_size * float(own) / float(n)
-        # One step's X's as often as there are steps.
-        strength = self.hparams["ridge"] / (self.trainer.num_training_batches * float(n))
-        losses = []
-        for _, x, y, module in self._sources(rows):
-            loss = 0.5 * (module(x) - y).square().sum(1).mean() * share
-            losses.append(loss + 0.5 * strength * module.weight.square().sum())
-        total = torch.stack(losses).sum()
-        optimizer.zero_grad()
-        self.manual_backward(total)
-        descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
-        optimizer.step()
-        self.log(
-            "squared_error", total.detach(), prog_bar=True, batch_size=len(rows), sync_dist=True
-        )
-
-    def _condition(self, descent: Descent) -> None:
-        """Centre each map, and set its learning rate, by the X's of the whole first step."""
-        step = self.fit_moments.gather()
-        for source, module in self.maps.items():
-            x = self.layout.columns(source).to(step.mean.device)
-            covariance = step.scatter[x][:, x] / step.n
-            descent.condition(source, cast(AffineMap, module), step.mean[x], covariance)
-
-    def _sources(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
+    def sources_of(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
         """Source logits, logits of all its targets, and map, of each source."""
         for source, module in self.maps.items():
             x = rows[:, self.layout.columns(source).to(rows.device)]
@@ -354,7 +322,7 @@ class LinearProbe(FrozenLMModule):
         if batch.is_padding:
             return
         self.test_moments.update(rows)
-        for source, x, y, module in self._sources(rows):
+        for source, x, y, module in self.sources_of(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
         room = _MOST_KEPT // share_of(self.trainer).n - sum(map(len, self._kept))
         if room > 0:

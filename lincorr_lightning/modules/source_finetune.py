@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -11,13 +10,12 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
-from lincorr_lightning.data.edits import EditBatch, EditPlan, EditsDataModule
-from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.data.edits import IGNORED, EditBatch, EditPlan, EditsDataModule
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.stacked_lora import StackedLoRA
 from lincorr_lightning.modules.adapters import (
@@ -29,11 +27,11 @@ from lincorr_lightning.modules.adapters import (
     save_merged,
 )
 from lincorr_lightning.modules.edit_forecasts import LEAD, EditForecasts
+from lincorr_lightning.modules.edit_losses import answer_losses, astray, worst_first
 from lincorr_lightning.modules.finetune_results import write_results
 from lincorr_lightning.modules.sharding import check_strategy, is_sharded, shard_if_asked
 from lincorr_lightning.reporting import check_writable, is_dry_run, run_folder
 
-IGNORED = -100
 PROTOCOLS, METHODS = ("joint", "independent"), ("full", "lora")
 
 
@@ -327,36 +325,11 @@ class SourceFinetune(L.LightningModule):
         assert self._batch is not None
         # The row of a process that has no edit belongs to none.
         rows = zip(self._batch.edits, finite.tolist(), strict=False)
-        bad = self._worst_first() if together else [i for i, good in rows if not good]
-        edits = [self._edits_data.edits[i] for i in bad]
-        named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:3])
-        where = f"at the edit {named}" if edits else "where there is no edit"
-        if len(edits) > 3:
-            where += f" and {len(edits) - 3} more"
-        if together and len(edits) > 1:
-            where += " (all of the step, the highest loss first)"
-        elif self.trainer.world_size > 1 and not together:
-            where += f" (on process {self.trainer.global_rank} of {self.trainer.world_size})"
-        kept = any(c.best_model_path for c in self.trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
-        raise NonFiniteError(
-            f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. "
-            f"Lower model.learning_rate (it is {self.hparams['learning_rate']}), or set "
-            "model.lm.dtype to float32; "
-            + ("the last checkpoint is that of before." if kept else "no checkpoint was kept.")
-        )
-
-    def _worst_first(self) -> list[int]:
-        """The edits of this step on all processes, by their losses; all processes must ask."""
-        own = [
-            (loss, edit)
-            for edits, losses in self._in_step
-            for edit, loss in zip(edits, losses.tolist(), strict=False)
-        ]
-        every = [own]
-        if self.trainer.world_size > 1:
-            every = [[] for _ in range(self.trainer.world_size)]
-            distributed.all_gather_object(every, own)
-        return [edit for _, edit in sorted((pair for part in every for pair in part), reverse=True)]
+        bad = worst_first(self._in_step) if together else [i for i, good in rows if not good]
+        raise astray(
+            self.trainer, what, [self._edits_data.edits[i] for i in bad], together,
+            self.hparams["learning_rate"],
+        )  # fmt: skip
 
     def configure_gradient_clipping(
         self,
@@ -423,36 +396,3 @@ class SourceFinetune(L.LightningModule):
             )
         if checkpoint.get("forecasts") is not None:
             self.forecasts = EditForecasts.restored(checkpoint["forecasts"])
-
-
-def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
-    """Mean cross-entropy of each edit's answer tokens.
-
-    Args:
-        model: A Hugging Face causal LM.
-        batch: The edits.
-
-    Returns:
-        ``(n_rows,)``; 0 for a row that asks for nothing.
-    """
-    labels = batch.labels
-    positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
-    options: dict[str, Any] = {}
-    # The head is most of the work, and most positions are the prompt's.
-    if "logits_to_keep" in inspect.signature(model.forward).parameters and len(positions):
-        options["logits_to_keep"] = positions
-    logits = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        use_cache=False,
-        **options,
-    ).logits
-    if logits.shape[1] == labels.shape[1] and len(positions) != labels.shape[1]:
-        logits = logits[:, positions]
-    labels = labels[:, positions]
-    if not len(positions):
-        return logits.float().sum((1, 2)) * 0.0
-    losses = cross_entropy(
-        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-    )
-    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)

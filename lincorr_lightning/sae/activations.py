@@ -53,7 +53,7 @@ def places_of(
     Raises:
         SparseAutoencoderError: The LM has no such place, or none that can be hooked.
     """
-    numbers = range(len(_layers_of(model))) if layers is None else layers
+    numbers = range(len(layers_of(model))) if layers is None else layers
     places = sorted({Place(layer, kind) for layer in numbers for kind in kinds})
     for place in places:
         module_at(model, place)
@@ -121,7 +121,7 @@ def _hooked(
             rows: list[int] = []
             if place.kind != "residual":
                 # Only to know the shape where the module is handed the tokens in one row (OPT).
-                layer = _layers_of(model)[place.layer]
+                layer = layers_of(model)[place.layer]
                 handle = layer.register_forward_pre_hook(_row_counter(rows), with_kwargs=True)
                 stack.callback(handle.remove)
             hook = _hook(place, function, width, rows)
@@ -181,7 +181,12 @@ def _from_config(model: nn.Module, name: str) -> int:
     return value
 
 
-def _layers_of(model: nn.Module) -> nn.ModuleList:
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """An LM's layers, from the bottom up.
+
+    Raises:
+        SparseAutoencoderError: They are not found.
+    """
     n_layers = _from_config(model, "num_hidden_layers")
     get_decoder = getattr(model, "get_decoder", None)
     decoder = get_decoder() if callable(get_decoder) else None
@@ -205,7 +210,7 @@ def layer_of(model: nn.Module, place: Place) -> nn.Module:
     Raises:
         SparseAutoencoderError: The LM has no such layer, or none that can be hooked.
     """
-    layers = _layers_of(model)
+    layers = layers_of(model)
     if place.layer >= len(layers):
         raise SparseAutoencoderError(
             f"{type(model).__name__} has no {place}: its {len(layers)} layers are counted from 0 "
@@ -224,7 +229,7 @@ def module_at(model: nn.Module, place: Place) -> nn.Module:
     if place.kind == "residual":
         return layer
     if model not in _known:
-        _known[model] = _find_parts(model, _layers_of(model))
+        _known[model] = _find_parts(model, layers_of(model))
     name = _known[model][place.layer].get(place.kind)
     if name is None:
         _refuse(model, place, layer)

@@ -20,7 +20,7 @@ from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.lm.shared_prefixes import narrowest_window
-from lincorr_lightning.sae.activations import _layers_of, captured, edited
+from lincorr_lightning.sae.activations import captured, edited, layers_of
 from lincorr_lightning.sae.forwards import Edits, Forward
 from lincorr_lightning.sae.place import Place
 
@@ -164,7 +164,7 @@ def _read(
 @contextmanager
 def _entered(lm: LanguageModel, layer: int, stream: Tensor | None) -> Iterator[None]:
     """Have the layers below pass on the stream that enters a layer, without computing anything."""
-    skipped = list(_layers_of(lm.model))[:layer]
+    skipped = list(layers_of(lm.model))[:layer]
     own = [module.__dict__.get("forward") for module in skipped]
     try:
         for module in skipped:

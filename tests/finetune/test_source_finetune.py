@@ -17,7 +17,7 @@ from lincorr_lightning.data import EditBatch, EditsDataModule
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.modules import SourceFinetune
-from lincorr_lightning.modules.source_finetune import answer_losses
+from lincorr_lightning.modules.edit_losses import answer_losses
 
 CONTRACT = {
     "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
