@@ -59,7 +59,7 @@ def train(
 
 
 def main(
-    side_by_side: tuple[int, ...] = (1, 8, 32, 128),
+    side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128),
     n_edits: int = 128,
     steps: int = 10,
     rank: int = 8,

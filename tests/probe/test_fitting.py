@@ -15,7 +15,7 @@ from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.fitting import HALF_DECADES, choose_ridge, fit_linear_maps
 from lincorr_lightning.knowledge import AskedRelation, Catalogue
 from lincorr_lightning.lm import LMConfig, sample_inputs
-from lincorr_lightning.modules import LinearProbe, probe_settings
+from lincorr_lightning.modules import LinearProbe
 
 PAIR = "city->country"
 
@@ -117,8 +117,8 @@ def test_equal_a_run_of_the_probe_on_the_same_inputs(
     torch.testing.assert_close(ours.bias(PAIR), theirs.bias(PAIR), rtol=1e-4, atol=1e-4)
 
 
-def test_the_grid_is_that_of_the_probe() -> None:
-    assert HALF_DECADES == probe_settings.HALF_DECADES
+def test_the_grid_is_that_of_the_probe(small_lm: str) -> None:
+    assert LinearProbe(LMConfig(small_lm), knowledges="city,country").ridge_grid == HALF_DECADES
 
 
 def test_an_lm_that_answers_nan_is_refused(small_lm: str, asked: AskedRelation) -> None:
