@@ -75,7 +75,7 @@ def test_commands_and_python_run_in_order(
                 main([*command, "--print_config"])
             assert stop.value.code in (0, None)
             continue
-        # Minutes as they stand, and tests/cli runs the configs; a little shows that it runs.
+        # Minutes as they stand; a little shows that they run.
         command = [*command, *next((s for c, s in SHORTER.items() if c in command), [])]
         if any("configs/source_finetune" in part for part in command):
             # tests/cli runs the configs as they stand.
