@@ -1,12 +1,16 @@
-"""`lincorr` on two processes, as torchrun starts it, without importing the libraries each time."""
+"""Processes of one run, as torchrun starts them, without importing the libraries each time."""
 
-import multiprocessing
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import multiprocessing
 
 # Its server has imported everything and done nothing: what it forks begins as a new Python does.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -23,10 +27,8 @@ def run_in_two(*arguments: str) -> SimpleNamespace:
     Returns:
         `returncode`, the first that is not 0; `stderr` of both processes, one after the other.
     """
-    with socket.socket() as free, TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    port = _free_port()
+    with TemporaryDirectory() as folder:
         told = [Path(folder) / str(rank) for rank in range(2)]
         ranks = [
             _CONTEXT.Process(target=_rank, args=(rank, port, arguments, str(path)))
@@ -47,18 +49,45 @@ def run_in_two(*arguments: str) -> SimpleNamespace:
 
 def _rank(rank: int, port: int, arguments: tuple[str, ...], told: str) -> None:
     """One of the processes."""
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "tests", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    _join_run(rank, 2, port)
     with Path(told).open("w") as stderr, Path(os.devnull).open("w") as stdout:
         os.dup2(stderr.fileno(), 2)
         os.dup2(stdout.fileno(), 1)
         sys.argv = ["lincorr", *arguments]
-        import torch
-
         from lincorr_lightning.cli import console
 
-        torch.set_num_threads(1)
         console()
+
+
+def launch(n: int, work: Callable[..., None], *args: Any) -> None:
+    """Run a function in several processes of one run; what one of them raises is raised here.
+
+    Args:
+        n: How many.
+        work: Called with the number of the process, and the arguments.
+        args: The arguments.
+    """
+    multiprocessing.start_processes(
+        _work, (n, _free_port(), work, args), nprocs=n, start_method="forkserver"
+    )
+
+
+def _work(rank: int, n: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    _join_run(rank, n, port)
+    work(rank, *args)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _join_run(rank: int, n: int, port: int) -> None:
+    """Tell a process what torchrun does."""
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "tests", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
-from torch import distributed, multiprocessing
+from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from lincorr_lightning import LanguageModel
@@ -15,7 +15,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.modules.sharding import check_strategy
-from tests.launching import run_in_two
+from tests.launching import launch, run_in_two
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
@@ -24,10 +24,9 @@ SHARDED = [
 ]  # fmt: skip
 
 
-def ask(rank: int, file: str, folder: str, out: str) -> None:
+def ask(rank: int, folder: str, out: str) -> None:
     """The first process asks five times as much as the second."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo")
     lm = LanguageModel.from_pretrained(folder, tokens_per_forward=16)
     whole = lm.fingerprint
     lm.shard(init_device_mesh("cpu", (2,)))
@@ -55,7 +54,7 @@ def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: b
         whole.tokenizer.save_pretrained(tmp_path / "lm")
         whole = LanguageModel.from_pretrained(str(tmp_path / "lm"))
     folder = whole.config.name_or_path
-    multiprocessing.spawn(ask, (f"{tmp_path}/store", folder, str(tmp_path)), nprocs=2)
+    launch(2, ask, folder, str(tmp_path))
     n = sum(p.numel() for p in whole.model.parameters())
     for rank, mine in enumerate((PROMPTS[:10], PROMPTS[:2])):
         found = torch.load(tmp_path / f"{rank}.pt")

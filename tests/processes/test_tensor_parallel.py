@@ -1,9 +1,5 @@
 """Processes that share each product of an LM find what one process does."""
 
-import os
-import socket
-from contextlib import closing
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -33,6 +29,7 @@ from lincorr_lightning.modules import (
 )
 from lincorr_lightning.modules.adapters import AdapterSettings, add_adapter
 from lincorr_lightning.modules.sharding import shard_if_asked
+from tests.launching import launch
 from tests.processes.test_two_processes import assert_close, numbers, tables
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
@@ -122,14 +119,9 @@ def check_lm(folder: Path, mesh: DeviceMesh, adapter: bool) -> None:
         assert off < 1e-3, (folder, name, off)
 
 
-def work(rank: int, shape: tuple[int, int], port: int, root: Path, *commands: list[str]) -> None:
-    """One process, as torchrun starts it."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(prod(shape)), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(prod(shape)),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+def work(rank: int, shape: tuple[int, int], root: Path, *commands: list[str]) -> None:
+    """One process."""
+    del rank
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data_parallel", "tensor_parallel"))
     for family, adapter in CASES if commands else CASES[:1]:
@@ -137,17 +129,6 @@ def work(rank: int, shape: tuple[int, int], port: int, root: Path, *commands: li
     for command in commands:
         main(command)
     distributed.destroy_process_group()
-
-
-def launch(shape: tuple[int, int], root: Path, *commands: list[str]) -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Imports take longer than most of what is tested; done once, in a server that all come from.
-    multiprocessing.set_forkserver_preload(["lincorr_lightning.modules", "lightning.pytorch.cli"])
-    multiprocessing.start_processes(
-        work, (shape, port, root, *commands), nprocs=prod(shape), start_method="forkserver"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +144,7 @@ def lms(small_lm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_pieces_are_split_again(lms: Path) -> None:
     """Two groups of two: matrices are split over the two, the pieces' weights over the groups."""
-    launch((2, 2), lms)
+    launch(4, work, (2, 2), lms)
 
 
 @pytest.mark.slow
@@ -211,7 +192,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
 
     for command in run("one"):
         main(command)
-    launch((1, 2), lms, *run("two", *SPLIT), *go_on("lora", lora, "one", *SPLIT))
+    launch(2, work, (1, 2), lms, *run("two", *SPLIT), *go_on("lora", lora, "one", *SPLIT))
     for command in go_on("full", full, "two"):
         main(command)
 
