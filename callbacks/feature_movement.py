@@ -140,7 +140,7 @@ class FeatureMovement(Watcher):
         watched = self.subjects or self._edits[: self.n_watch] or self.sample_subjects(self.n_watch)
         self._watched = list(dict.fromkeys(watched))
         self._asked = list(dict.fromkeys([*self._watched, *self._edits]))
-        self._step = trainer.global_step
+        self.watch_from(trainer)
         if not self._base:
             self._base = self._read(self._asked)
 

@@ -170,9 +170,9 @@ class Formation(Watcher):
             )
         self._inputs = sample_inputs(tokenizer, n, seed=self.seed)
         self._facts = self._look_facts_up(trainer)
-        self._step = trainer.global_step
+        self.watch_from(trainer)
         if not self.ties:
-            self._measure(trainer)
+            self.measure(trainer)
 
     def _look_facts_up(self, trainer: L.Trainer) -> dict[str, tuple[_Facts, _Facts]]:
         truths = getattr(getattr(trainer, "datamodule", None), "truths", None)
@@ -191,33 +191,18 @@ class Formation(Watcher):
             found[name] = (parts[0], parts[1])
         return found
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Measure, if weights were updated and it is time."""
-        del pl_module, outputs, batch, batch_idx
-        step = trainer.global_step
-        if step != self._step:
-            self._step = step
-            if self.is_due(step):
-                self._measure(trainer)
-
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure the end, and write the table and the figure."""
         del pl_module
         if self.ties[-1].step != trainer.global_step:
-            self._measure(trainer)
+            self.measure(trainer)
         if trainer.is_global_zero and not is_dry_run(trainer):
             self._write(trainer)
 
     # -- measuring -------------------------------------------------------------------------------
 
-    def _measure(self, trainer: L.Trainer) -> None:
+    def measure(self, trainer: L.Trainer) -> None:
+        """Fit and score the maps, and ask for the facts."""
         step = trainer.global_step
         rows = {
             name: self._lm.domain_logits(

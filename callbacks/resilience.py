@@ -67,10 +67,10 @@ class Resilience(Watcher):
         """Fit or read the map, and score it before anything changes."""
         self.open(trainer, pl_module)
         self._x = self.subjects or self.sample_subjects(self.n_watch)
-        self._step = trainer.global_step
+        self.watch_from(trainer)
         _ = self.maps  # fitted now, if it is not given
         if not self._history:
-            self._measure(trainer)
+            self.measure(trainer)
 
     def _questions(self) -> tuple[list[Question], list[Question]]:
         copy = [self._who] * len(self._x)
@@ -79,7 +79,8 @@ class Resilience(Watcher):
             questions(self.asked.target_prompts(self._x), copy),
         )
 
-    def _measure(self, trainer: L.Trainer) -> None:
+    def measure(self, trainer: L.Trainer) -> None:
+        """Score the map."""
         step = trainer.global_step
         labels = self.asked.source.token_ids, self.asked.target.token_ids
         source, target = self.desk.read(list(zip(self._questions(), labels, strict=True)), step)
@@ -99,28 +100,11 @@ class Resilience(Watcher):
             about = self._questions()
             self.desk.want([*about[0], *about[1]], trainer.global_step)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Score the map, if weights were updated and it is time."""
-        del pl_module, outputs, batch, batch_idx
-        step = trainer.global_step
-        if step == self._step:
-            return
-        self._step = step
-        if self.is_due(step):
-            self._measure(trainer)
-
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the numbers together."""
         del pl_module
         if self._history[-1][0] != trainer.global_step:
-            self._measure(trainer)
+            self.measure(trainer)
         known = [r for _, r in self._history if r == r]
         first, last = self._history[0][1], self._history[-1][1]
         self.results = {

@@ -10,16 +10,17 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lincorr_lightning.callbacks.step_watch import StepWatch
 from lincorr_lightning.callbacks.watcher import independent
 from lincorr_lightning.data.text_prompts import read_prompts
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.token_clouds import CloudSettings, PromptGeometry, observe_prompts
-from lincorr_lightning.lm.watching import close_desks, watch_desk
+from lincorr_lightning.lm.watching import watch_desk
 from lincorr_lightning.reporting import is_dry_run, run_folder
 from lincorr_lightning.reporting.geometry_history import GeometryHistory
 
 
-class TokenGeometry(L.Callback):
+class TokenGeometry(StepWatch):
     """Intrinsic dimension, overlap, cosines and angles of the tokens of watch texts, as they train.
 
     The LM of any LightningModule reads a few texts by itself, in eval mode and without gradient:
@@ -68,27 +69,23 @@ class TokenGeometry(L.Callback):
         tokenizer: str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        counts = (("n_tokens", n_tokens), ("n_texts", n_texts), ("every_n_steps", every_n_steps))
-        for name, value in counts:
-            least = 4 if name == "n_tokens" else 1
+        super().__init__(every_n_steps, lm, tokenizer)
+        for name, value, least in (("n_tokens", n_tokens, 4), ("n_texts", n_texts, 1)):
             if value < least:
                 raise ConfigError(f"TokenGeometry.{name} is {value}; it must be at least {least}.")
         self.texts = texts
         self.key = key
         self.n_tokens = n_tokens
         self.n_texts = n_texts
-        self.every_n_steps = every_n_steps
         self.settings = CloudSettings.of(
             n_tokens, range_scalings or [2], ks or [2], embedding_layer, "TokenGeometry"
         )
-        self.lm = lm
-        self.tokenizer = tokenizer
         self.seed = seed
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        self.history: dict[str, list[tuple[int, float]]] = {}
+    def begin(self) -> None:
+        """Forget all that was seen in another run."""
+        super().begin()
         self.results: dict[str, Any] = {}
         self._measured = -1
 
@@ -102,28 +99,10 @@ class TokenGeometry(L.Callback):
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin anew; of a run that is resumed, the checkpoint says the rest."""
-        del pl_module
-        if stage == "fit":
-            close_desks(trainer)
-            self._begin()
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def close(self, trainer: L.Trainer) -> None:
         """Let go of the LM."""
-        del pl_module, stage
-        self._close(trainer)
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Let go of the LM."""
-        del pl_module, exception
-        self._close(trainer)
-
-    def _close(self, trainer: L.Trainer) -> None:
-        close_desks(trainer)
-        vars(self).pop("_asked", None)
+        super().close(trainer)
+        self.__dict__.pop("_asked", None)
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured so far."""
@@ -146,8 +125,7 @@ class TokenGeometry(L.Callback):
         self._asked = watch_desk(trainer, pl_module, self.lm, self.tokenizer).lm
         if not is_dry_run(trainer):
             run_folder(trainer)  # agreed on by all processes, before one of them writes
-        mine = [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
-        place = mine.index(self)
+        place = self.like_me(trainer).index(self)
         self._tag = f"token_geometry_{place + 1}" if place else "token_geometry"
         prompts = read_prompts(
             self._asked, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
@@ -155,9 +133,10 @@ class TokenGeometry(L.Callback):
         )  # fmt: skip
         self._tokens = torch.tensor(prompts.rows)
         self._names = [text.where for text in prompts.texts]
-        self._step, self._copies = trainer.global_step, None
+        self.watch_from(trainer)
+        self._copies = None
         if self._measured < 0:
-            self._measure(trainer)
+            self.measure(trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -168,24 +147,8 @@ class TokenGeometry(L.Callback):
         trained = alone is not None and bool(alone.edits)
         self._copies = getattr(pl_module, "rows_of_copies", None) if trained else None
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Observe the texts, if weights were updated and it is time."""
-        del pl_module, outputs, batch, batch_idx
-        step = trainer.global_step
-        if step == self._step:
-            return
-        self._step = step
-        if step % self.every_n_steps == 0:
-            self._measure(trainer)
-
-    def _measure(self, trainer: L.Trainer) -> None:
+    def measure(self, trainer: L.Trainer) -> None:
+        """Observe the texts."""
         self._measured = trainer.global_step
         found = []
         # One at a time: beside what training keeps there may be little memory.
@@ -193,10 +156,7 @@ class TokenGeometry(L.Callback):
             with nullcontext() if self._copies is None else self._copies([0]):
                 found += observe_prompts(self._asked, row, [name], self.settings)
         numbers = {f"{self._tag}/{k}": v for k, v in self._means(found).items()}
-        for name, value in numbers.items():
-            self.history.setdefault(name, []).append((self._measured, value))
-        for logger in trainer.loggers:
-            logger.log_metrics(numbers, step=self._measured)
+        self.log_numbers(trainer, numbers, self._measured)
 
     def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
         """Means over the texts of each observable of each layer; what has no end is left out."""
@@ -228,7 +188,7 @@ class TokenGeometry(L.Callback):
         """Draw layer and step, and write the numbers."""
         del pl_module
         if self._measured != trainer.global_step:
-            self._measure(trainer)
+            self.measure(trainer)
         history = {
             name.removeprefix(f"{self._tag}/"): points for name, points in self.history.items()
         }

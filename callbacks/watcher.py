@@ -1,26 +1,27 @@
-"""What all callbacks that watch an LM in training have in common."""
+"""What all callbacks that ask an LM in training about a relation have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 
 from lincorr_lightning.callbacks.relation_maps import RelationMaps
+from lincorr_lightning.callbacks.step_watch import StepWatch
 from lincorr_lightning.data.edit_sampling import Edit
 from lincorr_lightning.data.edits import EditBatch
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import AskedRelation, Catalogue, Relation
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
-from lincorr_lightning.lm.watching import Question, WatchDesk, close_desks, watch_desk
+from lincorr_lightning.lm.watching import Question, WatchDesk, watch_desk
 
 DEFAULT_RELATION = "city->country"
 LEAST = 3
 """Subjects that an r needs."""
 
 
-class Watcher(L.Callback):
+class Watcher(StepWatch):
     """Asks the LM of any LightningModule about one relation.
 
     The LM is asked by itself, in eval mode and without gradient: weights, optimizer, random
@@ -55,20 +56,13 @@ class Watcher(L.Callback):
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if every_n_steps < 1:
-            raise ConfigError(
-                f"{type(self).__name__}.every_n_steps is {every_n_steps}; it must be at least 1."
-            )
+        super().__init__(every_n_steps, lm, tokenizer)
         if ridge < 0:
             raise ConfigError(f"{type(self).__name__}.ridge is {ridge}; it must not be negative.")
         self.relation = relation
         self.linear_map = linear_map
         self.ridge = ridge
         self.n_inputs = n_inputs
-        self.every_n_steps = every_n_steps
-        self.lm = lm
-        self.tokenizer = tokenizer
         self.knowledge_files = knowledge_files
         self.seed = seed
         self.begin()
@@ -85,27 +79,8 @@ class Watcher(L.Callback):
 
     def begin(self) -> None:
         """Forget all that was seen in another run."""
-        self.history: dict[str, list[tuple[int, float]]] = {}
+        super().begin()
         self._maps: RelationMaps | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin anew; of a run that is resumed, the checkpoint says the rest."""
-        del pl_module
-        if stage == "fit":
-            close_desks(trainer)
-            self.begin()
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let go of the LM."""
-        del pl_module, stage
-        close_desks(trainer)
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Let go of the LM."""
-        del pl_module, exception
-        close_desks(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far, and the maps: an LM in training would give others."""
@@ -151,10 +126,6 @@ class Watcher(L.Callback):
         """Name of the relation that it watches in a run."""
         return self.relation or relation_of_edits(trainer) or DEFAULT_RELATION
 
-    def like_me(self, trainer: L.Trainer) -> list[Watcher]:
-        """All watchers of this kind in a run, itself included."""
-        return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
-
     @property
     def maps(self) -> RelationMaps:
         """The linear maps; read or fitted when they are first needed, or as before a resumption.
@@ -172,20 +143,6 @@ class Watcher(L.Callback):
         """Subjects X from the LM's vocabulary, as many as there are up to n."""
         tokenizer = self.desk.lm.tokenizer
         return sample_inputs(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
-
-    def is_due(self, step: int) -> bool:
-        """Whether a step is one of those that are measured."""
-        return step % self.every_n_steps == 0
-
-    # -- telling ---------------------------------------------------------------------------------
-
-    def log_numbers(self, trainer: L.Trainer, numbers: Mapping[str, float], step: int) -> None:
-        """Keep scalars and send them to every logger; NaN (nothing varied) is left out."""
-        finite = {name: value for name, value in numbers.items() if value == value}
-        for name, value in finite.items():
-            self.history.setdefault(name, []).append((step, value))
-        for logger in trainer.loggers:
-            logger.log_metrics(finite, step=step)
 
 
 def edits_of(trainer: L.Trainer) -> list[Edit] | None:
