@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import PreTrainedTokenizerFast
 
+from lincorr_lightning.data.processes import share_of
 from lincorr_lightning.data.word_tokenizer import build_tokenizer
 from lincorr_lightning.data.world import Statement, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
@@ -361,9 +362,8 @@ class CorpusDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[PackedBatch]:
         """Every statement once, or as often as asked for."""
-        rank, n_processes, epoch = 0, 1, self._first_epoch
+        epoch = self._first_epoch
         if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
             epoch = max(epoch, self.trainer.current_epoch)
         repeated = [s for s in self._encoded for _ in range(self._repeats[s.knowledge])]
         epochs = _Epochs(
@@ -374,7 +374,8 @@ class CorpusDataModule(L.LightningDataModule):
             self.hparams["mixed"],
             self.hparams["seed"],
         )
-        sampler = _EveryBatchOnce(epochs, rank, n_processes)
+        share = share_of(self.trainer)
+        sampler = _EveryBatchOnce(epochs, share.number, share.n)
         # A run that is resumed takes its first batch before Lightning tells the epoch.
         sampler.set_epoch(epoch)
         return DataLoader(epochs, batch_size=None, sampler=sampler)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from lincorr_lightning.data.processes import share_of
 from lincorr_lightning.data.row_files import read_rows
 from lincorr_lightning.data.step_loader import StepLoader
 from lincorr_lightning.data.world import World
@@ -325,10 +326,8 @@ class TextsDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> StepLoader:
         """Steps, each by its block and its number there."""
-        rank, n_processes = 0, 1
-        if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
-        self._dealt = self.blocks(rank, n_processes)
+        share = share_of(self.trainer)
+        self._dealt = self.blocks(share.number, share.n)
         return StepLoader(self._dealt, self.trainer)
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
@@ -336,18 +335,16 @@ class TextsDataModule(L.LightningDataModule):
         rows = sorted(self._held_out, key=len)
         size: int = self.hparams["eval_batch_size"]
         batches = [pad_rows(rows[i : i + size], self.n_skipped) for i in range(0, len(rows), size)]
-        rank, n_processes = 0, 1
-        if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+        share = share_of(self.trainer)
         # As many for each process: what is added counts nowhere.
-        while len(batches) % n_processes:
+        while len(batches) % share.n:
             last = batches[-1]
             batches.append(
                 TokenRows(last.input_ids, last.attention_mask, torch.zeros_like(last.counted))
             )
         sampler: DistributedSampler[Any] = DistributedSampler(
             batches,  # type: ignore[arg-type]
-            num_replicas=n_processes, rank=rank, shuffle=False,
+            num_replicas=share.n, rank=share.number, shuffle=False,
         )  # fmt: skip
         return DataLoader(batches, batch_size=None, sampler=sampler)  # type: ignore[arg-type]
 
