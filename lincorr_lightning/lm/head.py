@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.memory import why_no_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -238,9 +239,9 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
     def agrees(reading: Reading) -> bool:
         try:
             ours = read_logits(model, ids, None, last, tokens, reading)
-        except torch.OutOfMemoryError:
-            raise
-        except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError):
+        except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            if why_no_memory(error):
+                raise
             return False
         return bool((ours - own).abs().max() <= tolerance)
 

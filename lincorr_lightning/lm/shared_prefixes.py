@@ -19,6 +19,7 @@ from lincorr_lightning.lm.head import (
     takes_argument,
     to_device,
 )
+from lincorr_lightning.lm.memory import why_no_memory
 from lincorr_lightning.lm.prompt_trees import (
     MOST_NODES,
     PromptTree,
@@ -201,9 +202,9 @@ def why_not_shared(
     nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:
         (shared,) = read_trees(model, batch, [(nodes.to(device), tokens.to(device))])
-    except torch.OutOfMemoryError:
-        raise
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        if why_no_memory(error):
+            raise
         return f"it takes no mask of ours ({type(error).__name__})"
     spread = (plain - plain.mean(0)).norm()
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
