@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
@@ -85,6 +86,25 @@ def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
                 lines.append("")
             lines[-1] += sign
     return lines
+
+
+def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Name a panel and its axes, with a pale grid behind the data.
+
+    Args:
+        axes: The panel.
+        title: Of the panel.
+        x: Of the horizontal axis.
+        y: Of the vertical axis.
+    """
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
+    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
 
 
 def finish(figure: Figure) -> Figure:

@@ -12,7 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from lincorr_lightning.reporting.canvas import BLUE, GREY, INK, ORANGE, PALE, finish, new_figure
+from lincorr_lightning.reporting.canvas import (
+    BLUE,
+    GREY,
+    ORANGE,
+    finish,
+    new_figure,
+    plain_axes,
+)
 
 if TYPE_CHECKING:
     from lincorr_lightning.reporting.geometry_report import Floats, GeometryReport
@@ -100,7 +107,7 @@ def overlap_figure(report: GeometryReport) -> Figure:
         if deep:
             _finish(panel, f"k = {report.ks[at]}", report.layers)
         else:
-            _axes(panel, f"layers {report.layers[at]} and {report.layers[at + 1]}", "k", "")
+            plain_axes(panel, f"layers {report.layers[at]} and {report.layers[at + 1]}", "k", "")
             panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _alike(axes)
     _legend(figure, axes)
@@ -143,7 +150,7 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     _scatter(right, x, report.loss[:, level], BLUE, fitted=True)
     told = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
     told = f"layer {layer}, the strongest: {told}"
-    _axes(right, told, "intrinsic dimension", "loss (nats)")
+    plain_axes(right, told, "intrinsic dimension", "loss (nats)")
     right.set_xscale("log")
     right.set_yscale("log")
     for axis in (right.xaxis, right.yaxis):
@@ -168,9 +175,9 @@ def said_figure(report: GeometryReport) -> Figure:
         entropy = report.entropy[:, i]
         _scatter(axes[0], entropy, report.logits_dimension[:, i, 0], colour, label=label)
         _scatter(axes[1], entropy, report.loss[:, i], colour)
-    _axes(axes[0], f"ID of the cloud of probabilities, n2 = {n2}", "mean entropy (nats)",
-          "intrinsic dimension")  # fmt: skip
-    _axes(axes[1], "loss", "mean entropy (nats)", "loss (nats)")
+    plain_axes(axes[0], f"ID of the cloud of probabilities, n2 = {n2}", "mean entropy (nats)",
+               "intrinsic dimension")  # fmt: skip
+    plain_axes(axes[1], "loss", "mean entropy (nats)", "loss (nats)")
     _legend(figure, axes)
     return finish(figure)
 
@@ -229,20 +236,9 @@ def _curve(axes: Axes, layers: Sequence[int], values: Floats, label: str, colour
 
 def _finish(axes: Axes, title: str, layers: Sequence[int]) -> None:
     """Layers on x, the same in all panels."""
-    _axes(axes, title, "layer", "")
+    plain_axes(axes, title, "layer", "")
     axes.set_xlim(layers[0] - 0.5, layers[-1] + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def _axes(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
-    axes.set_xlabel(x, fontsize=8.5, color=INK)
-    axes.set_ylabel(y, fontsize=8.5, color=INK)
-    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    axes.grid(color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
 
 
 def _scatter(

@@ -16,10 +16,10 @@ from lincorr_lightning.reporting.canvas import (
     GREY,
     INK,
     ORANGE,
-    PALE,
     finish,
     legible,
     new_figure,
+    plain_axes,
 )
 from lincorr_lightning.reporting.figures import correlation_heatmap
 
@@ -60,7 +60,7 @@ def closeness_figure(report: KnowledgeGeometryReport) -> Figure:
             _points(axes, matrix, report.score_matrices[against], _COLOURS[against])
             rho = _found(report.test(kind, setting, against))
             label = f"{name}, {setting.replace('=', ' = ')}"
-            _axes(axes, rho, label, _WHAT[against])
+            plain_axes(axes, rho, label, _WHAT[against])
     return finish(figure)
 
 
@@ -110,13 +110,13 @@ def dimension_figure(report: KnowledgeGeometryReport) -> Figure:
         if deep:
             marker = 3 if len(report.layers) <= 12 else 0
             panels[1].plot(report.layers, values[:, 0], markersize=marker, **style)
-    _axes(panels[0], f"layer {report.layers[-1]}", "range scaling n2", "intrinsic dimension")
+    plain_axes(panels[0], f"layer {report.layers[-1]}", "range scaling n2", "intrinsic dimension")
     panels[0].set_xscale("log", base=2)
     panels[0].xaxis.set_major_locator(FixedLocator(list(report.range_scalings)))
     panels[0].xaxis.set_minor_locator(NullLocator())
     panels[0].xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     if deep:
-        _axes(panels[1], f"n2 = {report.range_scalings[0]}", "layer", "")
+        plain_axes(panels[1], f"n2 = {report.range_scalings[0]}", "layer", "")
         panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     handles, labels = panels[0].get_legend_handles_labels()
     # Of the figure it would reach into the title.
@@ -153,7 +153,7 @@ def rho_figure(report: KnowledgeGeometryReport) -> Figure:
                 axes.plot(layer, rho, "o", color=colour, markerfacecolor=face, markersize=4.5)
         axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
         title = kind.replace("_", " of ").replace("dimension of difference", "difference of log ID")
-        _axes(axes, f"{title}, {setting.replace('=', ' = ')}", "layer", "")
+        plain_axes(axes, f"{title}, {setting.replace('=', ' = ')}", "layer", "")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].set_ylabel("Spearman ρ", fontsize=8.5, color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -175,14 +175,3 @@ def _points(axes: Axes, x: Floats, y: Floats, colour: str) -> None:
               markeredgewidth=0)  # fmt: skip
     if not known.any():
         axes.set_ylim(0, 1)
-
-
-def _axes(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
-    axes.set_xlabel(x, fontsize=8.5, color=INK)
-    axes.set_ylabel(y, fontsize=8.5, color=INK)
-    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    axes.grid(color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
