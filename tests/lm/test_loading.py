@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,21 @@ def test_float32_by_default_whatever_the_checkpoint_has(
     assert LanguageModel.from_pretrained(path).model.dtype == torch.float32
     assert LanguageModel.from_pretrained(path, dtype="auto").model.dtype == stored
     assert LanguageModel.from_pretrained(path, dtype="float16").model.dtype == torch.float16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory maps are read as Linux tells them")
+def test_weights_of_the_file_s_dtype_are_mapped_not_copied(folder: Path) -> None:
+    def mapped(dtype: str) -> set[bool]:
+        lm = LanguageModel.from_pretrained(str(folder), dtype=dtype)
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        ends = [
+            [int(end, 16) for end in line[0].split("-")]
+            for line in lines if line[-1] == str(folder / "model.safetensors")
+        ]  # fmt: skip
+        return {any(a <= p.data_ptr() < b for a, b in ends) for p in lm.model.parameters()}
+
+    assert mapped("float32") == mapped("auto") == {True}
+    assert mapped("bfloat16") == {False}
 
 
 def test_attention_implementation_is_handed_on(folder: Path) -> None:
