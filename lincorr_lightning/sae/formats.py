@@ -76,8 +76,9 @@ def load_sae(
             ``activation_scaler.json`` with ``{"scaling_factor": ...}`` in the folder says it, too.
         lm: The LM; needed for an SAE that reads the attention's concatenated heads (Gemma Scope's
             attention SAEs, SAELens at ``hook_z``), which then reads and writes what the attention
-            adds to the stream, its output projection and bias being taken into the SAE. Its weights
-            are loaded if they are needed and are not yet.
+            adds to the stream, its output projection and bias being taken into the SAE; and for one
+            of SAELens whose LM was centred (``center_writing_weights``), which then reads the LM's
+            own activations. Its weights are loaded if they are needed and are not yet.
 
     Returns:
         The SAE in float32, in evaluation mode.

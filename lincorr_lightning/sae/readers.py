@@ -17,6 +17,7 @@ from torch import Tensor
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
 from lincorr_lightning.sae.place import KINDS, Kind, Place
+from lincorr_lightning.sae.processed_lm import centred, changes_of, check_heads
 from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors, refuse
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
@@ -100,7 +101,11 @@ def read_saelens(folder: Path, wishes: Wishes) -> SparseAutoencoder:
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
     )
-    return _from_heads(sae, path, wishes) if hook.endswith("hook_z") else sae
+    changes = changes_of(config)
+    if hook.endswith("hook_z"):
+        check_heads(changes, path)
+        return _from_heads(sae, path, wishes)
+    return centred(sae, wishes.lm, path) if "center_writing_weights" in changes else sae
 
 
 def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activation, int | None]:
