@@ -22,7 +22,7 @@ from lincorr_lightning.functional import (
 from lincorr_lightning.knowledge import AskedRelation, Domain
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 from lincorr_lightning.lm.watching import watch_desk
-from lincorr_lightning.reporting import atomic_write, is_dry_run, run_folder, write_csv
+from lincorr_lightning.reporting import is_dry_run, run_folder, write_csv, write_picture
 from lincorr_lightning.reporting.numbers import number
 
 _LEAST = 20
@@ -273,8 +273,7 @@ class Formation(Watcher):
         picture = to_picture(
             training_curves(self._curves(), "How ties form", "r on held-out X’s at each step")
         )
-        with atomic_write(folder / "figures" / "formation.png") as part:
-            part.write_bytes(picture.png)
+        write_picture(picture, folder / "figures" / "formation.png")
         for writer in writers(trainer):
             add_picture(writer, "formation", picture, trainer.global_step)
 

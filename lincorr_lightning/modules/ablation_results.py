@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.data.paired_texts import PairedTextsDataModule
-from lincorr_lightning.reporting import save_figure, write_csv, write_json
+from lincorr_lightning.reporting import write_csv, write_json
 from lincorr_lightning.reporting.ablation_report import AblationReport, RunScores
 from lincorr_lightning.version import __version__
 
@@ -136,8 +136,7 @@ def write_results(
     write_csv(folder / "tables" / "summary.csv", *report.summary_table())
     write_csv(folder / "tables" / "cases.csv", CASES, _cases(module))
     data.write_texts(folder / "tables" / "texts.csv", module.labels, module.told[0])
-    for name, figure in report.figures().items():
-        save_figure(figure, folder / "figures" / f"{name}.png")
+    report.write_pictures(folder)
     report.show(module.trainer)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.data.edits import EditsDataModule
 from lincorr_lightning.modules.watched import watched_results
-from lincorr_lightning.reporting import save_figure, write_json
+from lincorr_lightning.reporting import write_json, write_picture
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
 from lincorr_lightning.version import __version__
 
@@ -118,8 +118,8 @@ def _draw(
         f"{relation}: what {module.lm.config.name_or_path} comes to believe",
         f"{what}, learning rate {module.hparams['learning_rate']:g}",
     )
-    save_figure(figure, folder / "figures" / "training.png")
     pictures = {"training": to_picture(figure)}
+    write_picture(pictures["training"], folder / "figures" / "training.png")
     if module.forecasts is not None:
         pictures |= module.forecasts.told(report).pictures
     for writer in writers(module.trainer):

@@ -11,6 +11,7 @@ from lincorr_lightning.reporting.files import (
     study_name,
     write_csv,
     write_json,
+    write_picture,
 )
 from lincorr_lightning.reporting.probe_report import (
     CompletenessScore,
@@ -48,4 +49,5 @@ __all__ = [
     "top_influences",
     "write_csv",
     "write_json",
+    "write_picture",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from lincorr_lightning.reporting.canvas import (
     PALE,
     finish,
     new_figure,
-    to_picture,
 )
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 from lincorr_lightning.reporting.training_curves import training_curves
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class RunScores:
 
 
 @dataclass(frozen=True)
-class AblationReport:
+class AblationReport(Pictured):
     """What all networks of a run say.
 
     Attributes:
@@ -187,7 +188,7 @@ class AblationReport:
 
     # -- figures ---------------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Figure]:
+    def drawings(self) -> Drawings:
         """The bars, and the curves of training."""
         history = {
             # A panel for each phase and side, the mappings over each other.
@@ -195,12 +196,12 @@ class AblationReport:
             for title, prefix in self._panels()
             for mapping in self.mappings
         }
-        figures = {"generalization": self._bars()}
+        drawings: dict[str, Callable[[], Figure]] = {"generalization": self._bars}
         if history:
             title = f"{self.relation}: what is composed from the vocabulary of {self.lm}"
             told = "share of the new subjects (compose: of the paired texts)"
-            figures["training"] = training_curves(history, title, told)
-        return figures
+            drawings["training"] = partial(training_curves, history, title, told)
+        return drawings
 
     def _panels(self) -> Iterator[tuple[str, str]]:
         """Title, and what tags begin with, of each panel there are points for."""
@@ -246,19 +247,14 @@ class AblationReport:
         Args:
             trainer: The run's trainer; its global step is theirs.
         """
-        logs = list(writers(trainer))
-        if not logs:
-            return
-        pictures = {name: to_picture(figure) for name, figure in self.figures().items()}
         charts = {
             title: ["Multiline", [f"{prefix}{mapping}" for mapping in self.mappings]]
             for title, prefix in self._panels()
         }
-        for writer in logs:
+        for writer in writers(trainer):
             writer.add_custom_scalars({self.relation: charts})  # type: ignore[no-untyped-call]
             writer.add_text("summary", self.markdown(), trainer.global_step)  # type: ignore[no-untyped-call]
-            for name, picture in pictures.items():
-                add_picture(writer, f"figures/{name}", picture, trainer.global_step)
+        self.show_pictures(trainer, trainer.global_step)
 
 
 def _bars_of(axes: Axes, x: float, row: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import cached_property
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.reporting.files import atomic_write, write_csv
+from lincorr_lightning.reporting.files import write_csv
 from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
 
 if TYPE_CHECKING:
     from lincorr_lightning.knowledge import AskedRelation
-    from lincorr_lightning.reporting.canvas import Picture
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 
@@ -77,7 +77,7 @@ COLUMNS = tuple(field.name for field in fields(EditCase))
 
 
 @dataclass(frozen=True)
-class EditReport:
+class EditReport(Pictured):
     """All cases of a run.
 
     Attributes:
@@ -168,19 +168,15 @@ class EditReport:
         """
         folder = Path(folder)
         write_csv(folder / "tables" / f"cases{suffix}.csv", COLUMNS, map(astuple, self.cases))
-        for name, picture in self.pictures.items():
-            with atomic_write(folder / "figures" / f"{name}{suffix}.png") as part:
-                part.write_bytes(picture.png)
+        self.write_pictures(folder, suffix)
 
-    @cached_property
-    def pictures(self) -> dict[str, Picture]:
-        """Every figure, by its file name without suffix; drawn once."""
+    def drawings(self) -> Drawings:
+        """The figures, by their file names without suffix."""
         from lincorr_lightning.reporting import edit_figures
-        from lincorr_lightning.reporting.canvas import to_picture
 
         return {
-            "reference_weights": to_picture(edit_figures.reference_weights_figure(self)),
-            "outcomes": to_picture(edit_figures.outcomes_figure(self)),
+            "reference_weights": partial(edit_figures.reference_weights_figure, self),
+            "outcomes": partial(edit_figures.outcomes_figure, self),
         }
 
     def of_outcome(self, outcome: Outcome) -> list[EditCase]:

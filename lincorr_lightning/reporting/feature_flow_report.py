@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.reporting.canvas import short_name, to_picture
-from lincorr_lightning.reporting.files import safe_names, save_figure, write_csv
+from lincorr_lightning.reporting.canvas import short_name
+from lincorr_lightning.reporting.files import safe_names, write_csv
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 
 if TYPE_CHECKING:
     import lightning as L
@@ -173,7 +175,7 @@ class DrawnFlow:
 
 
 @dataclass(frozen=True)
-class FeatureFlowReport:
+class FeatureFlowReport(Pictured):
     """Everything a run of the feature flow found.
 
     Attributes:
@@ -321,34 +323,34 @@ class FeatureFlowReport:
         for name, graph in graphs.items():
             graph.write_json(folder / "graphs" / f"{name}.json")
             graph.write_graphml(folder / "graphs" / f"{name}.graphml")
-        for name, figure in self.figures().items():
-            save_figure(figure, folder / "figures" / f"{name}.png")
+        self.write_pictures(folder)
 
-    def figures(self) -> dict[str, Figure]:
-        """Every figure there are numbers for."""
+    def drawings(self) -> Drawings:
+        """Every figure there are numbers for, by its file name without suffix."""
         from lincorr_lightning.reporting import feature_flow_figures as draw
         from lincorr_lightning.reporting.flow_graph_figure import flow_graph_figure
 
-        figures = {
-            "groups": draw.groups_figure(self),
-            "cosines": draw.cosines_figure(self),
-            "joint_activation": draw.joint_activation_figure(self),
+        drawings: dict[str, Callable[[], Figure]] = {
+            "groups": partial(draw.groups_figure, self),
+            "cosines": partial(draw.cosines_figure, self),
+            "joint_activation": partial(draw.joint_activation_figure, self),
         }
         if self.transitions:
-            figures["transitions"] = draw.transitions_figure(self)
+            drawings["transitions"] = partial(draw.transitions_figure, self)
         if self.cuts:
-            figures["deactivation"] = draw.deactivation_figure(self)
-            figures["rescaling"] = draw.rescaling_figure(self)
+            drawings["deactivation"] = partial(draw.deactivation_figure, self)
+            drawings["rescaling"] = partial(draw.rescaling_figure, self)
         if self.steering:
-            figures["steering"] = draw.steering_figure(self)
+            drawings["steering"] = partial(draw.steering_figure, self)
         if self.relation is not None and self.relation.cuts:
-            figures["relation"] = draw.relation_figure(self.relation, self.lm)
+            drawings["relation"] = partial(draw.relation_figure, self.relation, self.lm)
         names = safe_names(flow.name for flow in self.flows)
+        features = f"features of {short_name(self.lm)}"
         for flow in self.flows:
-            figures[f"flow_{names[flow.name]}"] = flow_graph_figure(
-                flow.graphs, flow.title, self.names, f"features of {short_name(self.lm)}"
+            drawings[f"flow_{names[flow.name]}"] = partial(
+                flow_graph_figure, flow.graphs, flow.title, self.names, features
             )
-        return figures
+        return drawings
 
     def show(self, trainer: L.Trainer) -> None:
         """Add scalars, tables and figures to TensorBoard.
@@ -356,16 +358,11 @@ class FeatureFlowReport:
         Args:
             trainer: The run's trainer.
         """
-        logs = list(writers(trainer))
-        if not logs:
-            return
-        pictures = {name: to_picture(figure) for name, figure in self.figures().items()}
-        for writer in logs:
+        for writer in writers(trainer):
             for tag, value in self.scalars().items():
                 writer.add_scalar(tag, value, 0)  # type: ignore[no-untyped-call]
             writer.add_text("groups", self.markdown(), 0)  # type: ignore[no-untyped-call]
-            for name, picture in pictures.items():
-                add_picture(writer, f"figures/{name}", picture, 0)
+        self.show_pictures(trainer)
 
     def scalars(self) -> dict[str, float]:
         """What TensorBoard can set beside another run, by tag; what is not known is left out."""

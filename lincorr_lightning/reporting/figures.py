@@ -32,6 +32,8 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _COLOURS = "RdBu_r"
 # Below this a cell's two decimals would be too small to read.
 _SMALLEST_CELL_WITH_VALUE = 0.27
+# Of the largest weight; numbers in all other cells would hide those that matter.
+_LEAST_TOLD = 0.1
 _SIDES = 1.1  # colour bar and margins, in inches
 _MOST_PANELS = 12
 
@@ -94,8 +96,9 @@ def weight_heatmap(
     limit = float(np.abs(weight).max(initial=0.0)) or 1.0
     if right is not None and right.any():
         subtitle = f"{subtitle}; framed: right in the world".lstrip("; ")
+    subtitle = f"{subtitle}; numbers from |W| = {short(_LEAST_TOLD * limit)} on".lstrip("; ")
     figure, axes, image, cell = _heatmap(
-        weight, target_labels, source_labels, title, subtitle, limit
+        weight, target_labels, source_labels, title, subtitle, limit, least=_LEAST_TOLD * limit
     )
     for row, column in np.argwhere(right) if right is not None else ():
         frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
@@ -142,8 +145,12 @@ def _heatmap(
     title: str,
     subtitle: str,
     limit: float,
+    least: float = 0.0,
 ) -> tuple[Figure, Axes, AxesImage, float]:
-    """Square cells with values where they fit; returns the cell's size in inches too."""
+    """Square cells with values where they fit; returns the cell's size in inches too.
+
+    Values nearer to 0 than `least` are told by their colour alone.
+    """
     n_rows, n_columns = matrix.shape
     row_labels, row_note = legible(rows)
     column_labels, column_note = legible(columns)
@@ -163,15 +170,15 @@ def _heatmap(
     axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
     axes.tick_params(length=0, pad=3, labelcolor=INK)
-    axes.set_xticks(np.arange(n_columns + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(n_rows + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=min(1.0, 3 * cell))
-    axes.tick_params(which="minor", length=0)
+    # Two collections; as minor ticks, each line would be an object with a label of its own.
+    between = {"colors": "white", "linewidth": min(1.0, 3 * cell), "zorder": 1.5}
+    axes.vlines(np.arange(n_columns + 1) - 0.5, -0.5, n_rows - 0.5, **between)
+    axes.hlines(np.arange(n_rows + 1) - 0.5, -0.5, n_columns - 0.5, **between)
     axes.spines[:].set_visible(False)
     if cell >= _SMALLEST_CELL_WITH_VALUE:
         size = min(cell * 22, 10.0)
         for (row, column), value in np.ndenumerate(matrix):
-            if not math.isnan(value):
+            if not math.isnan(value) and abs(value) >= least:
                 ink = "white" if abs(value) > 0.6 * limit else INK
                 # Inside its cell a value takes no room; asking each one would take long.
                 axes.text(column, row, short(float(value)), ha="center", va="center",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import lightning as L
     from matplotlib.figure import Figure
 
+    from lincorr_lightning.reporting.canvas import Picture
+
 _WAY_OUT = "Choose another folder, with --trainer.default_root_dir or the path you passed."
 _REASONS = {
     errno.ENOSPC: "the disk is full. Free some space, or choose another folder",
@@ -316,8 +318,27 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     Raises:
         OutputError: The file cannot be written.
     """
+    from lincorr_lightning.reporting.canvas import to_picture
+
+    if Path(path).suffix == ".png":
+        write_picture(to_picture(figure), path)
+        return
     with atomic_write(path) as part:
         figure.savefig(part, dpi=figure.dpi)
+
+
+def write_picture(picture: Picture, path: str | Path) -> None:
+    """Write a figure that is drawn already.
+
+    Args:
+        picture: The figure.
+        path: The file to write.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    with atomic_write(path) as part:
+        part.write_bytes(picture.png)
 
 
 # -- names -----------------------------------------------------------------------------------

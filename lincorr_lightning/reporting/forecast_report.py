@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.reporting.files import atomic_write, write_csv
+from lincorr_lightning.reporting.files import write_csv
 from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-
-if TYPE_CHECKING:
-    from lincorr_lightning.reporting.canvas import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class ForecastReport:
+class ForecastReport(Pictured):
     """All forecasts of some edits.
 
     Attributes:
@@ -71,9 +69,7 @@ class ForecastReport:
         columns = self._columns()
         rows = zip(*columns.values(), strict=True)
         write_csv(folder / "tables" / "forecast.csv", list(columns), rows)
-        for name, picture in self.pictures.items():
-            with atomic_write(folder / "figures" / f"{name}.png") as part:
-                part.write_bytes(picture.png)
+        self.write_pictures(folder)
 
     def _columns(self) -> dict[str, Sequence[Any]]:
         columns: dict[str, Sequence[Any]] = {
@@ -91,14 +87,12 @@ class ForecastReport:
             columns["outcome"] = self.outcomes
         return columns
 
-    @cached_property
-    def pictures(self) -> dict[str, Picture]:
-        """The figure, by its file name without suffix; drawn once."""
+    def drawings(self) -> Drawings:
+        """The figure, by its file name without suffix."""
         from lincorr_lightning.reporting import edit_figures
-        from lincorr_lightning.reporting.canvas import to_picture
 
         draw = edit_figures.risk_figure if self.outcomes is None else edit_figures.forecast_figure
-        return {"forecast": to_picture(draw(self))}
+        return {"forecast": partial(draw, self)}
 
     def foreseen(self, name: str) -> list[Outcome]:
         """What a forecaster says will become of each edit.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from lincorr_lightning.reporting.canvas import GREY, INK, finish, new_figure, to_picture
-from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.canvas import GREY, INK, Picture, finish, new_figure, to_picture
+from lincorr_lightning.reporting.files import write_csv, write_picture
 from lincorr_lightning.reporting.tensorboard import add_picture, writers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class GeometryHistory:
         ]
         columns = ("observable", "layer", "step", "mean")
         write_csv(folder / "tables" / f"{name}.csv", columns, rows)
-        save_figure(self.figure, folder / "figures" / f"{name}.png")
+        write_picture(self.picture, folder / "figures" / f"{name}.png")
 
     def show(self, trainer: L.Trainer, name: str) -> None:
         """Add the figure to TensorBoard.
@@ -65,9 +65,13 @@ class GeometryHistory:
             name: Of the figure.
         """
         for writer in writers(trainer):
-            add_picture(writer, f"figures/{name}", to_picture(self.figure), trainer.global_step)
+            add_picture(writer, f"figures/{name}", self.picture, trainer.global_step)
 
     @cached_property
+    def picture(self) -> Picture:
+        """The figure, drawn once."""
+        return to_picture(self.figure())
+
     def figure(self) -> Figure:
         """A heat map for each observable, layers from bottom to top, steps from left to right."""
         maps: dict[str, dict[tuple[int, int], float]] = {}

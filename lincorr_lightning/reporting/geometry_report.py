@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lincorr_lightning.reporting.canvas import to_picture
-from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.files import write_csv
 from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 from lincorr_lightning.reporting.ties import NO_TIE, Tie, tie
 
 if TYPE_CHECKING:
     import lightning as L
-    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 PAPER_K = 2
@@ -28,7 +28,7 @@ PAPER_K = 2
 
 
 @dataclass(frozen=True)
-class GeometryReport:
+class GeometryReport(Pictured):
     """What is observed of all prompts at all shuffling levels.
 
     Arrays have the prompts first, then the levels.
@@ -213,8 +213,7 @@ class GeometryReport:
             ("cloud", "layer", "n2", "spearman", "p", "n"),
             self.spearman_rows(),
         )
-        for name, figure in self.figures():
-            save_figure(figure, folder / "figures" / f"{name}.png")
+        self.write_pictures(folder)
 
     def _layer_rows(self) -> Iterator[list[Any]]:
         for name, setting, layers, values in self.curves():
@@ -257,8 +256,7 @@ class GeometryReport:
                             # What TensorBoard calls a step is the layer here.
                             writer.add_scalar(tag, mean(column), layer)  # type: ignore[no-untyped-call]
             writer.add_text("levels", self.markdown(), 0)  # type: ignore[no-untyped-call]
-            for name, figure in self.figures():
-                add_picture(writer, f"figures/{name}", to_picture(figure), 0)
+        self.show_pictures(trainer)
 
     def markdown(self) -> str:
         """Loss, entropy, highest ID and its layer, and lowest overlap, by shuffling level."""
@@ -282,16 +280,20 @@ class GeometryReport:
         """Position of the paper's k, or of the first one."""
         return list(self.ks).index(PAPER_K) if PAPER_K in self.ks else 0
 
-    def figures(self) -> Iterator[tuple[str, Figure]]:
+    def drawings(self) -> Drawings:
         """The figures, in kind those of the paper."""
         from lincorr_lightning.reporting import geometry_figures as draw
 
-        yield "profiles", draw.profiles_figure(self)
-        yield "range_scalings", draw.scalings_figure(self)
-        if self.overlap.shape[2]:
-            yield "overlap_sizes", draw.overlap_figure(self)
-        yield "dimension_loss", draw.dimension_loss_figure(self)
-        yield "said", draw.said_figure(self)
+        figures = {
+            "profiles": draw.profiles_figure,
+            "range_scalings": draw.scalings_figure,
+            "overlap_sizes": draw.overlap_figure,
+            "dimension_loss": draw.dimension_loss_figure,
+            "said": draw.said_figure,
+        }
+        if not self.overlap.shape[2]:
+            del figures["overlap_sizes"]
+        return {name: partial(figure, self) for name, figure in figures.items()}
 
 
 def mean(values: Floats) -> float:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lincorr_lightning.reporting.canvas import to_picture
-from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.files import write_csv
 from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 from lincorr_lightning.reporting.ties import matrix_tie, what_is_left
 
 if TYPE_CHECKING:
     import lightning as L
-    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 SCORES = ("r", "excess", "hit1")
@@ -49,7 +48,7 @@ class OrderedScore:
 
 
 @dataclass(frozen=True)
-class KnowledgeGeometryReport:
+class KnowledgeGeometryReport(Pictured):
     """How close the clouds of two knowledges' prompts are, beside the ties between them.
 
     Attributes:
@@ -270,8 +269,7 @@ class KnowledgeGeometryReport:
             for j, k in enumerate(self.ks)
         ]
         write_csv(tables / "overlap.csv", ("a", "b", "layer", "k", "overlap"), by_layer)
-        for name, figure in self.figures():
-            save_figure(figure, folder / "figures" / f"{name}.png")
+        self.write_pictures(folder)
 
     def show(self, trainer: L.Trainer) -> None:
         """Add the tests and the figures to TensorBoard.
@@ -286,23 +284,25 @@ class KnowledgeGeometryReport:
                     tag = f"{kind}/{setting}/{against}"
                     writer.add_scalar(tag, rho, int(layer))  # type: ignore[no-untyped-call]
             writer.add_text("tests", self.markdown(), 0)  # type: ignore[no-untyped-call]
-            for name, figure in self.figures():
-                add_picture(writer, f"figures/{name}", to_picture(figure), 0)
+        self.show_pictures(trainer)
 
     def markdown(self) -> str:
         """The tests over the mean of all layers."""
         shown = [row for row in self.tests if row[2] == "all"]
         return markdown_table(_TEST_COLUMNS, shown)
 
-    def figures(self) -> Iterator[tuple[str, Figure]]:
-        """The figures."""
+    def drawings(self) -> Drawings:
+        """The figures, by their file names without suffix."""
         from lincorr_lightning.reporting import knowledge_geometry_figures as draw
 
-        yield "closeness", draw.closeness_figure(self)
-        yield "overlap_matrix", draw.overlap_figure(self)
-        yield "dimension", draw.dimension_figure(self)
+        figures = {
+            "closeness": draw.closeness_figure,
+            "overlap_matrix": draw.overlap_figure,
+            "dimension": draw.dimension_figure,
+        }
         if len(self.layers) > 1:
-            yield "rho_by_layer", draw.rho_figure(self)
+            figures["rho_by_layer"] = draw.rho_figure
+        return {name: partial(figure, self) for name, figure in figures.items()}
 
 
 def _known(value: float | None) -> float | None:

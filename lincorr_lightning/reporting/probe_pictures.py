@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from lincorr_lightning.reporting import figures, tie_figures
 from lincorr_lightning.reporting.clusters import cluster
 from lincorr_lightning.reporting.files import safe_names
+from lincorr_lightning.reporting.pictured import Drawings
 from lincorr_lightning.reporting.probe_report import MOST_WEIGHT_FIGURES
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _Value = Callable[["PairScore"], "float | None"]
 _LEAST_CLUSTERED = 4
 
 
-def drawings_of(report: ProbeReport) -> dict[str, Callable[[], Figure]]:
+def drawings_of(report: ProbeReport) -> Drawings:
     """Every figure of a probe, by its file name without suffix, to be drawn when called.
 
     Args:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from lincorr_lightning.reporting.files import atomic_write, write_csv, write_json
+from lincorr_lightning.reporting.files import write_csv, write_json
 from lincorr_lightning.reporting.numbers import Rates, number, rates_as_json
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.probe_tables import tables_of
 from lincorr_lightning.reporting.tables import (
     Influence,
@@ -24,8 +23,6 @@ from lincorr_lightning.reporting.tie_ranking import Composition
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-    from lincorr_lightning.reporting.canvas import Picture
 
 # A run over all knowledges has thousands of pairs with a reference: these are looked at closely.
 MOST_WEIGHT_FIGURES = 12
@@ -161,7 +158,7 @@ class RidgePoint:
 
 
 @dataclass
-class ProbeReport:
+class ProbeReport(Pictured):
     """Everything a probe found.
 
     Attributes:
@@ -227,9 +224,7 @@ class ProbeReport:
         write_json(folder / "results.json", self.results())
         for name, columns, rows in tables_of(self):
             write_csv(folder / "tables" / f"{name}.csv", columns, rows)
-        for name, picture in self.pictures.items():
-            with atomic_write(folder / "figures" / f"{name}.png") as part:
-                part.write_bytes(picture.png)
+        self.write_pictures(folder)
 
     def log_to_tensorboard(self, writer: SummaryWriter, step: int) -> None:
         """Add scalars, figures, a text table of top influences and the settings to a log.
@@ -290,14 +285,8 @@ class ProbeReport:
 
     # -- figures -----------------------------------------------------------------------------
 
-    @cached_property
-    def pictures(self) -> dict[str, Picture]:
-        """Every figure, by its file name without suffix; drawn once."""
-        from lincorr_lightning.reporting.canvas import to_picture
+    def drawings(self) -> Drawings:
+        """Every figure there are numbers for, by its file name without suffix."""
         from lincorr_lightning.reporting.probe_pictures import drawings_of
 
-        drawings = drawings_of(self)
-        progress = tqdm(
-            drawings, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
-        )
-        return {name: to_picture(drawings[name]()) for name in progress}
+        return drawings_of(self)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lincorr_lightning.reporting.canvas import to_picture
-from lincorr_lightning.reporting.figures import correlation_heatmap
-from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.files import write_csv
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 
 if TYPE_CHECKING:
     import lightning as L
@@ -84,7 +84,7 @@ class PairResilience:
 
 
 @dataclass(frozen=True)
-class ResilienceReport:
+class ResilienceReport(Pictured):
     """Every pair of a map on another LM.
 
     Attributes:
@@ -132,8 +132,7 @@ class ResilienceReport:
                 for source, row in zip(sources, matrix.tolist(), strict=True)
             )
             write_csv(folder / "tables" / f"{name}_matrix.csv", ("source", *targets), cells)
-        for name, figure in self.figures():
-            save_figure(figure, folder / "figures" / f"{name}_matrix.png")
+        self.write_pictures(folder)
 
     def show(self, trainer: L.Trainer) -> None:
         """Add scalars, the table and the figures to TensorBoard.
@@ -146,8 +145,7 @@ class ResilienceReport:
                 if value is not None:
                     writer.add_scalar(f"resilience/{name}", value, 0)  # type: ignore[no-untyped-call]
             writer.add_text("pairs", self.markdown(), 0)  # type: ignore[no-untyped-call]
-            for name, figure in self.figures():
-                add_picture(writer, f"figures/{name}_matrix", to_picture(figure), 0)
+        self.show_pictures(trainer)
 
     def markdown(self) -> str:
         """The pairs that kept least first."""
@@ -184,27 +182,23 @@ class ResilienceReport:
                 matrix[sources.index(pair.source), targets.index(pair.target)] = value
         return sources, targets, matrix
 
-    def figures(self) -> Iterator[tuple[str, Figure]]:
+    def drawings(self) -> Drawings:
         """A heat map for each matrix."""
+        return {f"{name}_matrix": partial(self._heatmap, name) for name in self._known()}
+
+    def _heatmap(self, name: str) -> Figure:
+        from lincorr_lightning.reporting.figures import correlation_heatmap
+
         told = (
             f"map of {self.before}, on {self.after}; {self.n_test:,} held-out X’s; refitted on "
             f"{self.n_fit:,}"
         )
-        for name in self._known():
-            sources, targets, matrix = self.matrix(name)
-            label = "share of r" if name == "kept" else "label-wise Pearson r"
-            least = f"; pairs of a refitted r of {_LEAST_R:g} or more" if name == "kept" else ""
-            yield (
-                name,
-                correlation_heatmap(
-                    matrix,
-                    sources,
-                    targets,
-                    f"{name.capitalize()}: {_KINDS[name]}",
-                    told + least,
-                    label,
-                ),
-            )
+        label = "share of r" if name == "kept" else "label-wise Pearson r"
+        least = f"; pairs of a refitted r of {_LEAST_R:g} or more" if name == "kept" else ""
+        sources, targets, matrix = self.matrix(name)
+        return correlation_heatmap(
+            matrix, sources, targets, f"{name.capitalize()}: {_KINDS[name]}", told + least, label
+        )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

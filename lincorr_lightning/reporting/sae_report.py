@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ from lincorr_lightning.reporting.canvas import (
     finish,
     new_figure,
     short_name,
-    to_picture,
 )
-from lincorr_lightning.reporting.files import save_figure, write_csv
+from lincorr_lightning.reporting.files import write_csv
+from lincorr_lightning.reporting.pictured import Drawings, Pictured
 from lincorr_lightning.reporting.tables import markdown_table
-from lincorr_lightning.reporting.tensorboard import add_picture, writers
+from lincorr_lightning.reporting.tensorboard import writers
 
 if TYPE_CHECKING:
     import lightning as L
@@ -84,7 +84,7 @@ class SAEScore:
 
 
 @dataclass(frozen=True)
-class SAEReport:
+class SAEReport(Pictured):
     """All SAEs of an LM.
 
     Attributes:
@@ -132,8 +132,7 @@ class SAEReport:
             folder / "tables" / "feature_density.csv", ("place", *bins),
             ([score.place, *shares] for score, shares in densities),
         )  # fmt: skip
-        for name, figure in self.figures():
-            save_figure(figure, folder / "figures" / f"{name}.png")
+        self.write_pictures(folder)
 
     def show(self, trainer: L.Trainer) -> None:
         """Add the table and the figures to TensorBoard.
@@ -143,8 +142,7 @@ class SAEReport:
         """
         for writer in writers(trainer):
             writer.add_text("places", self.markdown(), trainer.global_step)  # type: ignore[no-untyped-call]
-            for name, figure in self.figures():
-                add_picture(writer, f"figures/{name}", to_picture(figure), trainer.global_step)
+        self.show_pictures(trainer, trainer.global_step)
 
     def markdown(self) -> str:
         """A row a place."""
@@ -152,10 +150,9 @@ class SAEReport:
             ("place", *SCORED), ((s.place, *(getattr(s, n) for n in SCORED)) for s in self.scores)
         )
 
-    def figures(self) -> Iterator[tuple[str, Figure]]:
+    def drawings(self) -> Drawings:
         """Scores by layer, and how often features are active."""
-        yield "quality", self._quality()
-        yield "feature_density", self._density()
+        return {"quality": self._quality, "feature_density": self._density}
 
     def _told(self) -> str:
         n = {score.n_features for score in self.scores}

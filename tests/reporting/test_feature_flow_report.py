@@ -103,7 +103,8 @@ def test_results_and_files(tmp_path) -> None:
 
 @pytest.mark.parametrize("n_layers", [1, 3, 26])
 def test_nothing_drawn_leaves_a_figure(n_layers: int) -> None:
-    for name, figure in _report(n_layers).figures().items():
+    for name, draw in _report(n_layers).drawings().items():
+        figure = draw()
         figure.canvas.draw()
         drawn = figure.get_tightbbox()  # in inches
         width, height = figure.get_size_inches()
@@ -277,8 +278,8 @@ def test_a_flow_without_attention_leaves_no_room_for_it() -> None:
 def test_a_figure_names_a_folder_by_its_last_part() -> None:
     report = replace(_report(), lm="/data/some/folder/my-lm")
     assert report.results()["lm"] == "/data/some/folder/my-lm"
-    for name, figure in report.figures().items():
-        told = " ".join(t.get_text() for t in figure.texts)
+    for name, draw in report.drawings().items():
+        told = " ".join(t.get_text() for t in draw().texts)
         assert "my-lm" in told.replace("\n", "") and "/data" not in told, name
 
 
@@ -289,7 +290,7 @@ def test_what_is_left_least_stands_for_all_where_nothing_is_removed() -> None:
     report = replace(_report(), cuts=cuts)
     entry = report.deactivation()["top-1"]
     assert (entry["r"], entry["n"], entry["matched_success"]) == (0.5, 30, 0.3)
-    figure = report.figures()["deactivation"]
+    figure = report.drawings()["deactivation"]()
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [0.3]
     assert "r = 0.5" in " ".join(text.get_text() for text in figure.texts)
