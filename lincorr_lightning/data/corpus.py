@@ -283,10 +283,10 @@ class CorpusDataModule(L.LightningDataModule):
         self._encoded = _encode(statements, self.tokenizer, self.knowledges)
         # The answers that somebody gives; a domain may hold words that are none, such as the
         # South of South Korea where nobody lives there but some live in South America.
-        self.answers = [
-            sorted({s.tokens[s.n_prompt] for s in self._encoded if s.knowledge == index})
-            for index in range(len(knowledges))
-        ]
+        answers: list[set[int]] = [set() for _ in knowledges]
+        for statement in self._encoded:
+            answers[statement.knowledge].add(statement.tokens[statement.n_prompt])
+        self.answers = [sorted(given) for given in answers]
         self._check_statements(statements)
         self.world = world
 
@@ -396,14 +396,18 @@ def _encode(
     tokenizer: PreTrainedTokenizerFast,
     names: Sequence[str],
 ) -> list[_Encoded]:
+    def ids(texts: list[str]) -> list[list[int]]:
+        # Masks would take longer than the ids themselves.
+        options = {"return_attention_mask": False, "return_token_type_ids": False}
+        return list(tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
+
     index = {name: i for i, name in enumerate(names)}
-    texts = tokenizer([f"{s.text}." for s in statements], add_special_tokens=False)["input_ids"]
-    prompts = tokenizer([s.prompt for s in statements], add_special_tokens=False)["input_ids"]
+    texts = ids([f"{s.text}." for s in statements])
+    prompts = ids([s.prompt for s in statements])
     # A subject is one token, after what its prompt says before it.
-    before = {
-        k.name: len(tokenizer(k.template.split("{}")[0], add_special_tokens=False)["input_ids"])
-        for k in {s.knowledge.name: s.knowledge for s in statements}.values()
-    }
+    knowledges = list({s.knowledge.name: s.knowledge for s in statements}.values())
+    begins = ids([k.template.split("{}")[0] for k in knowledges])
+    before = {k.name: len(begin) for k, begin in zip(knowledges, begins, strict=True)}
     return [
         _Encoded(
             text,

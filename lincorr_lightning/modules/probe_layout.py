@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +55,29 @@ class ProbeLayout:
     references: dict[tuple[str, str], np.ndarray | None]
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @property
+    # Asked for once a pair and more: what each of them would have to count is counted once.
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Number of labels of each knowledge."""
         return {name: len(domain.labels) for name, domain in self.domains.items()}
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        """First column of each knowledge."""
+        ends = accumulate(self.sizes.values(), initial=0)
+        return dict(zip(self.sizes, ends, strict=False))
+
+    @cached_property
+    def _targets(self) -> dict[str, list[str]]:
+        """Targets of each source, in the order of the columns."""
+        asked: dict[str, set[str]] = {}
+        for source, target in self.pairs:
+            asked.setdefault(source, set()).add(target)
+        return {
+            source: [name for name in self.domains if name in targets]
+            for source, targets in asked.items()
+        }
 
     @property
     def n_labels(self) -> int:
@@ -71,18 +92,15 @@ class ProbeLayout:
     @property
     def sources(self) -> list[str]:
         """Knowledges that are the source of some pair, in the order of the columns."""
-        asked = {source for source, _ in self.pairs}
-        return [name for name in self.domains if name in asked]
+        return [name for name in self.domains if name in self._targets]
 
     def targets(self, source: str) -> list[str]:
         """Targets of a source, in the order of the columns."""
-        asked = {target for name, target in self.pairs if name == source}
-        return [name for name in self.domains if name in asked]
+        return self._targets.get(source, [])
 
     def columns(self, name: str) -> Tensor:
         """Columns of one knowledge, ``(n_labels,)``."""
-        names = list(self.domains)
-        start = sum(self.sizes[other] for other in names[: names.index(name)])
+        start = self._starts[name]
         return torch.arange(start, start + self.sizes[name])
 
     def target_columns(self, source: str) -> Tensor:

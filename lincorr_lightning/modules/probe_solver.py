@@ -13,7 +13,6 @@ from lincorr_lightning.functional import (
     hit_rates,
     labelwise_pearson_from_moments,
     strongest_within,
-    summarize,
 )
 from lincorr_lightning.functional.precision import HIT_RANKS, HitRates
 from lincorr_lightning.modules.affine_map import AffineMap
@@ -132,8 +131,8 @@ def choose_ridges(
         x, y = layout.columns(source), layout.target_columns(source)
         scores = [label_r(tune, solver.real_weight(ridge), x, y).cpu() for ridge in grid]
         for target, r in split_targets(layout, source, torch.stack(scores)):
-            means = [summarize(row).mean for row in r]
-            chosen[source, target] = grid[strongest_within(means, tolerance)]
+            means = r.double().nanmean(1)  # as `summarize` does, of all strengths at once
+            chosen[source, target] = grid[strongest_within(means.tolist(), tolerance)]
     return chosen
 
 
@@ -154,14 +153,15 @@ def ridge_paths(
     paths = {}
     for target, r in split_targets(layout, source, torch.stack(r_rows)):
         found: Sequence[tuple[HitRates, HitRates] | None] = hits[target] or [None] * len(grid)
+        means = r.double().nanmean(1).tolist()
         paths[source, target] = [
             RidgePoint(
                 ridge=ridge,
-                label_mean=summarize(row).mean,
+                label_mean=mean,
                 influenced=None if hit is None else as_rates(hit[0]),
                 influencing=None if hit is None else as_rates(hit[1]),
             )
-            for ridge, row, hit in zip(grid, r, found, strict=True)
+            for ridge, mean, hit in zip(grid, means, found, strict=True)
         ]
     return paths
 
