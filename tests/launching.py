@@ -59,6 +59,30 @@ def _rank(rank: int, port: int, arguments: tuple[str, ...], told: str) -> None:
         console()
 
 
+def run_alone(work: Callable[..., None], *args: Any) -> int:
+    """Run a function in a process of its own, with as many threads as this one.
+
+    Args:
+        work: Called with the arguments.
+        args: The arguments.
+
+    Returns:
+        The process' exit code; of one that was killed, the signal's number below 0.
+    """
+    process = _CONTEXT.Process(target=_alone, args=(torch.get_num_threads(), work, args))
+    process.start()
+    process.join(_PATIENCE_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    return int(process.exitcode or 0)
+
+
+def _alone(n_threads: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(n_threads)
+    work(*args)
+
+
 def launch(n: int, work: Callable[..., None], *args: Any) -> None:
     """Run a function in several processes of one run; what one of them raises is raised here.
 

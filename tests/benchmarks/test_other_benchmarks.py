@@ -32,7 +32,8 @@ def test_memory_of_studies(rows: Rows) -> None:
     # From a small process: a child's peak begins with what its parent held as it was forked.
     path = str(Path(__file__).resolve().parents[2] / "benchmarks" / "study_memory.py")
     call = (
-        f"import runpy; runpy.run_path({path!r})['main'](['linear_probe'], ['--data.n_inputs=200'])"
+        f"import runpy; runpy.run_path({path!r})['main'](['linear_probe'], "
+        "['--data.n_inputs=200', '--model.knowledges=[city, country]'])"
     )
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
     libraries, probe = rows(done.stdout)

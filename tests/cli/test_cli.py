@@ -1,7 +1,6 @@
 """The program, as a user meets it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -217,39 +216,6 @@ def test_help_is_quick_and_names_everything() -> None:
     assert not imported & {"torch", "lightning", "transformers", "matplotlib"}
     for word in ("fit", "validate", "test", "predict", "audit", "configs/linear_probe.yaml"):
         assert word in done.stdout
-
-
-@pytest.mark.slow
-def test_two_processes_give_one_process_s_numbers(run: Path, tmp_path: Path) -> None:
-    """X's that do not divide: 301 in batches of 64 over two processes."""
-    common = [
-        "--config",
-        "linear_probe.yaml",
-        *QUICK,
-        "--data.n_inputs=301",
-        "--data.batch_size=64",
-    ]
-    alone = main(["fit", *common, f"--trainer.default_root_dir={tmp_path / 'one'}"])
-    subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", "fit", *common,
-         "--config", "trainer/ddp_cpu.yaml", f"--trainer.default_root_dir={tmp_path / 'two'}"],
-        check=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    (together,) = (tmp_path / "two").rglob("results.json")
-    one = json.loads((Path(alone.trainer.log_dir) / "results.json").read_text())
-    two = json.loads(together.read_text())
-    assert (two["n_fit"], two["n_test"]) == (one["n_fit"], one["n_test"])
-    for ours, theirs in zip(two["pairs"], one["pairs"], strict=True):
-        assert ours["precision"] == theirs["precision"]
-        for key in (
-            "label_mean",
-            "label_std",
-            "instance_mean",
-            "permuted_label_mean",
-            "control_label_mean",
-        ):
-            assert ours[key] == pytest.approx(theirs[key], abs=1e-6), key
-    assert len(list((tmp_path / "two").rglob("events.out.tfevents.*"))) == 1
 
 
 def test_audit_of_a_tokenizer_alone(

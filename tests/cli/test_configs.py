@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,10 +14,14 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 # What tests/readme runs as it stands, or as short as here, is not run twice.
 ELSEWHERE = {
-    "feature_flow.yaml", "forecast.yaml", "formation.yaml", "linear_probe.yaml", "pretraining.yaml",
-    "resilience.yaml", "sparse_autoencoders.yaml", "token_geometry.yaml",
+    "feature_flow.yaml", "forecast.yaml", "formation.yaml", "knowledge_geometry.yaml",
+    "linear_probe.yaml", "pretraining.yaml", "resilience.yaml", "source_finetune_lora.yaml",
+    "sparse_autoencoders.yaml", "token_geometry.yaml",
 }  # fmt: skip
-STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE
+# What is more than run: its numbers are the README's.
+TOLD = {"source_finetune.yaml", "vocabulary_ablation.yaml"}
+STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE - TOLD
+README = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
 # What is laid over those that cannot run as they stand.
 SHORTENED = {
     # Its checkpoint is not here; the packaged one has fewer answers.
@@ -29,18 +34,50 @@ SHORTENED = {
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_the_readme_has_a_command_for_what_is_not_run_here(name: str) -> None:
-    readme = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
-    assert re.search(rf"lincorr (fit|test|predict) --config configs/{name}$", readme, re.MULTILINE)
+    assert re.search(rf"lincorr (fit|test|predict) --config configs/{name}$", README, re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_study_runs_as_it_stands(name: str, tmp_path: Path) -> None:
+    assert results_of(name, tmp_path)["settings"]
+
+
+def results_of(name: str, folder: Path) -> dict[str, Any]:
     cli = main(
-        ["test" if name == "knowledge_geometry.yaml" else "fit", "--config", str(CONFIGS / name),
-         f"--trainer.default_root_dir={tmp_path}", *QUIET, *SHORTENED.get(name, [])]
+        ["fit", "--config", str(CONFIGS / name), f"--trainer.default_root_dir={folder}", *QUIET,
+         *SHORTENED.get(name, [])]
     )  # fmt: skip
-    assert (Path(cli.trainer.log_dir) / "results.json").is_file()
+    found: dict[str, Any] = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    return found
+
+
+def row_of(table: str) -> list[list[float]]:
+    """Numbers in each cell of the README's row on city→country."""
+    rows = README.split(f"<!-- {table}: begin -->")[1].split("<!-- ")[0].splitlines()
+    (row,) = [row for row in rows if row.startswith("| city→country |")]
+    return [[float(n) for n in re.findall(r"-?[\d.]+", cell)] for cell in row.split("|")[2:-1]]
+
+
+@pytest.mark.slow
+def test_edits_do_what_the_readme_tells(tmp_path: Path) -> None:
+    """To what an edit or two more or less make, of the 150; other processors round otherwise."""
+    found = results_of("source_finetune.yaml", tmp_path)
+    color = found["controls"]["color"]
+    shares = [found[name] for name in ("source_learned", "generalized", "random", "hallucinated",
+              "unchanged")] + [color["unchanged"]]  # fmt: skip
+    told = row_of("table5")
+    for share, (percent,) in zip(shares, told, strict=False):
+        assert 100 * share == pytest.approx(percent, abs=3)
+    assert found["gradient_correlation"] == pytest.approx(told[6][0], abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_vocabulary_composes_what_the_readme_tells(tmp_path: Path) -> None:
+    """One seed, beside the mean and standard deviation of several."""
+    found = results_of("vocabulary_ablation.yaml", tmp_path)
+    for entry, (mean, std) in zip(found["mappings"], row_of("table7")[1:4], strict=True):
+        assert 100 * entry["generalized"] == pytest.approx(mean, abs=3 * std), entry["mapping"]
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda p: p.stem)

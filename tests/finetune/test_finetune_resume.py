@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,26 +12,25 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.modules.adapters import AdapterSettings
-from tests.launching import run_in_two
-
-# Starts the program, and pulls the plug when a batch is to be trained.
-KILLED = """
-import os, signal, sys
-from lincorr_lightning.cli import main
 from lincorr_lightning.modules import SourceFinetune
+from lincorr_lightning.modules.adapters import AdapterSettings
+from tests.launching import run_alone, run_in_two
 
-step, seen = SourceFinetune.training_step, []
 
-def killed(self, batch, batch_idx):
-    seen.append(batch)
-    if len(seen) > {n_batches}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, batch, batch_idx)
+def killed(n_batches: int, arguments: list[str]) -> None:
+    """Run the program, and pull the plug when one batch more is to be trained."""
+    step, seen = SourceFinetune.training_step, []
 
-SourceFinetune.training_step = killed
-main(sys.argv[1:])
-"""
+    def training_step(self, batch, batch_idx):
+        seen.append(batch)
+        if len(seen) > n_batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, batch, batch_idx)
+
+    SourceFinetune.training_step = training_step
+    main(arguments)
+
+
 NOT_COMPARED = {"seconds", "settings", "versions"}
 
 
@@ -51,11 +48,6 @@ def checkpoints(root: Path) -> list[str]:
         f"--trainer.callbacks.dirpath={root}", "--trainer.callbacks.filename={step}",
         "--trainer.callbacks.every_n_train_steps=4", "--trainer.callbacks.save_top_k=-1",
     ]  # fmt: skip
-
-
-def environment() -> dict[str, str]:
-    # As many threads as here, or the last bit may differ.
-    return dict(os.environ)
 
 
 def results_of(root: Path) -> dict:
@@ -88,12 +80,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(small_lm, tmp_path, protocol):
         return command(small_lm, root, *options, *checkpoints(root / "kept"))
 
     main(arguments("whole"))
-    (tmp_path / "killed.py").write_text(KILLED.format(n_batches=10))
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "killed.py"), *arguments("broken")],
-        capture_output=True, timeout=120, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert run_alone(killed, 10, arguments("broken")) == -signal.SIGKILL
     kept = sorted(path.name for path in (tmp_path / "broken" / "kept").iterdir())
     assert kept == ["step=4.ckpt", "step=8.ckpt"]
     assert not list((tmp_path / "broken").rglob("results.json"))

@@ -283,10 +283,10 @@ def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, 
 
 
 def test_more_processes_than_there_is_to_share(small_lm, tmp_path):
-    done = program(
+    done = run_in_two(
         "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
         f"--model.lm.name_or_path={small_lm}", "--data.n_edits=1",
-        f"--trainer.default_root_dir={tmp_path}",
+        f"--trainer.default_root_dir={tmp_path}", *QUIET,
     )  # fmt: skip
     assert done.returncode not in (0, None)
     assert "2 processes cannot share 1 edits" in done.stderr
