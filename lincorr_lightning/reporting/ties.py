@@ -182,6 +182,8 @@ def _permuted_rhos(
     if not np.isfinite(x).all():
         found = [_rho(x, b[order[rows], order[columns]]) for order in orders]
         return np.array([math.nan if rho is None else rho for rho in found])
+    if np.isfinite(b[rows, columns]).all():
+        return _rhos_of_ranks(x, b, orders)
     parts = []
     for part in np.array_split(orders, 1 + len(orders) // _AT_ONCE):
         y = b[part[:, rows], part[:, columns]]
@@ -193,6 +195,25 @@ def _permuted_rhos(
         scale = np.sqrt((u * u).sum(1) * (v * v).sum(1))
         parts.append((u * v).sum(1) / np.where(scale > 0, scale, math.nan))
     return np.concatenate(parts)
+
+
+def _rhos_of_ranks(
+    x: npt.NDArray[np.float64], b: npt.NDArray[np.float64], orders: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """The same where every pair is known: an order moves b's ranks, and changes none."""
+    from scipy.stats import rankdata
+
+    rows, columns = np.triu_indices(len(b), 1)
+    u, v = rankdata(x), rankdata(b[rows, columns])
+    u, v = u - u.mean(), v - v.mean()
+    scale = math.sqrt(float((u @ u) * (v @ v)))
+    if scale == 0:
+        return np.full(len(orders), math.nan)
+    ranks = np.zeros(b.shape)
+    ranks[rows, columns] = ranks[columns, rows] = v
+    parts = np.array_split(orders, 1 + len(orders) // _AT_ONCE)
+    rhos = [ranks[part[:, rows], part[:, columns]] @ u / scale for part in parts]
+    return np.concatenate(rhos)
 
 
 def _drawn(n: int, n_permutations: int, seed: int) -> Iterator[tuple[int, ...]]:

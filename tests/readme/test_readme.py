@@ -24,6 +24,7 @@ SHORTER = {
         "--model.deactivation.n_cases=200",
     ],
     "configs/knowledge_geometry.yaml": ["--data.n_inputs=200"],
+    "--data.words_per_input": ["--data.n_inputs=400"],
 }  # fmt: skip
 # Whoever shares a line follows from one another in the tiny world.
 TIED = (
