@@ -67,7 +67,7 @@ def test_commands_and_python_run_in_order(
     assert ["fit", "--config", "configs/linear_probe.yaml"] in commands
     for command in commands:
         if "configs/trainer/ddp_cpu.yaml" in command:
-            continue  # a launcher cannot start this test again; tests/cli runs it as a process
+            continue  # a launcher cannot start this test again; tests/processes runs it
         if command in commands_with_tables() or command == CORRELATION_MATRIX:
             continue  # run in full by the test below, and by tests/cli
         if any("configs/lm/" in part or "texts.txt" in part for part in command):
