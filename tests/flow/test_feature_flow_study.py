@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -286,51 +285,6 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     )  # fmt: skip
     assert cli.model.lm.fingerprint == before
     assert not list((tmp_path / "dry").rglob("results.json"))
-
-
-@pytest.mark.slow
-def test_on_the_embedded_lm_predecessors_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Matched predecessors switch features off at least three times as often as random ones.
-
-    And the features that carry both answers of city->country are what the tie runs through.
-    """
-    cli = main(["test", "--config", CONFIG, f"--trainer.default_root_dir={tmp_path}", *QUIET])
-    results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
-    for method in ("top-1", "top-5"):
-        entry = results["deactivation"][method]
-        assert entry["n"] >= 1000
-        assert entry["matched_success"] >= 3 * entry["random_success"]
-    relation = results["relation"]
-    assert relation["same_carrier"]["attention_out.0"] > 0.5
-    assert relation["same_carrier_permuted"]["attention_out.0"] < 0.05
-    cuts = {(cut["cut"], cut["control"]): cut for cut in relation["cuts"]}
-    assert cuts["none", False]["recall"] > 0.95
-    assert cuts["carriers", True]["recall"] > cuts["carriers", False]["recall"] + 0.1
-    steering = results["steering"]
-    graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
-    assert max(graphs) > steering["single"]["score"]
-
-    # The README tells of this run. On another processor SAEs are trained a little otherwise.
-    root = Path(__file__).resolve().parents[2]
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    capsys.readouterr()
-    monkeypatch.setattr("sys.argv", ["feature_flow.py", str(cli.trainer.log_dir)])
-    runpy.run_path(str(root / "benchmarks" / "feature_flow.py"), run_name="__main__")
-    tables = [t for t in capsys.readouterr().out.split("\n\n") if t.startswith("| ")]
-    assert len(tables) == 3
-    number = re.compile(r"0\.\d{3}|1\.000")
-    for table in tables:
-        head, _, *fresh = table.strip().splitlines()
-        _, _, *stands = readme[readme.index(head) :].split("\n\n")[0].splitlines()
-        assert len(stands) == len(fresh)
-        for ours, theirs in zip(stands, fresh, strict=True):
-            assert ours.split("|")[1] == theirs.split("|")[1]
-            told, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
-            assert told == pytest.approx(found, abs=0.08), ours
-    n_features = sum(sae.n_features for sae in cli.model.by_place.values())
-    assert f"of {n_features:,} features" in readme
 
 
 def test_saes_on_the_spot_are_trained_on_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,12 @@
-"""Every command and snippet of the README runs, in its order, in one empty folder."""
+"""Every command and snippet of README runs, in its order, in one folder, and tells its numbers."""
 
 import importlib.util
+import json
 import re
+import runpy
 import shlex
+from collections.abc import Iterator
+from contextlib import chdir
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
@@ -13,16 +17,13 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.sae import load_folder
 
 SHORTER = {
     "configs/correlation_matrix.yaml": ["--data.n_inputs=400"],
     "configs/pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "configs/formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "configs/sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
-    "configs/feature_flow.yaml": [
-        "--model.training_tokens=70000", "--data.n_held_out=500", "--model.n_inputs=600",
-        "--model.deactivation.n_cases=200",
-    ],
     "configs/knowledge_geometry.yaml": ["--data.n_inputs=200"],
     "--data.words_per_input": ["--data.n_inputs=400"],
 }  # fmt: skip
@@ -52,43 +53,66 @@ def lincorr_commands() -> list[list[str]]:
 
 
 def commands_with_tables() -> list[list[str]]:
-    """Those, but for the first, whose numbers the README shows."""
-    told = ("simile_color", "--model.given")
-    return [command for word in told for command in lincorr_commands() if word in " ".join(command)]
+    """Those of the probe whose numbers the README shows."""
+    told = ("configs/linear_probe.yaml", "simile_color", "--model.given")
+    return [
+        next(command for command in lincorr_commands() if word in " ".join(command))
+        for word in told
+    ]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """Run all of it in an empty folder, which is left as the current one.
+
+    Yields:
+        The run's folder of each command that has one.
+    """
+    tiny_world = str(files("lincorr_lightning.lm").joinpath("tiny_world"))
+    folders: dict[str, Path] = {}
+    with chdir(tmp_path_factory.mktemp("user")):
+        for command in lincorr_commands():
+            asked = " ".join(command)
+            if "configs/trainer/ddp_cpu.yaml" in command:
+                continue  # a launcher cannot start this test again; tests/processes runs it
+            if command == CORRELATION_MATRIX:
+                continue  # run in full by tests/cli
+            if any("configs/lm/" in part or "texts.txt" in part for part in command):
+                # Its checkpoint is not here: everything up to loading it must be right.
+                with pytest.raises(SystemExit) as stop:
+                    main([*command, "--print_config"])
+                assert stop.value.code in (0, None)
+                continue
+            # Minutes as they stand; a little shows that they run.
+            if command not in commands_with_tables():
+                command = [*command, *next((s for c, s in SHORTER.items() if c in command), [])]
+            if any("configs/source_finetune" in part for part in command):
+                # tests/cli runs the configs as they stand.
+                command = [*command, "--data.n_edits=16"]
+            if any("configs/vocabulary_ablation" in part for part in command):
+                command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
+            saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
+            places = {"path/to/checkpoint": tiny_world, "folder/of/one": f"{saes}/residual.0",
+                      "folder/of/another": f"{saes}/mlp_out.0"}  # fmt: skip
+            for name, place in places.items():
+                command = [part.replace(name, place) for part in command]
+            trainer = getattr(main(command), "trainer", None)
+            if trainer is not None and trainer.log_dir is not None:
+                folders[asked] = Path(trainer.log_dir).absolute()
+        yield folders
 
 
 @pytest.mark.slow
-def test_commands_and_python_run_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_commands_run_in_order(ran: dict[str, Path]) -> None:
+    assert "fit --config configs/linear_probe.yaml" in ran
+    assert len(ran) > 20
+    assert all(folder.is_dir() for folder in ran.values())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ran")
+def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     tiny_world = str(files("lincorr_lightning.lm").joinpath("tiny_world"))
-    commands = lincorr_commands()
-    assert ["fit", "--config", "configs/linear_probe.yaml"] in commands
-    for command in commands:
-        if "configs/trainer/ddp_cpu.yaml" in command:
-            continue  # a launcher cannot start this test again; tests/processes runs it
-        if command in commands_with_tables() or command == CORRELATION_MATRIX:
-            continue  # run in full by the test below, and by tests/cli
-        if any("configs/lm/" in part or "texts.txt" in part for part in command):
-            # Its checkpoint is not here: everything up to loading it must be right.
-            with pytest.raises(SystemExit) as stop:
-                main([*command, "--print_config"])
-            assert stop.value.code in (0, None)
-            continue
-        # Minutes as they stand; a little shows that they run.
-        command = [*command, *next((s for c, s in SHORTER.items() if c in command), [])]
-        if any("configs/source_finetune" in part for part in command):
-            # tests/cli runs the configs as they stand.
-            command = [*command, "--data.n_edits=16"]
-        if any("configs/vocabulary_ablation" in part for part in command):
-            command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
-        saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
-        places = {"path/to/checkpoint": tiny_world, "folder/of/one": f"{saes}/residual.0",
-                  "folder/of/another": f"{saes}/mlp_out.0"}  # fmt: skip
-        for name, place in places.items():
-            command = [part.replace(name, place) for part in command]
-        main(command)
     capsys.readouterr()
     probe, own_module, features = (
         code.replace("path/to/checkpoint", tiny_world) for code in blocks("python")
@@ -122,7 +146,7 @@ def test_every_file_named_exists() -> None:
 
 
 @pytest.mark.slow
-def test_numbers_are_those_of_a_fresh_run(tmp_path: Path) -> None:
+def test_numbers_are_those_of_a_fresh_run(ran: dict[str, Path]) -> None:
     """To the last digit but one: other processors round otherwise."""
     spec = importlib.util.spec_from_file_location(
         "readme_tables", Path(__file__).resolve().parents[2] / "benchmarks" / "readme_tables.py"
@@ -130,13 +154,7 @@ def test_numbers_are_those_of_a_fresh_run(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    commands = [["fit", "--config", "configs/linear_probe.yaml"], *commands_with_tables()]
-    assert len(commands) == 3
-    results = []
-    for command in commands:
-        quietly = ["--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}"]
-        cli = main([*command, *quietly])
-        results.append(script.read(cli.trainer.log_dir))
+    results = [script.read(str(ran[" ".join(command)])) for command in commands_with_tables()]
     fresh = script.placed(README, script.tables(*results))
     tied = {pair for group in TIED for pair in permutations(group.split(), 2)}
     found = [pair for pair in results[2]["pairs"] if pair["q"] <= script.FINDING]
@@ -146,3 +164,47 @@ def test_numbers_are_those_of_a_fresh_run(tmp_path: Path) -> None:
     assert len(stands) == len(should)
     for ours, theirs in zip(stands, should, strict=True):
         assert float(ours) == pytest.approx(float(theirs), abs=0.0201)
+
+
+@pytest.mark.slow
+def test_predecessors_of_features_count_as_told(
+    ran: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Matched predecessors switch features off at least three times as often as random ones.
+
+    And the features that carry both answers of city->country are what the tie runs through.
+    """
+    folder = ran["test --config configs/feature_flow.yaml"]
+    results = json.loads((folder / "results.json").read_text())
+    for method in ("top-1", "top-5"):
+        entry = results["deactivation"][method]
+        assert entry["n"] >= 1000
+        assert entry["matched_success"] >= 3 * entry["random_success"]
+    relation = results["relation"]
+    assert relation["same_carrier"]["attention_out.0"] > 0.5
+    assert relation["same_carrier_permuted"]["attention_out.0"] < 0.05
+    cuts = {(cut["cut"], cut["control"]): cut for cut in relation["cuts"]}
+    assert cuts["none", False]["recall"] > 0.95
+    assert cuts["carriers", True]["recall"] > cuts["carriers", False]["recall"] + 0.1
+    steering = results["steering"]
+    graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
+    assert max(graphs) > steering["single"]["score"]
+
+    # The README tells of this run. On another processor SAEs are trained a little otherwise.
+    root = Path(__file__).resolve().parents[2]
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["feature_flow.py", str(folder)])
+    runpy.run_path(str(root / "benchmarks" / "feature_flow.py"), run_name="__main__")
+    tables = [t for t in capsys.readouterr().out.split("\n\n") if t.startswith("| ")]
+    assert len(tables) == 3
+    number = re.compile(r"0\.\d{3}|1\.000")
+    for table in tables:
+        head, _, *fresh = table.strip().splitlines()
+        _, _, *stands = README[README.index(head) :].split("\n\n")[0].splitlines()
+        assert len(stands) == len(fresh)
+        for ours, theirs in zip(stands, fresh, strict=True):
+            assert ours.split("|")[1] == theirs.split("|")[1]
+            told, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
+            assert told == pytest.approx(found, abs=0.08), ours
+    saes = load_folder(folder / "sparse_autoencoders").values()
+    assert f"of {sum(sae.n_features for sae in saes):,} features" in README
