@@ -186,26 +186,9 @@ class FeatureMovement(Watcher):
                 )
         return found
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Remember where training stood."""
-        del pl_module, batch, batch_idx
-        self._step = trainer.global_step
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Measure, if weights were updated and it is time."""
-        del pl_module, outputs, batch_idx
+    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+        """Measure, if it is time."""
         step = trainer.global_step
-        if step == self._step:
-            return
         alone = independent(batch)
         if alone is None:
             if self.is_due(step):

@@ -145,6 +145,7 @@ class Generalization(Watcher):
             self.desk.will_read(control.token_ids)
         _ = self.maps  # fitted now, if it is not given
         self._watched = list(range(min(self.n_watch, len(self.subjects))))
+        self.watch_from(trainer)
         if self._base is None:
             self._base = self._read(self._questions(range(len(self.subjects))), trainer.global_step)
         controls = [control.knowledge.name for control in self._controls]
@@ -215,10 +216,10 @@ class Generalization(Watcher):
         """Say what will be asked after the step."""
         del pl_module, batch_idx
         alone = independent(batch)
-        self._step = trainer.global_step
+        step = trainer.global_step
         if alone is None:
             self._about = self._questions(self._watched)
-            due = self.is_due(self._step + 1)
+            due = self.is_due(step + 1)
         else:
             if self.own_edits is not None:
                 raise ConfigError(
@@ -230,21 +231,11 @@ class Generalization(Watcher):
             self._about = self._questions(alone.edits, copies(alone))
             due = self.is_due(alone.step + 1) or alone.last
         if due:
-            self.desk.want([question for part in self._about for question in part], self._step)
+            self.desk.want([question for part in self._about for question in part], step)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Measure, if weights were updated."""
-        del pl_module, outputs, batch_idx
+    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+        """Measure, if it is time."""
         step = trainer.global_step
-        if step == self._step:
-            return
         alone = independent(batch)
         if alone is None:
             if self.is_due(step):

@@ -14,8 +14,8 @@ from lincorr_lightning.lm.watching import close_desks
 class StepWatch(L.Callback):
     """Looks at the LM of any LightningModule, in eval mode and without gradient, every few steps.
 
-    A callback measures in `measure` and calls `watch_from` as training starts, or has an
-    `on_train_batch_end` of its own.
+    A callback calls `watch_from` as training starts. It measures in `measure`, or in an `updated`
+    of its own where what it asks depends on the batch.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -87,13 +87,16 @@ class StepWatch(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Measure, if weights were updated and it is time."""
-        del pl_module, outputs, batch, batch_idx
-        step = trainer.global_step
-        if step == self._step:
-            return
-        self._step = step
-        if self.is_due(step):
+        """See whether weights were updated."""
+        del pl_module, outputs, batch_idx
+        if trainer.global_step != self._step:
+            self.watch_from(trainer)
+            self.updated(trainer, batch)
+
+    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+        """Measure, if it is time: a step has just been taken, the last of its batches is given."""
+        del batch
+        if self.is_due(trainer.global_step):
             self.measure(trainer)
 
     def measure(self, trainer: L.Trainer) -> None:
