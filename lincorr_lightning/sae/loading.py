@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -49,16 +48,16 @@ def parse_feature(text: str, saes: Mapping[Place, SparseAutoencoder]) -> Feature
     Raises:
         SparseAutoencoderError: It is no id, its place has no SAE, or the SAE no such feature.
     """
-    match = re.fullmatch(r"(\w+)\.(\d+)\.(\d+)", text.strip())
-    if match is None or match[1] not in KINDS:
+    name, _, index = text.strip().rpartition(".")
+    place = Place.named(name)
+    if place is None or not index.isdecimal():
         raise SparseAutoencoderError(
             f"{text!r} names no feature: write its kind of place ({', '.join(KINDS)}), layer and "
             "index, such as residual.1.37."
         )
-    place = Place(int(match[2]), match[1])  # type: ignore[arg-type]
     if place not in saes:
         raise SparseAutoencoderError(
             f"{text!r}: there is no SAE for the {place}; there are for "
             f"{', '.join(map(str, saes))}. Load one, or take one of these places."
         )
-    return Feature(place, saes[place].check_feature(int(match[3])))
+    return Feature(place, saes[place].check_feature(int(index)))
