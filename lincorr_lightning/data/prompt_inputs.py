@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.processes import Share, batch_edges, check_processes, share_of
+from lincorr_lightning.data.dealt_batches import ConsecutiveBatches, deal_out
+from lincorr_lightning.data.processes import batch_edges, check_processes, share_of
 from lincorr_lightning.errors import ConfigError, InputsError
 from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
 
@@ -38,50 +39,6 @@ class InputBatch:
     inputs: list[str]
     first: int
     is_padding: bool = False
-
-
-class _Batches(Dataset[InputBatch]):
-    """Consecutive batches, between edges; item ~i is the i-th one as a padding batch."""
-
-    def __init__(self, inputs: Sequence[str], edges: Sequence[int]) -> None:
-        self._inputs, self._edges = list(inputs), edges
-
-    def __len__(self) -> int:
-        return len(self._edges) - 1
-
-    def __getitem__(self, index: int) -> InputBatch:
-        number = index if index >= 0 else ~index
-        start, stop = self._edges[number], self._edges[number + 1]
-        return InputBatch(self._inputs[start:stop], start, is_padding=index < 0)
-
-
-class EveryBatchOnce(DistributedSampler[Any]):
-    """Deals whole batches out to processes; a process that runs short gets padding batches.
-
-    Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
-    twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
-    number of processes (see `batch_edges`), so neither does any statistic.
-
-    Args:
-        dataset: Whole batches; item ~i is the i-th one for padding.
-        share: What this process reads, and whether it counts.
-    """
-
-    def __init__(self, dataset: Dataset[Any], share: Share) -> None:
-        super().__init__(dataset, num_replicas=share.n, rank=share.number, shuffle=False)
-        self._counts = share.counts
-
-    def __iter__(self) -> Iterator[int]:
-        n_batches = len(self.dataset)  # type: ignore[arg-type]
-        for step in range(self.num_samples):
-            index = step * self.num_replicas + self.rank
-            if index >= n_batches:
-                index = -1
-            yield index if self._counts or index < 0 else ~index
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
 
 
 class PromptInputs(L.LightningDataModule):
@@ -196,14 +153,9 @@ class PromptInputs(L.LightningDataModule):
         return [(x, half) for half, members in self.halves.items() for x in members]
 
     def _loader(self, inputs: Sequence[str], in_step: bool = False) -> DataLoader[InputBatch]:
-        batches = _Batches(inputs, self._edges(len(inputs), in_step))
-        return DataLoader(
-            batches,
-            batch_size=None,
-            sampler=EveryBatchOnce(batches, share_of(self.trainer)),
-            num_workers=self.hparams["num_workers"],
-            collate_fn=_as_is,
-        )
+        edges = self._edges(len(inputs), in_step)
+        batches = ConsecutiveBatches(InputBatch, list(inputs), edges)
+        return deal_out(batches, self.trainer, self.hparams["num_workers"])
 
     def train_dataloader(self) -> DataLoader[InputBatch]:
         """The fit half; for a study that `shares_steps` each process has a batch at each step."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.processes import batch_edges, check_processes, share_of
-from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
+from lincorr_lightning.data.dealt_batches import ConsecutiveBatches, deal_out
+from lincorr_lightning.data.processes import batch_edges, check_processes
 from lincorr_lightning.data.text_files import read_texts
 from lincorr_lightning.data.world_texts import Text, world_texts
 from lincorr_lightning.errors import ConfigError, InputsError
@@ -38,25 +37,6 @@ class TokenBatch:
     tokens: Tensor
     first: int
     is_padding: bool = False
-
-
-class _TokenBatches(Dataset[TokenBatch]):
-    """Consecutive batches, between edges; item ~i is the i-th one as a padding batch."""
-
-    def __init__(self, rows: Sequence[Sequence[int]], edges: Sequence[int]) -> None:
-        self._rows, self._edges = torch.tensor(rows), edges
-
-    def __len__(self) -> int:
-        return len(self._edges) - 1
-
-    def __getitem__(self, index: int) -> TokenBatch:
-        number = index if index >= 0 else ~index
-        first, end = self._edges[number], self._edges[number + 1]
-        return TokenBatch(self._rows[first:end], first, is_padding=index < 0)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
 
 
 class TextPrompts(L.LightningDataModule):
@@ -127,13 +107,8 @@ class TextPrompts(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """All prompts, dealt out to the processes a batch at a time."""
         edges = batch_edges(self.trainer, len(self._rows), self.hparams["batch_size"])
-        batches = _TokenBatches(self._rows, edges)
-        return DataLoader(
-            batches,
-            batch_size=None,
-            sampler=EveryBatchOnce(batches, share_of(self.trainer)),
-            collate_fn=_as_is,
-        )
+        batches = ConsecutiveBatches(TokenBatch, torch.tensor(self._rows), edges)
+        return deal_out(batches, self.trainer)
 
 
 class Prompts(NamedTuple):

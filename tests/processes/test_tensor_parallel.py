@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.cli import main
+from lincorr_lightning.data.dealt_batches import EveryBatchOnce
 from lincorr_lightning.data.processes import Share
-from lincorr_lightning.data.prompt_inputs import EveryBatchOnce
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.tensor_parallel import split_matrices
 from lincorr_lightning.modules import (
