@@ -16,11 +16,11 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
+from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.data import PairedTextsDataModule
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.lm.token_embedding import read_token_embedding
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.results.tables import markdown_table
 
 VARIANTS = {
     "as it is": [],

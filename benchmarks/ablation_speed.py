@@ -21,11 +21,10 @@ import torch
 from jsonargparse import auto_cli
 from torch.nn.functional import cross_entropy, embedding_bag
 
-from lincorr_lightning.data import PairedTextsDataModule
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import VocabularyAblation
-from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
+from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.results.tables import markdown_table
 
 EPOCHS, BATCH = 10, 256
 
@@ -55,8 +54,8 @@ def random_vocabulary(folder: Path) -> str:
     from safetensors.torch import save_file
     from transformers import BertConfig
 
-    from lincorr_lightning.data.word_tokenizer import build_tokenizer
     from lincorr_lightning.knowledge import Catalogue
+    from lincorr_lightning.pretraining.word_tokenizer import build_tokenizer
 
     catalogue = Catalogue.load()
     words = [a.text for name in ("city", "country") for a in catalogue[name].answers]

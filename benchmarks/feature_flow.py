@@ -11,7 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.results.tables import markdown_table
 
 FIGURES = ("deactivation", "relation", "steering")
 CUTS = {

@@ -19,8 +19,8 @@ import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from lincorr_lightning.functional.matching import match_features
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.flow.matching import match_features
+from lincorr_lightning.results.tables import markdown_table
 
 
 def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:

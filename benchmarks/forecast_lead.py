@@ -13,11 +13,12 @@ import lightning as L
 from jsonargparse import auto_cli
 
 from lincorr_lightning.callbacks import Generalization
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.modules import SourceFinetune
-from lincorr_lightning.modules.edit_forecasts import EditForecasts
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.forecasts import EditForecasts
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.tables import markdown_table
 
 
 def main(

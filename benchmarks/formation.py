@@ -18,8 +18,9 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.reporting import markdown_table, save_figure
-from lincorr_lightning.reporting.training_curves import training_curves
+from lincorr_lightning.results.style import save_figure
+from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.training_curves import training_curves
 
 PAIR = "city->country"
 COLUMNS = ("both stated", "r", "control", "Hit@1 influenced", "Hit@1 influencing",

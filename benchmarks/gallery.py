@@ -18,7 +18,7 @@ from jsonargparse import auto_cli
 from PIL import Image
 
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.reporting import atomic_write
+from lincorr_lightning.io import atomic_write
 
 FOLDER = Path(__file__).resolve().parent / "figures" / "gallery"
 _WIDEST = 1000

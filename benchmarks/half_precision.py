@@ -21,7 +21,7 @@ from torch import Tensor
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import LeastSquares, labelwise_pearson
 from lincorr_lightning.knowledge import WHOLE_WORDS, Completeness, build_domain, reference_matrix
-from lincorr_lightning.lm import sample_inputs
+from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.metrics import JointMoments
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -48,8 +48,8 @@ def main(
     lm: str = "tiny-world",
     pairs: Sequence[str] = ("city->country", "country->language", "ceo->company", "city->pet"),
     ridges: Sequence[float] = (0.0, 100.0),
-    n_inputs: int = 2000,
-    words_per_input: int = 1,
+    n_subjects: int = 2000,
+    words_per_subject: int = 1,
     subwords: bool = False,
 ) -> None:
     """Compare.
@@ -58,8 +58,8 @@ def main(
         lm: The LM, a folder, hub id or tiny-world.
         pairs: Pairs of knowledges.
         ridges: Ridge strengths.
-        n_inputs: Number of X's; half of them fit.
-        words_per_input: Vocabulary strings joined to one X.
+        n_subjects: Number of X's; half of them fit.
+        words_per_subject: Vocabulary strings joined to one X.
         subwords: Whether labels may be the first tokens of longer words.
     """
     catalogue = Catalogue.load()
@@ -69,7 +69,7 @@ def main(
     logits: dict[str, dict[str, Tensor]] = {}
     for precision in PRECISIONS:
         model = LanguageModel.from_pretrained(lm, dtype=precision)
-        xs = sample_inputs(model.tokenizer, n_inputs, words_per_input)
+        xs = sample_subjects(model.tokenizer, n_subjects, words_per_subject)
         domains = {
             knowledge.name: build_domain(knowledge, model.tokenizer, keep) for knowledge in asked
         }
@@ -78,8 +78,8 @@ def main(
         parts = torch.split(joint, [len(ids) for ids in tokens], dim=1)
         logits[precision] = dict(zip(domains, parts, strict=True))
 
-    half = n_inputs // 2
-    print(f"{lm}, {n_inputs} X's, torch {torch.__version__}\n")
+    half = n_subjects // 2
+    print(f"{lm}, {n_subjects} X's, torch {torch.__version__}\n")
     print("| pair | precision | target logits | ridge | mean r | W | Hit@1 |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for relation in relations:

@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import (
     FAMILIES,
     AuditRow,
@@ -27,7 +28,7 @@ from lincorr_lightning.knowledge import (
     audit_rows,
 )
 from lincorr_lightning.knowledge.yaml_file import KnowledgeFile, parse_knowledge_file
-from lincorr_lightning.reporting import atomic_write, markdown_table
+from lincorr_lightning.results.tables import markdown_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +82,7 @@ def knowledge_files() -> dict[str, KnowledgeFile]:
 
 def origin(knowledge: Knowledge) -> str:
     """The file of the prompt and, where it is another, those of its answers."""
-    asked = [name for name, file in knowledge_files().items() if knowledge.name in file.questions]
+    asked = [name for name, file in knowledge_files().items() if knowledge.name in file.queries]
     answered = [name for name, file in knowledge_files().items() if knowledge.kind in file.entities]
     return " + ".join(dict.fromkeys([*asked, *answered])) or COMPUTED
 
@@ -106,7 +107,8 @@ def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokeniz
     """The tiny world's tokenizer, then those of `NAME=FOLDER`."""
     from transformers import AutoTokenizer
 
-    from lincorr_lightning.lm import LanguageModel, LMConfig
+    from lincorr_lightning.lm.config import LMConfig
+    from lincorr_lightning.lm.language_model import LanguageModel
 
     tokenizers = {TINY_WORLD: LanguageModel(LMConfig(name_or_path=TINY_WORLD)).tokenizer}
     for named in named_folders:

@@ -35,7 +35,7 @@ from transformers.pytorch_utils import Conv1D
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.errors import DomainError
 from lincorr_lightning.knowledge import Knowledge, build_domain
-from lincorr_lightning.lm import sample_inputs, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 # A stand-in for a domain where the tokenizer is not the shape's own: the mean of the attributes'.
 N_LABELS = 60
@@ -304,7 +304,7 @@ def main(
         n_weights = sum(weight.numel() for weight in weights_of(lms[0].model))
         most = peak(timer, dtype)
         words = 1 if inputs <= len(usable_strings(lms[0].tokenizer)) else 2
-        xs = sample_inputs(lms[0].tokenizer, inputs, words_per_input=words)
+        xs = sample_subjects(lms[0].tokenizer, inputs, words_per_subject=words)
         print(
             f"{machine(where)}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
             f"transformers {hf.__version__}; {shape}, {n_weights / 1e6:.0f}M weights in linear "

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from jsonargparse import auto_cli
 
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.results.tables import markdown_table
 
 # Of these each half has a batch for two processes.
 _FEWEST = 80
 
 
 def probed(
-    n_processes: int, n_inputs: int, lm: str, knowledges: str
+    n_processes: int, n_subjects: int, lm: str, knowledges: str
 ) -> tuple[float, float, list[Any]]:
     """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
     with tempfile.TemporaryDirectory() as folder:
@@ -39,9 +39,9 @@ def probed(
             "--config", "trainer/ddp_cpu.yaml", f"--trainer.devices={n_processes}",
             f"--trainer.strategy={'ddp' if n_processes > 1 else 'auto'}",
             "--model.lm.name_or_path", lm, "--model.knowledges", knowledges,
-            "--model.precision", "[]", "--data.n_inputs", str(n_inputs),
-            "--data.words_per_input", "2", "--data.batch_size",
-            str(max(20, min(256, n_inputs // (2 * n_processes)))),
+            "--model.precision", "[]", "--data.n_subjects", str(n_subjects),
+            "--data.words_per_subject", "2", "--data.batch_size",
+            str(max(20, min(256, n_subjects // (2 * n_processes)))),
             "--trainer.default_root_dir", folder, "--trainer.enable_progress_bar", "false",
         ]  # fmt: skip
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -59,7 +59,7 @@ def probed(
 
 def main(
     n_processes: tuple[int, ...] = (1, 2),
-    n_inputs: int = 100_000,
+    n_subjects: int = 100_000,
     lm: str = "tiny-world",
     knowledges: str = "[city, country, continent, language]",
 ) -> None:
@@ -67,18 +67,18 @@ def main(
 
     Args:
         n_processes: Numbers of processes; 1 must be the first.
-        n_inputs: Number of X's.
+        n_subjects: Number of X's.
         lm: The LM, a folder, hub id or tiny-world.
         knowledges: What is probed.
     """
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, a thread a process, "
-        f"torch {torch.__version__}; {lm}, {knowledges}, {n_inputs:,} X's\n"
+        f"torch {torch.__version__}; {lm}, {knowledges}, {n_subjects:,} X's\n"
     )
     rows, alone, whole = [], 0.0, []
     for n in n_processes:
         idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledges)
-        seconds, processor, pairs = probed(n, n_inputs, lm, knowledges)
+        seconds, processor, pairs = probed(n, n_subjects, lm, knowledges)
         busy = seconds - idle
         alone, whole = alone or busy, whole or pairs
         far = max(

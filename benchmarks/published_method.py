@@ -4,7 +4,7 @@ The published way, written from its description: one prompt at a time through th
 whole vocabulary kept, then one scikit-learn regression per target label on half of the X's. Ours:
 batches, only the domain's rows of the head, second moments, one solve.
 
-    python benchmarks/published_method.py --n_inputs 2000
+    python benchmarks/published_method.py --n_subjects 2000
 
 prints a table of both parts and of the total, and how far the two maps' predictions differ. Our
 logits part includes adding up the moments. A fit takes milliseconds: the best of ten is shown.
@@ -24,7 +24,7 @@ from sklearn.linear_model import LinearRegression
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import LeastSquares, Moments
 from lincorr_lightning.knowledge import build_domain
-from lincorr_lightning.lm import sample_inputs
+from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.metrics import JointMoments
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def our_fit(moments: Moments, n_source: int) -> tuple[torch.Tensor, torch.Tensor
 
 def main(
     lm: str = "tiny-world",
-    n_inputs: int = 2000,
+    n_subjects: int = 2000,
     source: str = "city",
     target: str = "country",
     batch: int = 256,
@@ -87,7 +87,7 @@ def main(
 
     Args:
         lm: The LM, a folder, hub id or tiny-world.
-        n_inputs: Number of X's; half of them fit.
+        n_subjects: Number of X's; half of them fit.
         source: Source knowledge.
         target: Target knowledge.
         batch: X's per batch of ours.
@@ -96,9 +96,9 @@ def main(
     catalogue = Catalogue.load()
     asked = [catalogue[source], catalogue[target]]
     ids = [list(build_domain(knowledge, model.tokenizer).token_ids) for knowledge in asked]
-    inputs = sample_inputs(model.tokenizer, n_inputs)
+    inputs = sample_subjects(model.tokenizer, n_subjects)
     prompts = [[knowledge.prompt(x) for x in inputs] for knowledge in asked]
-    half = n_inputs // 2
+    half = n_subjects // 2
     published_logits(model, prompts[0][:20])  # warm up
     model.domain_logits(prompts[0][:20], ids[0])
 
@@ -116,7 +116,7 @@ def main(
     ours = x[half:].astype(np.float64) @ weight.numpy().T + bias.numpy()
     difference = np.abs(ours - theirs).max() / np.abs(theirs).max()
     print(
-        f"{lm}, {source}->{target}, {n_inputs} X's, {torch.get_num_threads()} thread(s), ", end=""
+        f"{lm}, {source}->{target}, {n_subjects} X's, {torch.get_num_threads()} thread(s), ", end=""
     )
     print(f"torch {torch.__version__}")
     print(f"labels: {len(ids[0])} -> {len(ids[1])}; predictions differ by {difference:.1e}\n")

@@ -21,8 +21,8 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
-from lincorr_lightning.reporting import markdown_table
-from lincorr_lightning.reporting.tie_ranking import FINDING
+from lincorr_lightning.probe.ranking import FINDING
+from lincorr_lightning.results.tables import markdown_table
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")

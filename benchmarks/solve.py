@@ -2,7 +2,7 @@
 
     python benchmarks/solve.py --threads 2
 
-takes the logits of a source with `n_source` labels and of `n_target` target labels over `n_inputs`
+takes the logits of a source with `n_source` labels and of `n_target` target labels over `n_subjects`
 X's. Ours fits from second moments, of minimum norm also where the source has fewer directions than
 labels, and for any number of ridge strengths. Beside it: one `torch.linalg.solve` of the same
 normal equations (which a source of full rank needs), and one `torch.linalg.lstsq` on the data
@@ -21,7 +21,7 @@ from jsonargparse import auto_cli
 from torch import Tensor
 
 from lincorr_lightning.functional import LeastSquares
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.results.tables import markdown_table
 
 
 def timed(work: Callable[[], Tensor], repeats: int, device: str) -> tuple[Tensor, float]:
@@ -39,7 +39,7 @@ def timed(work: Callable[[], Tensor], repeats: int, device: str) -> tuple[Tensor
 def main(
     n_source: int = 242,
     n_targets: tuple[int, ...] = (242, 2_000, 5_000),
-    n_inputs: int = 5_000,
+    n_subjects: int = 5_000,
     threads: int = 1,
     repeats: int = 3,
     device: str = "cpu",
@@ -49,7 +49,7 @@ def main(
     Args:
         n_source: Labels of the source.
         n_targets: Labels of all its targets together.
-        n_inputs: X's of the fit half.
+        n_subjects: X's of the fit half.
         threads: Of the processor.
         repeats: How often each is measured.
         device: cpu or cuda.
@@ -60,9 +60,9 @@ def main(
     random = torch.Generator().manual_seed(0)
     rows = []
     for n_target in n_targets:
-        x = torch.randn(n_inputs, n_source, generator=random, dtype=torch.float64)
+        x = torch.randn(n_subjects, n_source, generator=random, dtype=torch.float64)
         y = x @ torch.randn(n_source, n_target, generator=random, dtype=torch.float64)
-        y += torch.randn(n_inputs, n_target, generator=random, dtype=torch.float64)
+        y += torch.randn(n_subjects, n_target, generator=random, dtype=torch.float64)
         x, y = x.to(device), y.to(device)
         x, y = x - x.mean(0), y - y.mean(0)
         xx, xy = x.T @ x, x.T @ y

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.knowledge import build_domain
-from lincorr_lightning.lm import StackedLoRA, sample_inputs
+from lincorr_lightning.lm.vocabulary import sample_subjects
 
 LEARNING_RATE = 1e-3
 
@@ -82,7 +83,7 @@ def main(
     model = asked.model
     taught = Catalogue.load()[knowledge]
     tokens = build_domain(taught, asked.tokenizer).token_ids
-    prompts = [taught.prompt(x) for x in sample_inputs(asked.tokenizer, n_edits)]
+    prompts = [taught.prompt(x) for x in sample_subjects(asked.tokenizer, n_edits)]
     answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)])
 
     def rows_of(edits: range) -> dict[str, Tensor]:

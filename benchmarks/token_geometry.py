@@ -30,14 +30,14 @@ import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from lincorr_lightning.functional.distances import NearestTokens, nearest_tokens
-from lincorr_lightning.functional.intrinsic_dimension import (
+from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
+from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
     IntrinsicDimension,
     intrinsic_dimension,
 )
-from lincorr_lightning.functional.neighborhoods import consecutive_overlap
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.geometry.neighborhoods import consecutive_overlap
+from lincorr_lightning.results.tables import markdown_table
 
 # Runs under the other interpreter.
 DADAPY = """

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.data import EditBatch, EditsDataModule
-from lincorr_lightning.modules.source_finetune import answer_losses
-from lincorr_lightning.reporting import markdown_table
+from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.module import answer_losses
+from lincorr_lightning.results.tables import markdown_table
 
 
 class Plain(L.LightningModule):

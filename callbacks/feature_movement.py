@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.gathering import gather
-from lincorr_lightning.callbacks.watcher import Watcher, copies, edits_of, independent
+from lincorr_lightning.callbacks.watcher import RelationCallback, adapter_ids, edits_of, independent
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.reporting import is_dry_run, markdown_table, run_folder, write_csv
-from lincorr_lightning.reporting.tensorboard import writers
-from lincorr_lightning.sae import Place
-from lincorr_lightning.sae.activations import places_of, width_of
-from lincorr_lightning.sae.forwards import Forward, run_forwards
+from lincorr_lightning.io import write_csv
+from lincorr_lightning.results.loggers import tensorboard_writers
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.sae.forwards import Forward, run_with_hooks
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.loading import load_folder
 
 SIDES = ("source", "target")
@@ -41,13 +43,15 @@ class _Sums(NamedTuple):
         return _Sums(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[operator]
 
 
-def _add(known: dict[tuple[Place, str], _Sums], more: dict[tuple[Place, str], _Sums]) -> None:
+def _add(
+    known: dict[tuple[HookPoint, str], _Sums], more: dict[tuple[HookPoint, str], _Sums]
+) -> None:
     """Add the sums of other subjects at the same step."""
     for key, sums in more.items():
         known[key] = known[key].plus(sums) if key in known else sums
 
 
-class FeatureMovement(Watcher):
+class FeatureMovement(RelationCallback):
     """Counts which features of sparse autoencoders (SAEs) move as an LM is fine-tuned.
 
     Features are read at the last position of the source's and the target's prompts about the
@@ -75,7 +79,7 @@ class FeatureMovement(Watcher):
         seed: Of subjects that are sampled.
 
     Attributes:
-        results: Place -> prompt -> the scalars after training, and ``top``, the features that moved
+        results: HookPoint -> prompt -> the scalars after training, and ``top``, the features that moved
             most.
     """
 
@@ -113,9 +117,9 @@ class FeatureMovement(Watcher):
         """Forget all that was seen in another run."""
         super().begin()
         self.results: dict[str, Any] = {}
-        self._base: dict[Place, Tensor] = {}
-        self._typical: dict[Place, float] = {}
-        self._sums: dict[int, dict[tuple[Place, str], _Sums]] = {}
+        self._base: dict[HookPoint, Tensor] = {}
+        self._typical: dict[HookPoint, float] = {}
+        self._sums: dict[int, dict[tuple[HookPoint, str], _Sums]] = {}
         self._is_independent = False
 
     # -- asking ----------------------------------------------------------------------------------
@@ -129,11 +133,11 @@ class FeatureMovement(Watcher):
         self.open(trainer, pl_module)
         if not is_dry_run(trainer):
             run_folder(trainer)  # agreed on by all processes, before one of them writes
-        model = self.desk.lm.model
-        n_layers = 1 + max(place.layer for place in places_of(model))
+        model = self.cache.lm.model
+        n_layers = 1 + max(place.layer for place in find_hook_points(model))
         self._saes = {}
-        for place, sae in load_folder(self.saes, self.desk.lm).items():
-            sae.check_fits(width_of(model), n_layers, self.desk.lm.config.name_or_path)
+        for place, sae in load_folder(self.saes, self.cache.lm).items():
+            sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
             self._saes[place] = sae.folded().requires_grad_(False).to(model.device)
         edits = edits_of(trainer)
         self._edits = [edit.subject for edit in edits or ()]
@@ -146,25 +150,25 @@ class FeatureMovement(Watcher):
 
     def _read(
         self, subjects: Sequence[str], which: Sequence[int | None] | None = None
-    ) -> dict[Place, Tensor]:
+    ) -> dict[HookPoint, Tensor]:
         """Activations after the source prompts and then the target prompts, on the CPU."""
         prompts = [*self.asked.source_prompts(subjects), *self.asked.target_prompts(subjects)]
-        rows = self.desk.lm.rows(prompts)
-        found: dict[Place, Tensor] = {}
+        rows = self.cache.lm.rows(prompts)
+        found: dict[HookPoint, Tensor] = {}
 
         def look(forward: Forward) -> None:
             for place in self._saes:
                 x = forward.at_positions(place, forward.last).float().cpu()
                 found.setdefault(place, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
-        around = self.desk.around([*(which or [None] * len(subjects))] * len(SIDES))
-        run_forwards(self.desk.lm, rows, look, places=list(self._saes), around=around)
+        around = self.cache.around([*(which or [None] * len(subjects))] * len(SIDES))
+        run_with_hooks(self.cache.lm, rows, look, places=list(self._saes), around=around)
         return found
 
     @torch.no_grad()
     def _measure(
         self, subjects: Sequence[str], which: Sequence[int | None] | None = None
-    ) -> dict[tuple[Place, str], _Sums]:
+    ) -> dict[tuple[HookPoint, str], _Sums]:
         now = self._read(subjects, which)
         numbers = [self._asked.index(subject) for subject in subjects]
         found = {}
@@ -186,24 +190,24 @@ class FeatureMovement(Watcher):
                 )
         return found
 
-    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+    def after_optimizer_step(self, trainer: L.Trainer, batch: Any) -> None:
         """Measure, if it is time."""
         step = trainer.global_step
-        alone = independent(batch)
-        if alone is None:
+        edit_batch = independent(batch)
+        if edit_batch is None:
             if self.is_due(step):
                 self._sums[step] = self._measure(self._watched)
                 self._log(trainer, step)
             return
         self._is_independent = True
-        if alone.edits and (self.is_due(alone.step + 1) or alone.last):
-            subjects = [self._edits[edit] for edit in alone.edits]
-            found = self._measure(subjects, copies(alone))
-            _add(self._sums.setdefault(alone.step + 1, {}), found)
+        if edit_batch.edits and (self.is_due(edit_batch.step + 1) or edit_batch.last):
+            subjects = [self._edits[edit] for edit in edit_batch.edits]
+            found = self._measure(subjects, adapter_ids(edit_batch))
+            _add(self._sums.setdefault(edit_batch.step + 1, {}), found)
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    def _numbers(self, place: Place, sums: _Sums) -> dict[str, float]:
+    def _numbers(self, place: HookPoint, sums: _Sums) -> dict[str, float]:
         """Scalars of one place and side."""
         change = sums.moved / sums.n
         before = float(sums.before.sum()) / sums.n
@@ -215,7 +219,7 @@ class FeatureMovement(Watcher):
             "explained": 1 - sums.missed / sums.total if sums.total else float("nan"),
         }
 
-    def _typical_activation(self, place: Place) -> float:
+    def _typical_activation(self, place: HookPoint) -> float:
         """Of a feature that is active before training, on the mean over features and prompts."""
         if place not in self._typical:
             sae = self._saes[place]
@@ -247,7 +251,7 @@ class FeatureMovement(Watcher):
         """Put the numbers together and write the table."""
         del pl_module
         if any(gather(self._is_independent)):
-            together: dict[int, dict[tuple[Place, str], _Sums]] = {}
+            together: dict[int, dict[tuple[HookPoint, str], _Sums]] = {}
             for part in gather(self._sums):
                 for step, found in part.items():
                     _add(together.setdefault(step, {}), found)
@@ -269,11 +273,11 @@ class FeatureMovement(Watcher):
                 "top": [dict(zip(COLUMNS[3:], row[3:], strict=True)) for row in own],
             }
         if trainer.is_global_zero and not is_dry_run(trainer):
-            number = self.like_me(trainer).index(self)
+            number = self.siblings(trainer).index(self)
             name = f"feature_movement_{number + 1}" if number else "feature_movement"
             rows = [row for step in self._sums for row in self._top(step)]
             write_csv(run_folder(trainer) / "tables" / f"{name}.csv", COLUMNS, rows)
-        for writer in writers(trainer):
+        for writer in tensorboard_writers(trainer):
             table = markdown_table(COLUMNS[1:], [row[1:] for row in top])
             writer.add_text("features that moved most", table, trainer.global_step)  # type: ignore[no-untyped-call]
 
@@ -295,9 +299,9 @@ class FeatureMovement(Watcher):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
         super().load_state_dict(state_dict)
-        self._base = {Place(layer, kind): x for layer, kind, x in state_dict["base"]}
+        self._base = {HookPoint(layer, kind): x for layer, kind, x in state_dict["base"]}
         self._sums = {
-            step: {(Place(layer, kind), side): _Sums(*s) for layer, kind, side, s in found}
+            step: {(HookPoint(layer, kind), side): _Sums(*s) for layer, kind, side, s in found}
             for step, found in state_dict["sums"].items()
         }
         self._is_independent = state_dict["is_independent"]

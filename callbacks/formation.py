@@ -10,8 +10,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.watcher import Watcher
-from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.callbacks.watcher import RelationCallback
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.functional import (
     LeastSquares,
     hit_rates,
@@ -19,11 +19,13 @@ from lincorr_lightning.functional import (
     moments_of,
     summarize,
 )
-from lincorr_lightning.knowledge import AskedRelation, Domain
-from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
-from lincorr_lightning.lm.watching import watch_desk
-from lincorr_lightning.reporting import is_dry_run, run_folder, write_csv, write_picture
-from lincorr_lightning.reporting.numbers import number
+from lincorr_lightning.io import write_csv
+from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.lm.query_cache import get_query_cache
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.results.style import write_picture
 
 _LEAST = 20
 """X's that a map and its scores need."""
@@ -74,7 +76,7 @@ class _Facts(NamedTuple):
     columns: Tensor
 
 
-class Formation(Watcher):
+class Formation(RelationCallback):
     """Fits and scores linear maps while any LightningModule trains a causal LM.
 
     At each measurement the maps are fitted anew on half of the X's and scored on the other half.
@@ -84,7 +86,7 @@ class Formation(Watcher):
 
     Args:
         pairs: Ordered pairs, as ``city->country``.
-        n_inputs: X's, as far as the vocabulary has so many.
+        n_subjects: X's, as far as the vocabulary has so many.
         every_n_steps: Optimizer steps between two measurements; the beginning and the end are
             always measured.
         control: Neutral prompt in the source's place; None leaves it out.
@@ -105,7 +107,7 @@ class Formation(Watcher):
     def __init__(
         self,
         pairs: Sequence[str] = ("city->country", "city->color"),
-        n_inputs: int = 1000,
+        n_subjects: int = 1000,
         every_n_steps: int = 100,
         control: str | None = "One day, {} saw a",
         ridge: float = 0.0,
@@ -117,7 +119,7 @@ class Formation(Watcher):
         if not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         super().__init__(
-            None, None, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files, seed
+            None, None, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files, seed
         )
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"Formation.control {control!r} must hold {{}} once, where X goes.")
@@ -153,22 +155,24 @@ class Formation(Watcher):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Look the labels up, and measure before anything changes."""
-        self._lm = watch_desk(trainer, pl_module, self.lm, self.tokenizer).lm
+        self._lm = get_query_cache(trainer, pl_module, self.lm, self.tokenizer).lm
         catalogue = self.catalogue(trainer)
         tokenizer = self._lm.tokenizer
-        self._asked = {name: AskedRelation.of(name, catalogue, tokenizer) for name in self.pairs}
+        self._asked = {
+            name: TokenizedRelation.of(name, catalogue, tokenizer) for name in self.pairs
+        }
         self._domains: dict[str, Domain] = {
             domain.knowledge.name: domain
             for asked in self._asked.values()
             for domain in (asked.source, asked.target)
         }
-        n = min(self.n_inputs, len(usable_strings(tokenizer)))
+        n = min(self.n_subjects, len(usable_strings(tokenizer)))
         if n < _LEAST:
-            raise InputsError(
-                f"Formation needs {_LEAST} X's or more, and has {n}: raise its n_inputs, or take "
+            raise SubjectsError(
+                f"Formation needs {_LEAST} X's or more, and has {n}: raise its n_subjects, or take "
                 "an LM with a larger vocabulary."
             )
-        self._inputs = sample_inputs(tokenizer, n, seed=self.seed)
+        self._inputs = sample_subjects(tokenizer, n, seed=self.seed)
         self._facts = self._look_facts_up(trainer)
         self.watch_from(trainer)
         if not self.ties:
@@ -256,9 +260,9 @@ class Formation(Watcher):
     # -- telling ---------------------------------------------------------------------------------
 
     def _write(self, trainer: L.Trainer) -> None:
-        from lincorr_lightning.reporting.canvas import to_picture
-        from lincorr_lightning.reporting.tensorboard import add_picture, writers
-        from lincorr_lightning.reporting.training_curves import training_curves
+        from lincorr_lightning.results.loggers import add_picture, tensorboard_writers
+        from lincorr_lightning.results.style import to_picture
+        from lincorr_lightning.results.training_curves import training_curves
 
         folder = run_folder(trainer)
         tables: tuple[tuple[str, type, Sequence[object]], ...] = (
@@ -274,7 +278,7 @@ class Formation(Watcher):
             training_curves(self._curves(), "How ties form", "r on held-out X’s at each step")
         )
         write_picture(picture, folder / "figures" / "formation.png")
-        for writer in writers(trainer):
+        for writer in tensorboard_writers(trainer):
             add_picture(writer, "formation", picture, trainer.global_step)
 
     def _curves(self) -> dict[str, list[tuple[int, float]]]:

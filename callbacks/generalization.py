@@ -1,4 +1,4 @@
-"""Where does the target go when the source is taught: to the reference, astray, or nowhere?"""
+"""Where does the target go when the source is taught: to the reference, elsewhere, or nowhere?"""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.callbacks.watcher import (
-    Watcher,
-    copies,
+    RelationCallback,
+    adapter_ids,
     edits_of,
     independent,
-    questions,
+    queries,
     relation_of_edits,
 )
-from lincorr_lightning.data.edit_sampling import Edit, resolve_edits
 from lincorr_lightning.errors import ConfigError, DomainError
+from lincorr_lightning.finetune.results import EditReport
+from lincorr_lightning.finetune.sampling import Edit, resolve_edits
+from lincorr_lightning.finetune.tensorboard import add_scalar_layout, log_cases
 from lincorr_lightning.functional import Outcome, outcome_codes
-from lincorr_lightning.knowledge import AskedRelation, Domain
-from lincorr_lightning.lm.watching import Question
-from lincorr_lightning.reporting import is_dry_run, run_folder, safe_names
-from lincorr_lightning.reporting.edit_report import EditReport
-from lincorr_lightning.reporting.edit_tensorboard import lay_over, tell_cases
+from lincorr_lightning.io import safe_names
+from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 CONTROLS = ("color",)
 
 
-class _Said(NamedTuple):
+class DomainLogits(NamedTuple):
     """What the LM says of some edits' subjects: domain logits, a row each, float64."""
 
     source: Tensor
     target: Tensor
     controls: tuple[Tensor, ...]
 
-    def rows(self, indices: Sequence[int]) -> _Said:
+    def rows(self, indices: Sequence[int]) -> DomainLogits:
         chosen = list(indices)
-        return _Said(
+        return DomainLogits(
             self.source[chosen], self.target[chosen], tuple(c[chosen] for c in self.controls)
         )
 
     @classmethod
-    def stack(cls, parts: Sequence[_Said]) -> _Said:
+    def stack(cls, parts: Sequence[DomainLogits]) -> DomainLogits:
         return cls(
             torch.cat([part.source for part in parts]),
             torch.cat([part.target for part in parts]),
@@ -54,7 +55,7 @@ class _Said(NamedTuple):
         )
 
 
-class Generalization(Watcher):
+class Generalization(RelationCallback):
     """Counts what edits of the source do to the target (paper, section 5).
 
     An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
@@ -80,7 +81,7 @@ class Generalization(Watcher):
         linear_map: Folder of a linear map, whose W is told of each case; None fits one.
         n_watch: Edits that are measured while they are trained together.
         ridge: Of the map that is fitted.
-        n_inputs: Subjects that a map is fitted on, as far as the vocabulary has so many.
+        n_subjects: Subjects that a map is fitted on, as far as the vocabulary has so many.
         every_n_steps: Optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if there are several.
         tokenizer: Folder or hub id of its tokenizer, if none is found.
@@ -100,7 +101,7 @@ class Generalization(Watcher):
         linear_map: str | None = None,
         n_watch: int = 16,
         ridge: float = 0.0,
-        n_inputs: int = 2000,
+        n_subjects: int = 2000,
         every_n_steps: int = 1,
         lm: str | None = None,
         tokenizer: str | None = None,
@@ -108,7 +109,7 @@ class Generalization(Watcher):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            relation, linear_map, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files,
+            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
             seed,
         )  # fmt: skip
         if n_watch < 1:
@@ -122,8 +123,8 @@ class Generalization(Watcher):
         super().begin()
         self.results: dict[str, Any] = {}
         self.report: EditReport | None = None
-        self._base: _Said | None = None
-        self._after: dict[int, _Said] = {}
+        self._base: DomainLogits | None = None
+        self._after: dict[int, DomainLogits] = {}
         self._by_step: dict[int, dict[int, dict[str, float]]] = {}
         self._is_independent = False
 
@@ -134,7 +135,7 @@ class Generalization(Watcher):
         self.open(trainer, pl_module)
         if not is_dry_run(trainer):
             run_folder(trainer)  # agreed on by all processes, before one of them writes
-        mine = self.like_me(trainer)
+        mine = self.siblings(trainer)
         names = [each.relation_in(trainer) for each in mine]
         own = relation_of_edits(trainer)
         is_first = mine[names.index(own) if own in names else 0] is self
@@ -142,16 +143,16 @@ class Generalization(Watcher):
         self._edits = self._find_edits(trainer)
         self._controls = self._find_controls()
         for control in self._controls:
-            self.desk.will_read(control.token_ids)
+            self.cache.register_tokens(control.token_ids)
         _ = self.maps  # fitted now, if it is not given
         self._watched = list(range(min(self.n_watch, len(self.subjects))))
         self.watch_from(trainer)
         if self._base is None:
             self._base = self._read(self._questions(range(len(self.subjects))), trainer.global_step)
         controls = [control.knowledge.name for control in self._controls]
-        plan = getattr(pl_module, "edit_plan", None)
+        plan = getattr(pl_module, "edit_schedule", None)
         steps_of_edits = getattr(plan, "protocol", None) == "independent"
-        lay_over(trainer, self.tag, controls, self._prefix, steps_of_edits)
+        add_scalar_layout(trainer, self.tag, controls, self._prefix, steps_of_edits)
 
     def _find_controls(self) -> list[Domain]:
         """The controls that this LM can speak of; a run does not fail for want of one."""
@@ -161,7 +162,9 @@ class Generalization(Watcher):
             if name in (source, self.asked.relation.target.name):
                 continue
             try:
-                asked = AskedRelation.of(f"{source}->{name}", self.known, self.desk.lm.tokenizer)
+                asked = TokenizedRelation.of(
+                    f"{source}->{name}", self.known, self.cache.lm.tokenizer
+                )
             except DomainError as error:
                 rank_zero_warn(f"{name} is left out of the controls: {error}")
             else:
@@ -172,7 +175,7 @@ class Generalization(Watcher):
         """The edits in this relation's labels; none, if only subjects are watched."""
         edits = edits_of(trainer)
         if self.own_edits is not None:
-            edits = resolve_edits(self.own_edits, self.asked, self.desk.lm)
+            edits = resolve_edits(self.own_edits, self.asked, self.cache.lm)
         elif edits is None:
             self.asked.require_reference()
             self.subjects = self.sample_subjects(self.n_watch)
@@ -186,38 +189,36 @@ class Generalization(Watcher):
         self.subjects = [edit.subject for edit in edits]
         return edits
 
-    def _translated(self, edits: list[Edit], theirs: AskedRelation) -> list[Edit]:
+    def _translated(self, edits: list[Edit], theirs: TokenizedRelation) -> list[Edit]:
         """Edits of a DataModule, whose labels may be others than these."""
         if theirs.source.knowledge.name != self.asked.source.knowledge.name:
             return []
         if theirs.name == self.asked.name and _labels(theirs) == _labels(self.asked):
             return edits
         written = [{"subject": edit.subject, "answer": edit.answer} for edit in edits]
-        return resolve_edits(written, self.asked, self.desk.lm)
+        return resolve_edits(written, self.asked, self.cache.lm)
 
     def _questions(
         self, edits: Sequence[int], which: Sequence[int | None] | None = None
-    ) -> list[list[Question]]:
+    ) -> list[list[Query]]:
         subjects = [self.subjects[index] for index in edits]
         asked = [self.asked.source, self.asked.target, *self._controls]
-        return [
-            questions([domain.knowledge.prompt(x) for x in subjects], which) for domain in asked
-        ]
+        return [queries([domain.knowledge.prompt(x) for x in subjects], which) for domain in asked]
 
-    def _read(self, about: Sequence[list[Question]], step: int) -> _Said:
+    def _read(self, about: Sequence[list[Query]], step: int) -> DomainLogits:
         domains = [self.asked.source, self.asked.target, *self._controls]
         labels = [domain.token_ids for domain in domains]
-        source, target, *controls = self.desk.read(list(zip(about, labels, strict=True)), step)
-        return _Said(source, target, tuple(controls))
+        source, target, *controls = self.cache.read(list(zip(about, labels, strict=True)), step)
+        return DomainLogits(source, target, tuple(controls))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Say what will be asked after the step."""
         del pl_module, batch_idx
-        alone = independent(batch)
+        edit_batch = independent(batch)
         step = trainer.global_step
-        if alone is None:
+        if edit_batch is None:
             self._about = self._questions(self._watched)
             due = self.is_due(step + 1)
         else:
@@ -228,33 +229,33 @@ class Generalization(Watcher):
                     "watched. Leave Generalization.edits null."
                 )
             self._is_independent = True
-            self._about = self._questions(alone.edits, copies(alone))
-            due = self.is_due(alone.step + 1) or alone.last
+            self._about = self._questions(edit_batch.edits, adapter_ids(edit_batch))
+            due = self.is_due(edit_batch.step + 1) or edit_batch.last
         if due:
-            self.desk.want([question for part in self._about for question in part], step)
+            self.cache.prefetch([question for part in self._about for question in part], step)
 
-    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+    def after_optimizer_step(self, trainer: L.Trainer, batch: Any) -> None:
         """Measure, if it is time."""
         step = trainer.global_step
-        alone = independent(batch)
-        if alone is None:
+        edit_batch = independent(batch)
+        if edit_batch is None:
             if self.is_due(step):
                 numbers = self._numbers(self._watched, self._read(self._about, step))
                 self._log(trainer, numbers, step)
             return
-        if not (self.is_due(alone.step + 1) or alone.last):
+        if not (self.is_due(edit_batch.step + 1) or edit_batch.last):
             return
         said = self._read(self._about, step)
-        values = self._values(alone.edits, said)
-        seen = self._by_step.setdefault(alone.step, {})
-        for row, edit in enumerate(alone.edits):
+        values = self._values(edit_batch.edits, said)
+        seen = self._by_step.setdefault(edit_batch.step, {})
+        for row, edit in enumerate(edit_batch.edits):
             seen[edit] = {name: float(value[row]) for name, value in values.items()}
-            if alone.last:
+            if edit_batch.last:
                 self._after[edit] = said.rows([row])
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    def _right(self, edits: Sequence[int], said: _Said) -> Tensor:
+    def _right(self, edits: Sequence[int], said: DomainLogits) -> Tensor:
         """Which target labels are right for each edit, ``(n, n_target)``."""
         right = torch.from_numpy(self.asked.right).T
         if not self._edits:
@@ -264,7 +265,7 @@ class Generalization(Watcher):
             rows[row, list(self._edits[index].rights)] = True
         return rows
 
-    def _judge(self, edits: Sequence[int], said: _Said) -> tuple[Tensor, Tensor]:
+    def _judge(self, edits: Sequence[int], said: DomainLogits) -> tuple[Tensor, Tensor]:
         """Outcome of each edit, and whether its source was learned."""
         assert self._base is not None
         before = self._base.rows(edits).target.argmax(1)
@@ -274,7 +275,7 @@ class Generalization(Watcher):
         taught = torch.tensor([self._edits[index].label for index in edits])
         return codes, said.source.argmax(1) == taught
 
-    def _values(self, edits: Sequence[int], said: _Said) -> dict[str, Tensor]:
+    def _values(self, edits: Sequence[int], said: DomainLogits) -> dict[str, Tensor]:
         """Every number of each edit, ``(n,)``; their means are what is told."""
         assert self._base is not None
         base = self._base.rows(edits)
@@ -291,7 +292,7 @@ class Generalization(Watcher):
             values[f"control_unchanged/{domain.knowledge.name}"] = kept
         return values
 
-    def _numbers(self, edits: Sequence[int], said: _Said) -> dict[str, float]:
+    def _numbers(self, edits: Sequence[int], said: DomainLogits) -> dict[str, float]:
         values = self._values(edits, said)
         return {name: value.double().mean().item() for name, value in values.items()}
 
@@ -304,7 +305,7 @@ class Generalization(Watcher):
         if any(gather(self._is_independent)):
             # Fewer than there are, or none, if training was cut short.
             edits = sorted(after)
-            said = _Said.stack([self._base.rows([]), *(after[edit] for edit in edits)])
+            said = DomainLogits.stack([self._base.rows([]), *(after[edit] for edit in edits)])
             self._log_by_step(trainer, by_step)
         else:
             edits = list(range(len(self.subjects)))
@@ -346,7 +347,7 @@ class Generalization(Watcher):
         if trainer.is_global_zero and not is_dry_run(trainer):
             suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
             self.report.write(run_folder(trainer), suffix)
-        tell_cases(trainer, self.report)
+        log_cases(trainer, self.report)
 
     def _log_by_step(
         self, trainer: L.Trainer, parts: Sequence[dict[int, dict[int, dict[str, float]]]]
@@ -369,7 +370,7 @@ class Generalization(Watcher):
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far; base logits cannot be asked again in the middle of a run."""
 
-        def plain(said: _Said) -> list[Any]:
+        def plain(said: DomainLogits) -> list[Any]:
             return [said.source, said.target, list(said.controls)]
 
         return {
@@ -383,8 +384,8 @@ class Generalization(Watcher):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
 
-        def said(parts: list[Any]) -> _Said:
-            return _Said(parts[0], parts[1], tuple(parts[2]))
+        def said(parts: list[Any]) -> DomainLogits:
+            return DomainLogits(parts[0], parts[1], tuple(parts[2]))
 
         super().load_state_dict(state_dict)
         base = state_dict["base"]
@@ -394,5 +395,5 @@ class Generalization(Watcher):
         self._is_independent = state_dict["is_independent"]
 
 
-def _labels(asked: AskedRelation) -> list[list[int]]:
+def _labels(asked: TokenizedRelation) -> list[list[int]]:
     return [asked.source.token_ids, asked.target.token_ids]

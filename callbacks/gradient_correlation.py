@@ -13,15 +13,15 @@ from torch import Tensor
 from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.callbacks.watcher import (
     LEAST,
-    Watcher,
-    copies,
+    RelationCallback,
+    adapter_ids,
     edits_of,
     enough,
     independent,
-    questions,
+    queries,
 )
 from lincorr_lightning.functional import labelwise_pearson, summarize
-from lincorr_lightning.lm.watching import Question
+from lincorr_lightning.lm.query_cache import Query
 
 
 class _Logits(NamedTuple):
@@ -42,7 +42,7 @@ class _Update(NamedTuple):
     after: _Logits
 
 
-class GradientCorrelation(Watcher):
+class GradientCorrelation(RelationCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
 
     ΔF, the *gradient of the logits*, is what one update changes in them (paper, section 4.1). It
@@ -60,7 +60,7 @@ class GradientCorrelation(Watcher):
         n_watch: Size of the watch set at most.
         ridge: Of the map that is fitted; 0 is the paper's. The map with ``ridge: auto`` is
             measured beside it.
-        n_inputs: Subjects that a map is fitted on, as far as the vocabulary has so many.
+        n_subjects: Subjects that a map is fitted on, as far as the vocabulary has so many.
         every_n_steps: Optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if there are several.
         tokenizer: Folder or hub id of its tokenizer, if none is found.
@@ -82,7 +82,7 @@ class GradientCorrelation(Watcher):
         subjects: list[str] | None = None,
         n_watch: int = 16,
         ridge: float = 0.0,
-        n_inputs: int = 2000,
+        n_subjects: int = 2000,
         every_n_steps: int = 1,
         lm: str | None = None,
         tokenizer: str | None = None,
@@ -90,7 +90,7 @@ class GradientCorrelation(Watcher):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            relation, linear_map, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files,
+            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
             seed,
         )  # fmt: skip
         self.subjects = enough(subjects, n_watch, "GradientCorrelation")
@@ -121,15 +121,15 @@ class GradientCorrelation(Watcher):
 
     def _questions(
         self, subjects: Sequence[str], which: Sequence[int | None] | None = None
-    ) -> tuple[list[Question], list[Question]]:
+    ) -> tuple[list[Query], list[Query]]:
         return (
-            questions(self.asked.source_prompts(subjects), which),
-            questions(self.asked.target_prompts(subjects), which),
+            queries(self.asked.source_prompts(subjects), which),
+            queries(self.asked.target_prompts(subjects), which),
         )
 
-    def _read(self, about: tuple[list[Question], list[Question]], step: int) -> _Logits:
+    def _read(self, about: tuple[list[Query], list[Query]], step: int) -> _Logits:
         labels = self.asked.source.token_ids, self.asked.target.token_ids
-        return _Logits(*self.desk.read(list(zip(about, labels, strict=True)), step))
+        return _Logits(*self.cache.read(list(zip(about, labels, strict=True)), step))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -137,8 +137,8 @@ class GradientCorrelation(Watcher):
         """Know the logits before the step; say what will be asked after it."""
         del pl_module, batch_idx
         step = trainer.global_step
-        alone = independent(batch)
-        if alone is None:
+        edit_batch = independent(batch)
+        if edit_batch is None:
             self._about = self._watched
             if not self.is_due(step):
                 self._before = None
@@ -146,19 +146,19 @@ class GradientCorrelation(Watcher):
             elif self._before is None or self._before[0] != step:
                 self._before = step, self._read(self._about, step)
         else:
-            subjects = [self._subjects[index] for index in alone.edits]
-            self._about = self._questions(subjects, copies(alone))
-            if alone.first:
+            subjects = [self._subjects[index] for index in edit_batch.edits]
+            self._about = self._questions(subjects, adapter_ids(edit_batch))
+            if edit_batch.first:
                 assert self._base is not None
-                self._before = step, self._base.rows(alone.edits)
-            elif not self.is_due(alone.step):
+                self._before = step, self._base.rows(edit_batch.edits)
+            elif not self.is_due(edit_batch.step):
                 self._before = None
             elif self._before is None or self._before[0] != step:
                 self._before = step, self._read(self._about, step)
         # If it is measured after this step, or from this step on: with what others ask then.
-        begins = self.is_due(step + 1 if alone is None else alone.step + 1)
-        if self._before is not None or (begins and not (alone and alone.last)):
-            self.desk.want([*self._about[0], *self._about[1]], step)
+        begins = self.is_due(step + 1 if edit_batch is None else edit_batch.step + 1)
+        if self._before is not None or (begins and not (edit_batch and edit_batch.last)):
+            self.cache.prefetch([*self._about[0], *self._about[1]], step)
 
     def on_train_batch_end(
         self,
@@ -176,8 +176,8 @@ class GradientCorrelation(Watcher):
         before, after = self._before[1], self._read(self._about, step)
         update = _Update(after.source - before.source, after.target - before.target, after)
         self._before = step, after
-        alone = independent(batch)
-        if alone is None:
+        edit_batch = independent(batch)
+        if edit_batch is None:
             numbers = self._correlate(update)
             self._steps.append({"step": step, **numbers})
             self.log_numbers(
@@ -186,9 +186,9 @@ class GradientCorrelation(Watcher):
                 step,
             )
         else:
-            for row, edit in enumerate(alone.edits):
+            for row, edit in enumerate(edit_batch.edits):
                 one = _Update(update.source[row], update.target[row], after.rows([row]))
-                self._by_edit.setdefault(edit, {})[alone.step] = one
+                self._by_edit.setdefault(edit, {})[edit_batch.step] = one
 
     # -- numbers ---------------------------------------------------------------------------------
 

@@ -11,14 +11,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lincorr_lightning.callbacks.gathering import gather
-from lincorr_lightning.reporting import atomic_write, run_folder, write_csv
+from lincorr_lightning.io import atomic_write, write_csv
+from lincorr_lightning.results.run_folder import run_folder
 
 
 class PredictionWriter(BasePredictionWriter):
     """Writes predicted logits of every pair: all of them, and the highest as a table.
 
     For any LightningModule whose ``predict_step`` returns a dict with ``inputs`` (list of str),
-    ``first`` (position of the first input), ``logits`` (name to ``(n_inputs, n_labels)``) and
+    ``first`` (position of the first input), ``logits`` (name to ``(n_subjects, n_labels)``) and
     ``labels`` (name to list of str). ``predictions.safetensors`` holds one tensor a name, its rows
     in the order of the inputs; ``tables/predictions.csv`` one row an input and name.
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.fitting import fit_linear_maps
-from lincorr_lightning.knowledge import AskedRelation
-from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
+from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 if TYPE_CHECKING:
-    from lincorr_lightning.lm.watching import WatchDesk
+    from lincorr_lightning.lm.query_cache import QueryCache
 
 
 @dataclass(frozen=True)
@@ -32,41 +32,41 @@ class RelationMaps:
     @classmethod
     def of(
         cls,
-        desk: WatchDesk,
-        asked: AskedRelation,
+        cache: QueryCache,
+        asked: TokenizedRelation,
         folder: str | None = None,
         ridge: float = 0.0,
-        n_inputs: int = 2000,
+        n_subjects: int = 2000,
     ) -> RelationMaps:
         """Read the map of a folder, or fit two on the LM as it is now; once a run.
 
         Args:
-            desk: Where the LM is.
+            cache: Where the LM is.
             asked: The relation.
             folder: A linear map's, such as ``linear_map/`` of a probe's run.
             ridge: Of the first map that is fitted; the second one's is ``auto``.
-            n_inputs: Subjects to fit on, as far as the vocabulary has so many.
+            n_subjects: Subjects to fit on, as far as the vocabulary has so many.
 
         Raises:
             LinearMapError: The folder's map is of other labels, or has no such pair.
         """
-        key = (asked.name, folder, ridge, n_inputs)
-        maps: dict[object, RelationMaps] = desk.shared.setdefault("maps", {})
+        key = (asked.name, folder, ridge, n_subjects)
+        maps: dict[object, RelationMaps] = cache.shared.setdefault("maps", {})
         if key not in maps:
             maps[key] = (
-                cls._fitted(desk, asked, ridge, n_inputs)
+                cls._fitted(cache, asked, ridge, n_subjects)
                 if folder is None
-                else cls._read(desk, asked, folder)
+                else cls._read(cache, asked, folder)
             )
         return maps[key]
 
     @classmethod
     def _fitted(
-        cls, desk: WatchDesk, asked: AskedRelation, ridge: float, n_inputs: int
+        cls, cache: QueryCache, asked: TokenizedRelation, ridge: float, n_subjects: int
     ) -> RelationMaps:
-        tokenizer = desk.lm.tokenizer
-        n = min(n_inputs, len(usable_strings(tokenizer)))
-        fitted = fit_linear_maps(desk.lm, asked, sample_inputs(tokenizer, n), [ridge, "auto"])
+        tokenizer = cache.lm.tokenizer
+        n = min(n_subjects, len(usable_strings(tokenizer)))
+        fitted = fit_linear_maps(cache.lm, asked, sample_subjects(tokenizer, n), [ridge, "auto"])
         named = dict(zip(("plain", "auto"), fitted, strict=True))
         return cls(
             {name: each.weight(asked.name) for name, each in named.items()},
@@ -74,8 +74,8 @@ class RelationMaps:
         )
 
     @classmethod
-    def _read(cls, desk: WatchDesk, asked: AskedRelation, folder: str) -> RelationMaps:
-        linear_map = LinearMap.from_pretrained(folder, desk.lm)
+    def _read(cls, cache: QueryCache, asked: TokenizedRelation, folder: str) -> RelationMaps:
+        linear_map = LinearMap.from_pretrained(folder, cache.lm)
         for domain in (asked.source, asked.target):
             name = domain.knowledge.name
             if linear_map.token_ids(name) != domain.token_ids:

@@ -6,12 +6,12 @@ from typing import Any
 
 import lightning as L
 
-from lincorr_lightning.callbacks.watcher import Watcher, enough, independent, questions
+from lincorr_lightning.callbacks.watcher import RelationCallback, enough, independent, queries
 from lincorr_lightning.functional import labelwise_pearson, summarize
-from lincorr_lightning.lm.watching import Question
+from lincorr_lightning.lm.query_cache import Query
 
 
-class Resilience(Watcher):
+class Resilience(RelationCallback):
     """Label-wise r of an old map on the LM as it trains (paper, section 4.2).
 
     r is taken on subjects of the vocabulary. Where several edits are trained side by side, each in
@@ -23,7 +23,7 @@ class Resilience(Watcher):
         subjects: What r is taken over; None samples the vocabulary.
         n_watch: How many are sampled.
         ridge: Of the map that is fitted.
-        n_inputs: Subjects that a map is fitted on, as far as the vocabulary has so many.
+        n_subjects: Subjects that a map is fitted on, as far as the vocabulary has so many.
         every_n_steps: Optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if there are several.
         tokenizer: Folder or hub id of its tokenizer, if none is found.
@@ -42,7 +42,7 @@ class Resilience(Watcher):
         subjects: list[str] | None = None,
         n_watch: int = 128,
         ridge: float = 0.0,
-        n_inputs: int = 2000,
+        n_subjects: int = 2000,
         every_n_steps: int = 10,
         lm: str | None = None,
         tokenizer: str | None = None,
@@ -50,7 +50,7 @@ class Resilience(Watcher):
         seed: int = 1,
     ) -> None:
         super().__init__(
-            relation, linear_map, ridge, n_inputs, every_n_steps, lm, tokenizer, knowledge_files,
+            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
             seed,
         )  # fmt: skip
         self.subjects = enough(subjects, n_watch, "Resilience")
@@ -72,18 +72,18 @@ class Resilience(Watcher):
         if not self._history:
             self.measure(trainer)
 
-    def _questions(self) -> tuple[list[Question], list[Question]]:
+    def _questions(self) -> tuple[list[Query], list[Query]]:
         copy = [self._who] * len(self._x)
         return (
-            questions(self.asked.source_prompts(self._x), copy),
-            questions(self.asked.target_prompts(self._x), copy),
+            queries(self.asked.source_prompts(self._x), copy),
+            queries(self.asked.target_prompts(self._x), copy),
         )
 
     def measure(self, trainer: L.Trainer) -> None:
         """Score the map."""
         step = trainer.global_step
         labels = self.asked.source.token_ids, self.asked.target.token_ids
-        source, target = self.desk.read(list(zip(self._questions(), labels, strict=True)), step)
+        source, target = self.cache.read(list(zip(self._questions(), labels, strict=True)), step)
         r = summarize(labelwise_pearson(self.maps.predict(source), target)).mean
         self._history.append((step, r))
         self.log_numbers(trainer, {f"resilience/{self.tag}": r}, step)
@@ -93,12 +93,12 @@ class Resilience(Watcher):
     ) -> None:
         """Say what will be asked after the step."""
         del pl_module, batch_idx
-        alone = independent(batch)
+        edit_batch = independent(batch)
         # A process that has no edit at this step asks the LM as it is.
-        self._who = 0 if alone is not None and alone.edits else None
+        self._who = 0 if edit_batch is not None and edit_batch.edits else None
         if self.is_due(trainer.global_step + 1):
             about = self._questions()
-            self.desk.want([*about[0], *about[1]], trainer.global_step)
+            self.cache.prefetch([*about[0], *about[1]], trainer.global_step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the numbers together."""

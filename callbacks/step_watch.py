@@ -8,13 +8,13 @@ from typing import Any, Self
 import lightning as L
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lm.watching import close_desks
+from lincorr_lightning.lm.query_cache import close_query_caches
 
 
-class StepWatch(L.Callback):
+class PeriodicCallback(L.Callback):
     """Looks at the LM of any LightningModule, in eval mode and without gradient, every few steps.
 
-    A callback calls `watch_from` as training starts. It measures in `measure`, or in an `updated`
+    A callback calls `watch_from` as training starts. It measures in `measure`, or in an `after_optimizer_step`
     of its own where what it asks depends on the batch.
 
     Args:
@@ -50,7 +50,7 @@ class StepWatch(L.Callback):
         """Begin anew; of a run that is resumed, the checkpoint says the rest."""
         del pl_module
         if stage == "fit":
-            close_desks(trainer)
+            close_query_caches(trainer)
             self.begin()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -67,7 +67,7 @@ class StepWatch(L.Callback):
 
     def close(self, trainer: L.Trainer) -> None:
         """Let go of the LM."""
-        close_desks(trainer)
+        close_query_caches(trainer)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -91,9 +91,9 @@ class StepWatch(L.Callback):
         del pl_module, outputs, batch_idx
         if trainer.global_step != self._step:
             self.watch_from(trainer)
-            self.updated(trainer, batch)
+            self.after_optimizer_step(trainer, batch)
 
-    def updated(self, trainer: L.Trainer, batch: Any) -> None:
+    def after_optimizer_step(self, trainer: L.Trainer, batch: Any) -> None:
         """Measure, if it is time: a step has just been taken, the last of its batches is given."""
         del batch
         if self.is_due(trainer.global_step):
@@ -105,7 +105,7 @@ class StepWatch(L.Callback):
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def like_me(self, trainer: L.Trainer) -> list[Self]:
+    def siblings(self, trainer: L.Trainer) -> list[Self]:
         """All callbacks of this kind in a run, itself included."""
         return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
 

@@ -10,17 +10,17 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lincorr_lightning.callbacks.step_watch import StepWatch
+from lincorr_lightning.callbacks.step_watch import PeriodicCallback
 from lincorr_lightning.callbacks.watcher import independent
-from lincorr_lightning.data.text_prompts import read_prompts
+from lincorr_lightning.data.tokenized_texts import read_prompts
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lm.token_clouds import CloudSettings, PromptGeometry, observe_prompts
-from lincorr_lightning.lm.watching import watch_desk
-from lincorr_lightning.reporting import is_dry_run, run_folder
-from lincorr_lightning.reporting.geometry_history import GeometryHistory
+from lincorr_lightning.geometry.history import GeometryHistory
+from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
+from lincorr_lightning.lm.query_cache import get_query_cache
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 
-class TokenGeometry(StepWatch):
+class TokenGeometry(PeriodicCallback):
     """Intrinsic dimension, overlap, cosines and angles of the tokens of watch texts, as they train.
 
     The LM of any LightningModule reads a few texts by itself, in eval mode and without gradient:
@@ -120,12 +120,12 @@ class TokenGeometry(StepWatch):
 
         Raises:
             LanguageModelError: The module holds no causal LM, or no tokenizer is found.
-            InputsError: There are no texts, or all are too short.
+            SubjectsError: There are no texts, or all are too short.
         """
-        self._asked = watch_desk(trainer, pl_module, self.lm, self.tokenizer).lm
+        self._asked = get_query_cache(trainer, pl_module, self.lm, self.tokenizer).lm
         if not is_dry_run(trainer):
             run_folder(trainer)  # agreed on by all processes, before one of them writes
-        place = self.like_me(trainer).index(self)
+        place = self.siblings(trainer).index(self)
         self._tag = f"token_geometry_{place + 1}" if place else "token_geometry"
         prompts = read_prompts(
             self._asked, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
@@ -143,9 +143,9 @@ class TokenGeometry(StepWatch):
     ) -> None:
         """See whether copies of the LM are trained."""
         del trainer, batch_idx
-        alone = independent(batch)
-        trained = alone is not None and bool(alone.edits)
-        self._copies = getattr(pl_module, "rows_of_copies", None) if trained else None
+        edit_batch = independent(batch)
+        trained = edit_batch is not None and bool(edit_batch.edits)
+        self._copies = getattr(pl_module, "adapter_context", None) if trained else None
 
     def measure(self, trainer: L.Trainer) -> None:
         """Observe the texts."""

@@ -8,20 +8,20 @@ from typing import Any
 import lightning as L
 
 from lincorr_lightning.callbacks.relation_maps import RelationMaps
-from lincorr_lightning.callbacks.step_watch import StepWatch
-from lincorr_lightning.data.edit_sampling import Edit
-from lincorr_lightning.data.edits import EditBatch
+from lincorr_lightning.callbacks.step_watch import PeriodicCallback
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.knowledge import AskedRelation, Catalogue, Relation
-from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
-from lincorr_lightning.lm.watching import Question, WatchDesk, watch_desk
+from lincorr_lightning.finetune.datamodule import EditBatch
+from lincorr_lightning.finetune.sampling import Edit
+from lincorr_lightning.knowledge import Catalogue, Relation, TokenizedRelation
+from lincorr_lightning.lm.query_cache import Query, QueryCache, get_query_cache
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 DEFAULT_RELATION = "city->country"
 LEAST = 3
 """Subjects that an r needs."""
 
 
-class Watcher(StepWatch):
+class RelationCallback(PeriodicCallback):
     """Asks the LM of any LightningModule about one relation.
 
     The LM is asked by itself, in eval mode and without gradient: weights, optimizer, random
@@ -32,7 +32,7 @@ class Watcher(StepWatch):
             DataModule's edits are about.
         linear_map: Folder of a linear map; None fits one on the LM as the run starts.
         ridge: Of the map that is fitted.
-        n_inputs: Subjects that it is fitted on, as far as the vocabulary has so many.
+        n_subjects: Subjects that it is fitted on, as far as the vocabulary has so many.
         every_n_steps: Optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if the module holds several.
         tokenizer: Folder or hub id of its tokenizer, if neither the module nor the checkpoint that
@@ -49,7 +49,7 @@ class Watcher(StepWatch):
         relation: str | None = None,
         linear_map: str | None = None,
         ridge: float = 0.0,
-        n_inputs: int = 2000,
+        n_subjects: int = 2000,
         every_n_steps: int = 1,
         lm: str | None = None,
         tokenizer: str | None = None,
@@ -62,7 +62,7 @@ class Watcher(StepWatch):
         self.relation = relation
         self.linear_map = linear_map
         self.ridge = ridge
-        self.n_inputs = n_inputs
+        self.n_subjects = n_subjects
         self.knowledge_files = knowledge_files
         self.seed = seed
         self.begin()
@@ -104,16 +104,16 @@ class Watcher(StepWatch):
             KnowledgeError: There is no such relation.
             DomainError: A side of it has no label in this vocabulary.
         """
-        self.desk: WatchDesk = watch_desk(trainer, pl_module, self.lm, self.tokenizer)
+        self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
         name = self.relation_in(trainer)
         self.known = self.catalogue(trainer)
         subwords = bool(getattr(getattr(trainer, "datamodule", None), "subwords", False))
-        self.asked: AskedRelation = AskedRelation.of(
-            name, self.known, self.desk.lm.tokenizer, subwords
+        self.asked: TokenizedRelation = TokenizedRelation.of(
+            name, self.known, self.cache.lm.tokenizer, subwords
         )
-        place = [c for c in self.like_me(trainer) if c.relation_in(trainer) == name].index(self)
+        place = [c for c in self.siblings(trainer) if c.relation_in(trainer) == name].index(self)
         self.tag = f"{name} ({place + 1})" if place else name
-        self.desk.will_read([*self.asked.source.token_ids, *self.asked.target.token_ids])
+        self.cache.register_tokens([*self.asked.source.token_ids, *self.asked.target.token_ids])
 
     def catalogue(self, trainer: L.Trainer) -> Catalogue:
         """All knowledge, the user's files included."""
@@ -135,14 +135,14 @@ class Watcher(StepWatch):
         """
         if self._maps is None:
             self._maps = RelationMaps.of(
-                self.desk, self.asked, self.linear_map, self.ridge, self.n_inputs
+                self.cache, self.asked, self.linear_map, self.ridge, self.n_subjects
             )
         return self._maps
 
     def sample_subjects(self, n: int) -> list[str]:
         """Subjects X from the LM's vocabulary, as many as there are up to n."""
-        tokenizer = self.desk.lm.tokenizer
-        return sample_inputs(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
+        tokenizer = self.cache.lm.tokenizer
+        return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
 
 
 def edits_of(trainer: L.Trainer) -> list[Edit] | None:
@@ -180,14 +180,14 @@ def independent(batch: Any) -> EditBatch | None:
     return batch if isinstance(batch, EditBatch) and batch.n_steps > 0 else None
 
 
-def copies(batch: EditBatch) -> list[int | None]:
+def adapter_ids(batch: EditBatch) -> list[int | None]:
     """Which copy of the LM each edit is trained in, if the module has copies."""
     return list(range(len(batch.edits)))
 
 
-def questions(prompts: Sequence[str], which: Sequence[int | None] | None = None) -> list[Question]:
+def queries(prompts: Sequence[str], which: Sequence[int | None] | None = None) -> list[Query]:
     """Prompts to a copy each, or all to the one LM."""
     return [
-        Question(prompt, copy)
+        Query(prompt, copy)
         for prompt, copy in zip(prompts, which or [None] * len(prompts), strict=True)
     ]

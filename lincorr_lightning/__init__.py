@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from lincorr_lightning.knowledge import Catalogue
-    from lincorr_lightning.linear_map import LinearMap
-    from lincorr_lightning.lm import LanguageModel
+    from lincorr_lightning.linear_map.artifact import LinearMap
+    from lincorr_lightning.lm.language_model import LanguageModel
 
 __all__ = ["Catalogue", "LanguageModel", "LinearMap", "__version__"]
+
+# Installed, callbacks and configs lie inside the package; in a checkout, beside it.
+if not _Path(__file__).with_name("callbacks").is_dir():
+    __path__.append(str(_Path(__file__).resolve().parents[1]))
 
 # Imported on first use, so that `import lincorr_lightning` and `lincorr --version` stay quick.
 _HOMES = {
     "Catalogue": "lincorr_lightning.knowledge",
     "LanguageModel": "lincorr_lightning.lm",
-    "LinearMap": "lincorr_lightning.linear_map",
+    "LinearMap": "lincorr_lightning.linear_map.artifact",
 }
 
 

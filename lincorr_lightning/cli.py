@@ -21,7 +21,7 @@ COMMANDS = {
         "Show which answers an LM's tokenizer can speak of.",
     ),
     "report": (
-        "lincorr_lightning.pages",
+        "lincorr_lightning.results.report",
         "report",
         "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
     ),
@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> Any:
 
         args = argv[1:]
         if argv[0] == "report":
-            from lincorr_lightning.pages.command import gather
+            from lincorr_lightning.results.report.command import gather
 
             # A shell's `*` gives many folders; jsonargparse takes one word for a list.
             args = gather(args)

@@ -25,7 +25,7 @@ class LinearMapError(LincorrError):
     """A stored linear map is damaged, or belongs to other labels or another LM."""
 
 
-class InputsError(LincorrError):
+class SubjectsError(LincorrError):
     """The subjects X cannot be sampled, split or batched as asked."""
 
 

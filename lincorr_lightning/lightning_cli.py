@@ -16,20 +16,22 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 
 # Imported, so that their classes can be named without a module path.
+import lincorr_lightning.ablation
 import lincorr_lightning.callbacks
 import lincorr_lightning.data
-import lincorr_lightning.modules  # noqa: F401
+import lincorr_lightning.finetune
+import lincorr_lightning.flow
+import lincorr_lightning.geometry
+import lincorr_lightning.pretraining
+import lincorr_lightning.probe
+import lincorr_lightning.sae  # noqa: F401
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
-from lincorr_lightning.guards import EndTogether, TellMemory, memory_note
-from lincorr_lightning.reporting import (
-    atomic_write,
-    check_writable,
-    describe_run,
-    is_dry_run,
-    run_folder,
-    study_name,
-)
+from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
+from lincorr_lightning.io import atomic_write, check_writable
+from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.results.console import describe_run
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, study_name
 
 
 class SaveConfig(SaveConfigCallback):
@@ -50,8 +52,18 @@ class LincorrCLI(LightningCLI):
     """One parser for every study: ``--model NAME --data NAME --trainer...``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Runs go to ``runs/<study>/version_N``."""
+        """Add ``--name``, and give datamodules the LM of the study."""
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="Folder of the runs below trainer.default_root_dir; null takes the study's name.",
+        )
         parser.set_defaults({"trainer.default_root_dir": "runs"})
+        # A datamodule that samples subjects or tokenizes texts takes the LM as `lm`.
+        parser.link_arguments(
+            "model", "data.init_args.lm", compute_fn=_language_model, apply_on="instantiate"
+        )
 
     def before_instantiate_classes(self) -> None:
         """Look for the checkpoint before anything is loaded.
@@ -90,7 +102,7 @@ class LincorrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Give a run that names no logger a new folder and a TensorBoard log of its own."""
         config = self._get(self.config_init, "trainer")
-        config["callbacks"] = [*(config["callbacks"] or []), EndTogether(), TellMemory()]
+        config["callbacks"] = [*(config["callbacks"] or []), AbortOnRankFailure(), OOMHint()]
         # Nobody else's `predict` output is touched: it writes what studies of ours return.
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
@@ -98,7 +110,9 @@ class LincorrCLI(LightningCLI):
         check_writable(root)
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = TensorBoardLogger(
-                root, name=study_name(self.model), default_hp_metric=False
+                root,
+                name=self._get(self.config_init, "name") or study_name(self.model),
+                default_hp_metric=False,
             )
         return super().instantiate_trainer(**kwargs)
 
@@ -107,6 +121,11 @@ class LincorrCLI(LightningCLI):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
 
     after_fit = after_validate = after_test = after_predict = _tell
+
+
+def _language_model(module: L.LightningModule) -> LanguageModel | None:
+    lm = getattr(module, "lm", None)
+    return lm if isinstance(lm, LanguageModel) else None
 
 
 def run_lightning_cli(args: list[str]) -> LincorrCLI:

@@ -1,24 +1,14 @@
-"""LightningDataModules: what the LM is asked about."""
+"""Datamodules and readers that several studies share."""
 
-from lincorr_lightning.data.corpus import CorpusDataModule
-from lincorr_lightning.data.edits import Edit, EditBatch, EditPlan, EditsDataModule
-from lincorr_lightning.data.paired_texts import PairedTexts, PairedTextsDataModule
-from lincorr_lightning.data.prompt_inputs import InputBatch, PromptInputs
-from lincorr_lightning.data.text_prompts import TextPrompts, TokenBatch
+from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows
+from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
 
 __all__ = [
-    "CorpusDataModule",
-    "Edit",
-    "EditBatch",
-    "EditPlan",
-    "EditsDataModule",
-    "InputBatch",
-    "PairedTexts",
-    "PairedTextsDataModule",
-    "PromptInputs",
-    "TextPrompts",
+    "SubjectBatch",
+    "SubjectsDataModule",
     "TextsDataModule",
     "TokenBatch",
     "TokenRows",
+    "TokenizedTextDataModule",
 ]

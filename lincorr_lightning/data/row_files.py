@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lincorr_lightning.errors import InputsError
+from lincorr_lightning.errors import SubjectsError
 
 
 def read_rows(
@@ -28,19 +28,19 @@ def read_rows(
         its fields.
 
     Raises:
-        InputsError: The file cannot be read, or has a line that is neither; it says which.
+        SubjectsError: The file cannot be read, or has a line that is neither; it says which.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputsError(f"the {what} in {path} cannot be read: {error}.") from error
+        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.") from error
     if path.suffix.lower() == ".jsonl":
         yield from _json_lines(text, path)
     elif path.suffix.lower() == ".csv":
         yield from _csv_lines(text, path, needed, optional)
     else:
-        raise InputsError(
+        raise SubjectsError(
             f"{path} is neither .jsonl nor .csv. Name a file of {what} of one of these kinds."
         )
 
@@ -54,7 +54,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(line)
         except ValueError as error:
-            raise InputsError(
+            raise SubjectsError(
                 f"{where}: this is not JSON ({error}). Write one object a line."
             ) from error
 
@@ -69,7 +69,7 @@ def _csv_lines(
         missing = [name for name in needed if name not in header]
         if missing:
             may = f", and may name {_listed(optional)}" if optional else ""
-            raise InputsError(
+            raise SubjectsError(
                 f"{path}, line 1: the header lacks {_listed(missing)}. It must name "
                 f"{_listed(needed)}{may}."
             )
@@ -78,14 +78,14 @@ def _csv_lines(
         for entry in reader:
             where = f"{path}, line {reader.line_num}"
             if None in entry:
-                raise InputsError(
+                raise SubjectsError(
                     f"{where}: there are more fields than the header names. Put a field that holds "
                     "a comma in double quotes."
                 )
             good = reader.line_num
             yield where, entry
     except csv.Error as error:
-        raise InputsError(
+        raise SubjectsError(
             f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
         ) from error
 

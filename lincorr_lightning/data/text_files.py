@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lincorr_lightning.data.row_files import read_rows
-from lincorr_lightning.data.world_texts import Text
-from lincorr_lightning.errors import InputsError
+from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.pretraining.texts import Text
 
 KINDS = (".txt", ".jsonl", ".csv")
 
@@ -23,14 +23,14 @@ def read_texts(path: str | Path, key: str = "text", who: str = "data") -> Iterat
         who: Whose setting the path is, for messages.
 
     Raises:
-        InputsError: There is no such file or folder, no text in it, or a row that has none; it says
+        SubjectsError: There is no such file or folder, no text in it, or a row that has none; it says
             which.
     """
     path = Path(path)
     if not path.exists():
-        raise InputsError(f"{who}.texts {path} does not exist. Name a file or a folder.")
+        raise SubjectsError(f"{who}.texts {path} does not exist. Name a file or a folder.")
     if path.is_file() and path.suffix.lower() not in KINDS:
-        raise InputsError(f"{who}.texts {path} is no {', '.join(KINDS)} file.")
+        raise SubjectsError(f"{who}.texts {path} is no {', '.join(KINDS)} file.")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_text(p))
     empty = True
     for file in files:
@@ -38,7 +38,7 @@ def read_texts(path: str | Path, key: str = "text", who: str = "data") -> Iterat
             empty = False
             yield text
     if empty:
-        raise InputsError(
+        raise SubjectsError(
             f"{who}.texts {path} holds no text. Put {', '.join(KINDS)} files there, or leave "
             f"{who}.texts null to take the sample that comes with the package."
         )
@@ -54,14 +54,14 @@ def _texts_of(file: Path, key: str, who: str) -> Iterator[Text]:
         try:
             whole = file.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputsError(f"the text {file} cannot be read: {error}.") from error
+            raise SubjectsError(f"the text {file} cannot be read: {error}.") from error
         if whole.strip():
             yield Text(str(file), file.resolve().parent.name, whole)
         return
     for where, row in read_rows(file, "texts", (key,), ("corpus",)):
         text = row.get(key) if isinstance(row, Mapping) else None
         if not isinstance(text, str):
-            raise InputsError(
+            raise SubjectsError(
                 f"{where}: {key!r} is {text!r}; each row needs a text there. Name the right field "
                 f"as {who}.key."
             )

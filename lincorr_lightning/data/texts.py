@@ -15,14 +15,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lincorr_lightning.data.processes import share_of
+from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.data.row_files import read_rows
-from lincorr_lightning.data.step_loader import StepLoader
-from lincorr_lightning.data.world import World
-from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.distributed import data_shard
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import find_checkpoint
+from lincorr_lightning.pretraining.world import World
 
 WORLD_FILE = "world.json"
 # The embedded LM's own corpus (configs/pretraining.yaml).
@@ -164,7 +164,7 @@ class TextsDataModule(L.LightningDataModule):
         """Read and tokenize the texts; the same on every process.
 
         Raises:
-            InputsError: There are too few, or a file cannot be read.
+            SubjectsError: There are too few, or a file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
         trains = stage in (None, "fit")
@@ -187,7 +187,7 @@ class TextsDataModule(L.LightningDataModule):
             trains: Whether texts are needed to train on, beside those that are held out.
 
         Raises:
-            InputsError: There are too few, or a file cannot be read.
+            SubjectsError: There are too few, or a file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
         prefix = lm.prefix
@@ -207,7 +207,7 @@ class TextsDataModule(L.LightningDataModule):
             if len(row) > self.n_skipped + 1
         ]
         if not self._held_out:
-            raise InputsError(
+            raise SubjectsError(
                 f"none of the {len(held_out)} texts that are held out is longer than "
                 f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
                 "texts as data.texts, or lower data.skip_tokens."
@@ -227,7 +227,7 @@ class TextsDataModule(L.LightningDataModule):
         self._counts = np.array([len(row) - self.n_skipped for row in self._rows], dtype=np.int64)
         n_tokens = int(self._counts.sum())
         if n_tokens < self.hparams["batch_tokens"]:
-            raise InputsError(
+            raise SubjectsError(
                 f"there are {len(texts)} different texts, of which data.n_held_out = {n_held_out} "
                 f"takes {len(held_out)}: {n_tokens} tokens are left to train on, and a step alone "
                 f"takes {self.hparams['batch_tokens']}. Name more texts as data.texts, or lower "
@@ -241,7 +241,7 @@ class TextsDataModule(L.LightningDataModule):
             lm: The LM, whose world's texts they may be.
 
         Raises:
-            InputsError: A file cannot be read.
+            SubjectsError: A file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
         texts = self._all_texts(lm)
@@ -324,18 +324,18 @@ class TextsDataModule(L.LightningDataModule):
         """
         return [self._rows[i] for i in self._dealt.texts(block)]
 
-    def train_dataloader(self) -> StepLoader:
+    def train_dataloader(self) -> ResumableLoader:
         """Steps, each by its block and its number there."""
-        share = share_of(self.trainer)
+        share = data_shard(self.trainer)
         self._dealt = self.blocks(share.number, share.n)
-        return StepLoader(self._dealt, self.trainer)
+        return ResumableLoader(self._dealt, self.trainer)
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
         """Held-out texts, those of like length together; each process has a share of them."""
         rows = sorted(self._held_out, key=len)
         size: int = self.hparams["eval_batch_size"]
         batches = [pad_rows(rows[i : i + size], self.n_skipped) for i in range(0, len(rows), size)]
-        share = share_of(self.trainer)
+        share = data_shard(self.trainer)
         # As many for each process: what is added counts nowhere.
         while len(batches) % share.n:
             last = batches[-1]
@@ -394,12 +394,12 @@ def _read(path: str | Path) -> Iterator[str]:
         for where, entry in read_rows(path, "texts", ("text",)):
             text = entry.get("text") if isinstance(entry, Mapping) else None
             if not isinstance(text, str):
-                raise InputsError(f'{where}: an object with a "text" is needed, not {entry!r}.')
+                raise SubjectsError(f'{where}: an object with a "text" is needed, not {entry!r}.')
             if text.strip():
                 yield text
         return
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputsError(f"the texts in {path} cannot be read: {error}.") from error
+        raise SubjectsError(f"the texts in {path} cannot be read: {error}.") from error
     yield from (line.strip() for line in lines if line.strip())

@@ -42,8 +42,8 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     """Pearson's r of each label across instances: the paper's headline.
 
     Args:
-        prediction: Predicted logits, ``(n_inputs, n_labels)``.
-        target: True logits, ``(n_inputs, n_labels)``.
+        prediction: Predicted logits, ``(n_subjects, n_labels)``.
+        target: True logits, ``(n_subjects, n_labels)``.
 
     Returns:
         ``(n_labels,)``, float64; NaN where the label or its prediction is constant.
@@ -60,11 +60,11 @@ def instancewise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     """Pearson's r of each instance across labels (paper appendix D).
 
     Args:
-        prediction: Predicted logits, ``(n_inputs, n_labels)``.
-        target: True logits, ``(n_inputs, n_labels)``.
+        prediction: Predicted logits, ``(n_subjects, n_labels)``.
+        target: True logits, ``(n_subjects, n_labels)``.
 
     Returns:
-        ``(n_inputs,)``, float64; NaN where an instance's logits are all equal.
+        ``(n_subjects,)``, float64; NaN where an instance's logits are all equal.
     """
     return _pearson(prediction, target, 1)
 
@@ -73,12 +73,12 @@ def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> T
     """Instance-wise r of many targets that lie side by side, in a few matrix products.
 
     Args:
-        prediction: Predicted logits of all targets, ``(n_inputs, n_columns)``.
+        prediction: Predicted logits of all targets, ``(n_subjects, n_columns)``.
         target: True logits, likewise.
         segments: Membership of columns in targets, ``(n_columns, n_targets)`` of zeros and ones.
 
     Returns:
-        ``(n_inputs, n_targets)``, float64; NaN where all logits of a target are equal.
+        ``(n_subjects, n_targets)``, float64; NaN where all logits of a target are equal.
     """
     segments = segments.double()
     size = segments.sum(0)

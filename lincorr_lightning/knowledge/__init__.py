@@ -1,7 +1,6 @@
 """What is asked: prompts, domains of answers and real-world references."""
 
-from lincorr_lightning.knowledge.arithmetic import arithmetic_reference, math_knowledges
-from lincorr_lightning.knowledge.asked import AskedRelation
+from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
 from lincorr_lightning.knowledge.audit import (
     AuditRow,
     audit,
@@ -22,13 +21,13 @@ from lincorr_lightning.knowledge.domain import (
     unknown_words,
 )
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
+from lincorr_lightning.knowledge.tokenized_relation import TokenizedRelation
 
 __all__ = [
     "FAMILIES",
     "LANGUAGES",
     "WHOLE_WORDS",
     "Answer",
-    "AskedRelation",
     "AuditRow",
     "Catalogue",
     "Completeness",
@@ -37,14 +36,15 @@ __all__ = [
     "Knowledge",
     "Label",
     "Relation",
+    "TokenizedRelation",
     "answer_tokens",
+    "arithmetic_knowledge",
     "arithmetic_reference",
     "audit",
     "audit_details",
     "audit_rows",
     "audit_table",
     "build_domain",
-    "math_knowledges",
     "reference_matrix",
     "unknown_words",
 ]

@@ -25,14 +25,14 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 }
 
 
-def math_knowledges() -> tuple[Knowledge, ...]:
+def arithmetic_knowledge() -> tuple[Knowledge, ...]:
     """Make the sixteen prompts of the math family.
 
     Returns:
         `X+1` to `X+4`, then the same with `-`, `*` and `/`.
 
     Example:
-        >>> [knowledge.prompt("3") for knowledge in math_knowledges()[:2]]
+        >>> [knowledge.prompt("3") for knowledge in arithmetic_knowledge()[:2]]
         ['3+1=', '3+2=']
     """
     answers = tuple(Answer(str(number), str(number)) for number in NUMBERS)

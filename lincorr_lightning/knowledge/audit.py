@@ -167,7 +167,8 @@ def audit(
     """
     chosen = Catalogue.load(*knowledge_files).select(knowledges)
     # Here, because the knowledge room needs no LM for anything else, and names are checked sooner.
-    from lincorr_lightning.lm import LanguageModel, LMConfig
+    from lincorr_lightning.lm.config import LMConfig
+    from lincorr_lightning.lm.language_model import LanguageModel
 
     tokenizer: PreTrainedTokenizerBase
     folder = Path(lm)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_reference, math_knowledges
+from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge, arithmetic_reference
 from lincorr_lightning.knowledge.merging import Facts, MergedFiles
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
 from lincorr_lightning.knowledge.yaml_file import near, parse_knowledge_file, read_knowledge_file
@@ -197,7 +197,7 @@ def _same_question(source: Knowledge, target: Knowledge) -> bool:
 def _built_in_files() -> MergedFiles:
     """The shipped data, parsed once a process; callers copy before they add to it."""
     merged = MergedFiles()
-    for knowledge in math_knowledges():
+    for knowledge in arithmetic_knowledge():
         merged.reserve(knowledge.name, "the built-in math family")
     data = files("lincorr_lightning.knowledge").joinpath("data")
     for file in sorted(data.iterdir(), key=lambda file: file.name):
@@ -213,6 +213,18 @@ def _built_in_catalogue() -> Catalogue:
 
 def _catalogue(merged: MergedFiles) -> Catalogue:
     facts = MappingProxyType(merged.facts())
-    knowledges = [*merged.knowledges(), *math_knowledges()]
+    knowledges = [*merged.knowledges(), *arithmetic_knowledge()]
     knowledges.sort(key=lambda knowledge: FAMILIES.index(knowledge.family))  # stable: file order
     return Catalogue(knowledges, facts)
+
+
+def split_names(names: Sequence[str] | str) -> list[str]:
+    """Names from a list, or from a text that separates them by commas.
+
+    Example:
+        >>> split_names("city, country")
+        ['city', 'country']
+    """
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return list(names)

@@ -6,14 +6,14 @@ import unicodedata
 from collections.abc import Iterator
 
 from lincorr_lightning.knowledge.schema import LANGUAGES, Answer, Knowledge
-from lincorr_lightning.knowledge.yaml_file import Entity, KnowledgeFile, Question, fail, near
+from lincorr_lightning.knowledge.yaml_file import Entity, KnowledgeFile, Query, fail, near
 
 Facts = dict[str, dict[str, tuple[str, ...]]]
 """identity -> kind -> the identities that are true of it."""
 
 
 class MergedFiles:
-    """Entities and questions of all files read so far.
+    """Entities and queries of all files read so far.
 
     A later file may add entities to a kind, and names and facts to an entity, but it may not
     restate what is there: two statements of one thing are either idle or a contradiction.
@@ -21,7 +21,7 @@ class MergedFiles:
 
     def __init__(self) -> None:
         self._entities: dict[str, dict[str, Entity]] = {}
-        self._questions: dict[str, Question] = {}
+        self._questions: dict[str, Query] = {}
         self._entity_files: dict[tuple[str, str], str] = {}
         self._question_files: dict[str, str] = {}
 
@@ -54,7 +54,7 @@ class MergedFiles:
                 else:
                     self._entity_files[place] = file.origin
                 known[identity] = entity
-        for name, question in file.questions.items():
+        for name, question in file.queries.items():
             if name in self._question_files:
                 taken_by = self._question_files[name]
                 fail(file.origin, f"knowledge.{name}", f"the name is already taken by {taken_by}")
@@ -140,7 +140,7 @@ class MergedFiles:
                 hint = f" Write {alias!r}." if alias else near(identity, known)
                 fail(origin, key, f"there is no {kind} called {identity!r}.{hint}")
 
-    def _domain(self, question: Question) -> tuple[Answer, ...]:
+    def _domain(self, question: Query) -> tuple[Answer, ...]:
         kind = str(question.answers)
         origin = self._question_files[question.name]
         key = f"knowledge.{question.name}.answers"
@@ -157,7 +157,7 @@ class MergedFiles:
         self._refuse_ambiguous(answers, question)
         return answers
 
-    def _refuse_ambiguous(self, answers: tuple[Answer, ...], question: Question) -> None:
+    def _refuse_ambiguous(self, answers: tuple[Answer, ...], question: Query) -> None:
         """One text for two entities could never be told right from wrong."""
         owners: dict[str, Answer] = {}
         for answer in answers:
@@ -172,7 +172,7 @@ class MergedFiles:
                     "read alike; keep one, or make one an alias of the other",
                 )
 
-    def _described(self, answer: Answer, question: Question) -> str:
+    def _described(self, answer: Answer, question: Query) -> str:
         origin = self._entity_files.get((str(question.answers), answer.identity))
         if origin is None or answer.text == answer.identity:
             return repr(answer.text) + (f" ({origin})" if origin else "")

@@ -1,4 +1,4 @@
-"""One knowledge file: YAML in, checked entities and questions out.
+"""One knowledge file: YAML in, checked entities and queries out.
 
 A file is read whole and refused whole. Every message has the form `file: key: reason`.
 """
@@ -54,7 +54,7 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Query:
     """A knowledge as a file states it: its answers are still a kind or a list of its own."""
 
     name: str
@@ -75,13 +75,13 @@ class KnowledgeFile:
         origin: The file as messages call it.
         source: Where the facts come from.
         entities: kind -> identity -> entity.
-        questions: name -> question.
+        queries: name -> question.
     """
 
     origin: str
     source: str
     entities: Mapping[str, Mapping[str, Entity]]
-    questions: Mapping[str, Question]
+    queries: Mapping[str, Query]
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:
@@ -106,7 +106,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
         path: A YAML file in UTF-8.
 
     Returns:
-        Its entities and questions. Facts that point into other files are not checked yet.
+        Its entities and queries. Facts that point into other files are not checked yet.
 
     Raises:
         KnowledgeError: The file cannot be read or breaks the schema.
@@ -158,7 +158,7 @@ def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
         origin=origin,
         source=_text(content["source"], origin, "source") if "source" in content else "",
         entities=_entities(content.get("entities"), origin),
-        questions=_questions(content.get("knowledge"), origin),
+        queries=_questions(content.get("knowledge"), origin),
     )
 
 
@@ -310,18 +310,18 @@ def _entity(identity: Any, body: Any, origin: str, key: str) -> Entity:
     return Entity(identity, names, facts)
 
 
-def _questions(value: Any, origin: str) -> dict[str, Question]:
+def _questions(value: Any, origin: str) -> dict[str, Query]:
     if _is_nothing(value):
         return {}
     if not isinstance(value, dict):
         fail(origin, "knowledge", "must map each name to its family, language, template, answers")
-    questions = (
+    queries = (
         _question(_name(name, origin, "knowledge"), body, origin) for name, body in value.items()
     )
-    return {question.name: question for question in questions}
+    return {question.name: question for question in queries}
 
 
-def _question(name: str, body: Any, origin: str) -> Question:
+def _question(name: str, body: Any, origin: str) -> Query:
     key = f"knowledge.{name}"
     if name in (*FAMILIES, "all"):
         fail(origin, key, "is the name of a family and cannot name a knowledge")
@@ -338,7 +338,7 @@ def _question(name: str, body: Any, origin: str) -> Question:
     answers = body["answers"]
     if _is_nothing(answers) or answers == []:
         fail(origin, f"{key}.answers", "the domain is empty; name a kind or list the answers")
-    return Question(
+    return Query(
         name=name,
         family=_choice(body["family"], FAMILIES, origin, f"{key}.family"),
         language=language,

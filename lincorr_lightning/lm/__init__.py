@@ -2,20 +2,15 @@
 
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import causal_lm_of
-from lincorr_lightning.lm.first_order import VirtualEdits, virtual_edits
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.lm.stacked_lora import StackedLoRA
-from lincorr_lightning.lm.vocabulary import sample_inputs, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 __all__ = [
     "LMConfig",
     "LanguageModel",
-    "StackedLoRA",
-    "VirtualEdits",
     "causal_lm_of",
     "evaluating",
-    "sample_inputs",
+    "sample_subjects",
     "usable_strings",
-    "virtual_edits",
 ]

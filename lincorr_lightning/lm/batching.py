@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.memory import why_no_memory
-from lincorr_lightning.lm.sharding import LockStep
+from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.lm.sharding import RankSync
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class MicroBatches:
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
-        self.lock_step: LockStep | None = None
+        self.lock_step: RankSync | None = None
 
     def run(
         self,
@@ -76,7 +76,7 @@ class MicroBatches:
 
     def _run_in_step(
         self,
-        lock_step: LockStep,
+        lock_step: RankSync,
         order: list[int],
         lengths: Sequence[int],
         device_type: str,
@@ -138,7 +138,7 @@ def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | N
     try:
         ask(batch)
     except (RuntimeError, MemoryError) as error:
-        why = why_no_memory(error)
+        why = oom_reason(error)
         if why is None:
             raise
         return why

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import InputsError, LanguageModelError
+from lincorr_lightning.errors import LanguageModelError, SubjectsError
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -58,11 +58,13 @@ class PromptEncoder:
         """Token ids of each prompt, unpadded.
 
         Raises:
-            InputsError: A prompt without tokens, or longer than the LM can read.
+            SubjectsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM has no embedding for.
         """
         if isinstance(prompts, str):
-            raise InputsError(f"prompts is the single string {prompts!r}; pass a list of prompts.")
+            raise SubjectsError(
+                f"prompts is the single string {prompts!r}; pass a list of prompts."
+            )
         if len(prompts) == 0:
             return []
         encoded = self.tokenizer(
@@ -80,12 +82,12 @@ class PromptEncoder:
 
     def _check(self, index: int, prompt: str, row: list[int]) -> None:
         if len(row) <= len(self.prefix) or not prompt.strip():
-            raise InputsError(
+            raise SubjectsError(
                 f"prompt {index} ({prompt!r}) has no tokens of its own, so there is no position "
                 "to read. Leave empty prompts out."
             )
         if self.max_length is not None and len(row) > self.max_length:
-            raise InputsError(
+            raise SubjectsError(
                 f"prompt {index} ({prompt[:60]!r}...) has {len(row)} tokens; the LM has positions "
                 f"for {self.max_length}. Shorten it."
             )

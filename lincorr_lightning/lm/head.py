@@ -7,7 +7,7 @@ float64. Whatever the LM does before its head (BERT's transform, Falcon-H1's mul
 hooks on the LM, such as those of a sharding strategy, run as in any other forward.
 
 That rests on two things: that the head is a plain linear layer, and that what follows it treats
-each logit by itself. `choose_reading` tries on a probe whether they hold, and else takes a slower
+each logit by itself. `select_logit_method` tries on a probe whether they hold, and else takes a slower
 reading that needs neither.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.memory import why_no_memory
+from lincorr_lightning.lm.memory import oom_reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.1
 
 
-class Reading(Enum):
+class LogitMethod(Enum):
     """How logits are got out of an LM, fastest first."""
 
     ROWS = "the asked tokens' rows of the head at the last position"
@@ -88,7 +88,7 @@ def read_logits(
     attention_mask: Tensor | None,
     last: Tensor,
     token_ids: Tensor,
-    reading: Reading,
+    reading: LogitMethod,
 ) -> Tensor:
     """Logits of some tokens at one position of each row; differentiable.
 
@@ -102,12 +102,12 @@ def read_logits(
             which is the same for true tokens, and faster.
         last: The position to read in each row, ``(n_rows,)``.
         token_ids: The tokens to read, ``(n_tokens,)``.
-        reading: What `choose_reading` gave for this LM.
+        reading: What `select_logit_method` gave for this LM.
 
     Returns:
         ``(n_rows, n_tokens)``, float64.
     """
-    if reading is Reading.ALL:
+    if reading is LogitMethod.ALL:
         logits = call_model(model, input_ids, attention_mask=attention_mask).logits
         logits = logits[torch.arange(len(last), device=logits.device), last.to(logits.device)]
         return logits[:, token_ids.to(logits.device)].double()
@@ -116,21 +116,21 @@ def read_logits(
     if head is None:
         raise UnusableHeadError
     own_forward = head.forward
-    if reading is Reading.ROWS and not _is_plain(head):
+    if reading is LogitMethod.ROWS and not _is_plain(head):
         raise UnusableHeadError
 
     def stand_in(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         hidden = _at(hidden, last, input_ids.shape)
-        if reading is Reading.LAST:
+        if reading is LogitMethod.LAST:
             return own_forward(hidden, *args, **kwargs)  # type: ignore[no-any-return]
         return _rows_product(cast(nn.Linear, head), hidden, token_ids.to(hidden.device))
 
-    n_columns = len(token_ids) if reading is Reading.ROWS else 1
-    with _standing_in(head, stand_in):
+    n_columns = len(token_ids) if reading is LogitMethod.ROWS else 1
+    with patched_forward(head, stand_in):
         logits = call_model(model, input_ids, attention_mask=attention_mask).logits
     if logits.shape[:2] != (len(last), 1) or logits.shape[2] < n_columns:
         raise UnusableHeadError
-    if reading is Reading.LAST:
+    if reading is LogitMethod.LAST:
         logits = logits[:, :, token_ids.to(logits.device)]
     return logits[:, 0].double()
 
@@ -141,7 +141,7 @@ def read_positions(
     blocks: Sequence[tuple[Tensor, Tensor]],
     **more: Tensor,
 ) -> list[Tensor]:
-    """Logits of some tokens at some positions, and of others at others, by `Reading.ROWS`.
+    """Logits of some tokens at some positions, and of others at others, by `LogitMethod.ROWS`.
 
     Args:
         model: The LM.
@@ -154,7 +154,7 @@ def read_positions(
         ``(n_positions, n_tokens)`` of each block, float64.
 
     Raises:
-        UnusableHeadError: `Reading.ROWS` is none for this LM.
+        UnusableHeadError: `LogitMethod.ROWS` is none for this LM.
     """
     head = head_of(model)
     if head is None or not _is_plain(head):
@@ -175,7 +175,7 @@ def read_positions(
         ]
         return torch.cat(products).view(1, 1, -1)
 
-    with _standing_in(head, stand_in):
+    with patched_forward(head, stand_in):
         logits = call_model(model, input_ids, None, **more).logits
     sizes = [len(positions) * len(tokens) for positions, tokens in blocks]
     if logits.shape != (1, 1, sum(sizes)):
@@ -203,7 +203,7 @@ def read_hidden(
 
     head = head_of(model)
     if head is not None:
-        with _standing_in(head, stand_in), suppress(UnusableHeadError):
+        with patched_forward(head, stand_in), suppress(UnusableHeadError):
             call_model(model, input_ids, attention_mask=attention_mask)
     if len(seen) != 1:
         raise LanguageModelError(
@@ -213,7 +213,9 @@ def read_hidden(
     return seen[0]
 
 
-def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int) -> Reading:
+def select_logit_method(
+    model: PreTrainedModel, probe: Sequence[int], vocab_size: int
+) -> LogitMethod:
     """Find the fastest reading that gives the LM's own logits.
 
     Args:
@@ -233,31 +235,31 @@ def choose_reading(model: PreTrainedModel, probe: Sequence[int], vocab_size: int
     last = torch.tensor([len(probe) - 2], device=model.device)
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
     # Our readings see one token more than the LM's own forward, as a longer prompt's batch does.
-    own = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, Reading.ALL)
+    own = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, LogitMethod.ALL)
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * own.abs().max().clamp(min=1e-3)
 
-    def agrees(reading: Reading) -> bool:
+    def agrees(reading: LogitMethod) -> bool:
         try:
             ours = read_logits(model, ids, None, last, tokens, reading)
         except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
-            if why_no_memory(error):
+            if oom_reason(error):
                 raise
             return False
         return bool((ours - own).abs().max() <= tolerance)
 
     if not own.isfinite().all():
-        return Reading.ALL  # nothing agrees with NaN; the real prompt's answer will tell of it
-    if not agrees(Reading.ALL):
+        return LogitMethod.ALL  # nothing agrees with NaN; the real prompt's answer will tell of it
+    if not agrees(LogitMethod.ALL):
         raise LanguageModelError(
             f"{type(model).__name__} is not causal: a later token changes its logits at an earlier "
             "position. Pass a causal LM (for a BERT-like checkpoint: one with is_decoder true)."
         )
-    for reading in (Reading.ROWS, Reading.LAST):
+    for reading in (LogitMethod.ROWS, LogitMethod.LAST):
         if agrees(reading):
             break
     else:
-        reading = Reading.ALL
-    if reading is not Reading.ROWS:
+        reading = LogitMethod.ALL
+    if reading is not LogitMethod.ROWS:
         _log.warning(
             "The head of %s is not a plain linear layer whose logits can be taken row by row; "
             "reading %s instead, which is slower.",
@@ -319,7 +321,7 @@ def _rows_product(head: nn.Linear, hidden: Tensor, token_ids: Tensor) -> Tensor:
 
 
 @contextmanager
-def _standing_in(head: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+def patched_forward(head: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
     """Let a head's call run another forward; its hooks run as ever."""
     replaced = head.__dict__.get("forward")
     head.__dict__["forward"] = forward

@@ -20,18 +20,23 @@ from lincorr_lightning.lm.fingerprint import (
     fingerprint_weights,
 )
 from lincorr_lightning.lm.head import (
-    Reading,
-    choose_reading,
+    LogitMethod,
     head_of,
     pad_right,
     read_hidden,
     read_logits,
+    select_logit_method,
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.lm.sharding import shard
-from lincorr_lightning.lm.shared_prefixes import Plan, logits_of_trees, plan_reading, why_not_shared
+from lincorr_lightning.lm.shared_prefixes import (
+    Plan,
+    logits_of_trees,
+    plan_reading,
+    prefix_sharing_error,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,7 +100,7 @@ class LanguageModel(nn.Module):
             longest if isinstance(longest, int) and longest > 0 else None,
             self.config.add_bos,
         )
-        self._readings: dict[type, Reading] = {}
+        self._readings: dict[type, LogitMethod] = {}
         self._why_not_shared: dict[type, str | None] = {}
         self.reads_prompts: str | None = None
         width = getattr(text, "hidden_size", None)
@@ -222,7 +227,7 @@ class LanguageModel(nn.Module):
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
 
         Raises:
-            InputsError: A prompt without tokens, or longer than the LM can read.
+            SubjectsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM has no embedding for.
         """
         return self._encoder.encode(prompts)
@@ -268,7 +273,7 @@ class LanguageModel(nn.Module):
 
         Raises:
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-            InputsError: A prompt without tokens, or longer than the LM can read.
+            SubjectsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM does not have, or too little memory.
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
@@ -277,7 +282,7 @@ class LanguageModel(nn.Module):
         """Token ids of each prompt, for `logits_of_rows`, which may be asked again and again.
 
         Raises:
-            InputsError: A prompt without tokens, or longer than the LM can read.
+            SubjectsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM has no embedding for.
         """
         return self._encoder.rows(prompts)
@@ -351,17 +356,17 @@ class LanguageModel(nn.Module):
             token_ids: The tokens of each domain.
 
         Returns:
-            ``(n_inputs, n_labels of all domains)``, float64, on the LM's device.
+            ``(n_subjects, n_labels of all domains)``, float64, on the LM's device.
 
         Raises:
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-            InputsError: A prompt without tokens, or longer than the LM can read.
+            SubjectsError: A prompt without tokens, or longer than the LM can read.
             LanguageModelError: A token that the LM does not have, too little memory, or
                 prefixes that must be shared and cannot.
         """
         flat = self.rows(list(chain.from_iterable(prompts)))
-        n_inputs = len(prompts[0])
-        rows = [flat[domain * n_inputs :][:n_inputs] for domain in range(len(prompts))]
+        n_subjects = len(prompts[0])
+        rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(len(prompts))]
         lock_step = self._batches.lock_step
         if lock_step is not None and self.config.share_prefixes is not False:
             self._why_not()  # all try at the same time
@@ -376,7 +381,7 @@ class LanguageModel(nn.Module):
             tokens = [to_device(self._checked(ids), device) for ids in token_ids]
             with evaluating(self.model), torch.autocast(device.type, enabled=False):
                 logits = logits_of_trees(
-                    self.model, plan.trees, n_inputs, tokens, self._batches, self._encoder.pad_id
+                    self.model, plan.trees, n_subjects, tokens, self._batches, self._encoder.pad_id
                 )
             finite = bool(logits.isfinite().all())
             if finite if lock_step is None else not lock_step.any(not finite):
@@ -396,14 +401,14 @@ class LanguageModel(nn.Module):
             )
         return tokens
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> LogitMethod:
         """How this LM's logits can be got; tried once for each kind of head it is given."""
         kind: type = type(head_of(self.model))
         if kind not in self._readings:
             probe = self._encoder.probe()
             device = self.model.device.type
             with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
-                self._readings[kind] = choose_reading(self.model, probe, self._vocab_size)
+                self._readings[kind] = select_logit_method(self.model, probe, self._vocab_size)
         return self._readings[kind]
 
     def _why_not(self) -> str | None:
@@ -412,12 +417,23 @@ class LanguageModel(nn.Module):
         if kind not in self._why_not_shared:
             reading, device = self._reading(), self.model.device.type
             with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
-                self._why_not_shared[kind] = why_not_shared(
+                self._why_not_shared[kind] = prefix_sharing_error(
                     self.model, reading, self._encoder.probe(), self._vocab_size
                 )
         return self._why_not_shared[kind]
 
     # -- identity ----------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name or path, dtype, fingerprint and number of parameters, as ``results.json`` has them."""
+        fingerprint = self.fingerprint
+        return {
+            "name_or_path": self.config.name_or_path,
+            "dtype": fingerprint["dtype"],
+            "fingerprint": fingerprint,
+            "n_parameters": self.model.num_parameters(),
+        }
 
     @property
     def fingerprint(self) -> dict[str, str]:

@@ -8,13 +8,13 @@ import torch
 _SIGNS = ("DefaultCPUAllocator", "ALLOC_FAILED", "CUDA out of memory")
 
 
-def why_no_memory(error: BaseException) -> str | None:
+def oom_reason(error: BaseException) -> str | None:
     """What went wrong, in one line, if memory ran out; None if something else did.
 
     Example:
-        >>> why_no_memory(MemoryError("no room. And more"))
+        >>> oom_reason(MemoryError("no room. And more"))
         'no room'
-        >>> why_no_memory(ValueError("no room"))
+        >>> oom_reason(ValueError("no room"))
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return str(error).split(". ")[0] or type(error).__name__

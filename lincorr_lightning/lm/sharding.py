@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LockStep:
+class RankSync:
     """What the processes that hold an LM's pieces must agree on; each must call it as often.
 
     Args:
@@ -36,7 +36,7 @@ class LockStep:
         return int(told)
 
 
-def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
     """Split an LM's weights over all processes of a run.
 
     Over the processes of a mesh's ``tensor_parallel``, matrices are split (`split_matrices`); over
@@ -55,9 +55,9 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> LockStep:
         if tensor.size() > 1:
             split_matrices(model, tensor, data.size())
             if data.size() == 1:
-                return LockStep(mesh.device_type)
+                return RankSync(mesh.device_type)
     shard_weights(model, data)
-    return LockStep(mesh.device_type)
+    return RankSync(mesh.device_type)
 
 
 def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:

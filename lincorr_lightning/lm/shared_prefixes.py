@@ -12,14 +12,14 @@ from torch import Tensor
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.head import (
-    Reading,
+    LogitMethod,
     UnusableHeadError,
     read_logits,
     read_positions,
     takes_argument,
     to_device,
 )
-from lincorr_lightning.lm.memory import why_no_memory
+from lincorr_lightning.lm.memory import oom_reason
 from lincorr_lightning.lm.prompt_trees import (
     MOST_NODES,
     PromptTree,
@@ -108,7 +108,7 @@ def plan_reading(
 def logits_of_trees(
     model: PreTrainedModel,
     trees: Sequence[PromptTree],
-    n_inputs: int,
+    n_subjects: int,
     tokens: Sequence[Tensor],
     batches: MicroBatches,
     pad_id: int,
@@ -118,16 +118,16 @@ def logits_of_trees(
     Args:
         model: The LM, in eval mode.
         trees: Of all prompts.
-        n_inputs: Number of X's.
+        n_subjects: Number of X's.
         tokens: Token ids of each domain, on the LM's device.
         batches: Cuts the trees into forwards.
         pad_id: Any token id.
 
     Returns:
-        ``(n_inputs, n_labels of all domains)``, float64.
+        ``(n_subjects, n_labels of all domains)``, float64.
     """
     device, n, sizes = model.device, len(tokens), [len(ids) for ids in tokens]
-    logits = torch.empty(n_inputs, sum(sizes), dtype=torch.float64, device=device)
+    logits = torch.empty(n_subjects, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
 
     def ask(chosen: list[int]) -> None:
@@ -170,8 +170,8 @@ def read_trees(
     )  # fmt: skip
 
 
-def why_not_shared(
-    model: PreTrainedModel, reading: Reading, probe: Sequence[int], vocab_size: int
+def prefix_sharing_error(
+    model: PreTrainedModel, reading: LogitMethod, probe: Sequence[int], vocab_size: int
 ) -> str | None:
     """Say why an LM cannot be asked by trees, None if it can.
 
@@ -181,7 +181,7 @@ def why_not_shared(
         probe: Token ids of a short text, at least three.
         vocab_size: Number of tokens of the head.
     """
-    if reading is not Reading.ROWS:
+    if reading is not LogitMethod.ROWS:
         return "its head is no plain linear layer"
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
     if attention not in _ATTENTION:
@@ -203,7 +203,7 @@ def why_not_shared(
     try:
         (shared,) = read_trees(model, batch, [(nodes.to(device), tokens.to(device))])
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        if why_no_memory(error):
+        if oom_reason(error):
             raise
         return f"it takes no mask of ours ({type(error).__name__})"
     spread = (plain - plain.mean(0)).norm()
@@ -228,7 +228,9 @@ def narrowest_window(model: PreTrainedModel) -> int | None:
     return min(windows, default=None)
 
 
-def _alone(model: PreTrainedModel, row: Sequence[int], tokens: Tensor, reading: Reading) -> Tensor:
+def _alone(
+    model: PreTrainedModel, row: Sequence[int], tokens: Tensor, reading: LogitMethod
+) -> Tensor:
     ids = torch.tensor([list(row)], device=model.device)
     last = torch.tensor([len(row) - 1], device=model.device)
     return read_logits(model, ids, torch.ones_like(ids), last, tokens, reading)

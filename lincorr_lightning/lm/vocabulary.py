@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lincorr_lightning.errors import InputsError
+from lincorr_lightning.errors import SubjectsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,8 +59,8 @@ def _is_usable(string: str) -> bool:
     )
 
 
-def sample_inputs(
-    tokenizer: PreTrainedTokenizerBase, n: int, words_per_input: int = 1, seed: int = 0
+def sample_subjects(
+    tokenizer: PreTrainedTokenizerBase, n: int, words_per_subject: int = 1, seed: int = 0
 ) -> list[str]:
     """Sample subjects X: seeded, without replacement, the same on every machine.
 
@@ -69,25 +69,25 @@ def sample_inputs(
     Args:
         tokenizer: Whose vocabulary is sampled.
         n: How many X's.
-        words_per_input: Vocabulary strings joined, by a space, to one X.
+        words_per_subject: Vocabulary strings joined, by a space, to one X.
         seed: Of the sample.
 
     Returns:
         `n` different strings.
 
     Raises:
-        InputsError: More are asked for than there are.
+        SubjectsError: More are asked for than there are.
     """
-    if words_per_input < 1:
-        raise InputsError(f"words_per_input is {words_per_input}; it must be at least 1.")
+    if words_per_subject < 1:
+        raise SubjectsError(f"words_per_subject is {words_per_subject}; it must be at least 1.")
     strings = usable_strings(tokenizer)
-    available = len(strings) ** words_per_input
+    available = len(strings) ** words_per_subject
     if n > available:
-        raise InputsError(
-            f"{n} X's are asked for; with words_per_input {words_per_input} the vocabulary gives "
-            f"{available}; lower n_inputs or raise words_per_input."
+        raise SubjectsError(
+            f"{n} X's are asked for; with words_per_subject {words_per_subject} the vocabulary gives "
+            f"{available}; lower n_subjects or raise words_per_subject."
         )
-    return [_spell(index, strings, words_per_input) for index in _sample(available, n, seed)]
+    return [_spell(index, strings, words_per_subject) for index in _sample(available, n, seed)]
 
 
 def _spell(index: int, strings: list[str], n_words: int) -> str:

@@ -49,8 +49,8 @@ class InstancewisePearson(Metric):
         """Add instances.
 
         Args:
-            prediction: ``(n_inputs, sum(sizes))``.
-            target: ``(n_inputs, sum(sizes))``.
+            prediction: ``(n_subjects, sum(sizes))``.
+            target: ``(n_subjects, sum(sizes))``.
         """
         r = segmented_pearson(prediction, target, self.segments)
         self.total += r.nansum(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lincorr_lightning.functional.ties import pearson_influence
+from lincorr_lightning.functional.significance import pearson_influence
 
 
 class Scale(NamedTuple):

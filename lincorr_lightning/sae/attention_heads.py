@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.sae.activations import captured, layer_of, module_at, run_probe
-from lincorr_lightning.sae.place import Place
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, layer_of, module_at, run_probe
 from lincorr_lightning.sae.reading import refuse
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -42,7 +42,7 @@ class _Call(NamedTuple):
 
 
 @torch.no_grad()
-def find_projection(model: nn.Module, place: Place, path: Path) -> OutputProjection:
+def find_projection(model: nn.Module, place: HookPoint, path: Path) -> OutputProjection:
     """Find the linear map that gives what a layer's attention adds to the residual stream.
 
     No architecture is named: each matrix of the layer is tried on what goes through it.

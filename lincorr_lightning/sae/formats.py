@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae.place import Place
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.readers import (
-    Wishes,
+    LoadOptions,
     read_gemma_scope,
     read_llama_scope,
     read_saelens,
@@ -18,7 +18,7 @@ from lincorr_lightning.sae.readers import (
 from lincorr_lightning.sae.reading import fail_to_read
 from lincorr_lightning.sae.sparse_autoencoder import CONFIG_FILE, TENSORS_FILE, SparseAutoencoder
 
-Reader = Callable[[Path, Wishes], SparseAutoencoder]
+Reader = Callable[[Path, LoadOptions], SparseAutoencoder]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def register_format(name: str, files: Iterable[str], read: Reader) -> None:
 def load_sae(
     folder: str | Path,
     *,
-    place: Place | None = None,
+    place: HookPoint | None = None,
     input_scale: float | None = None,
     lm: LanguageModel | None = None,
 ) -> SparseAutoencoder:
@@ -93,7 +93,7 @@ def load_sae(
         fail_to_read(folder, "there is no such folder")
     for form in FORMATS.values():
         if all((folder / name).is_file() for name in form.files):
-            sae = _read(form, folder, Wishes(place or _place_in_name(folder), input_scale, lm))
+            sae = _read(form, folder, LoadOptions(place or _place_in_name(folder), input_scale, lm))
             break
     else:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
@@ -110,20 +110,20 @@ def load_sae(
     return sae.float().eval()
 
 
-def _read(form: SAEFormat, folder: Path, wishes: Wishes) -> SparseAutoencoder:
+def _read(form: SAEFormat, folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     try:
         return form.read(folder, wishes)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         fail_to_read(folder, f"a value in its files is none that {form.name} has ({error!r})")
 
 
-def _place_in_name(folder: Path) -> Place | None:
-    return Place.named(folder.absolute().name)
+def _place_in_name(folder: Path) -> HookPoint | None:
+    return HookPoint.named(folder.absolute().name)
 
 
 def load_saes(
     folders: Iterable[str | Path], lm: LanguageModel | None = None
-) -> dict[Place, SparseAutoencoder]:
+) -> dict[HookPoint, SparseAutoencoder]:
     """Read one SAE per place.
 
     Args:
@@ -133,7 +133,7 @@ def load_saes(
     Raises:
         SparseAutoencoderError: One cannot be read, or two belong to the same place.
     """
-    saes: dict[Place, SparseAutoencoder] = {}
+    saes: dict[HookPoint, SparseAutoencoder] = {}
     for folder in folders:
         sae = load_sae(folder, lm=lm)
         if sae.place in saes:
@@ -144,7 +144,7 @@ def load_saes(
     return saes
 
 
-def _read_own(folder: Path, wishes: Wishes) -> SparseAutoencoder:
+def _read_own(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     del wishes  # it says all there is to say
     return SparseAutoencoder.from_pretrained(folder)
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.sae.activations import captured, edited
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.interventions import Edit
-from lincorr_lightning.sae.place import Place
 
-Edits = Mapping[Place, Edit]
+Edits = Mapping[HookPoint, Edit]
 
 
 class Forward(NamedTuple):
@@ -34,7 +34,7 @@ class Forward(NamedTuple):
     cases: list[int]
     ids: Tensor
     mask: Tensor
-    at: Mapping[Place, Tensor]
+    at: Mapping[HookPoint, Tensor]
     logits: Tensor
 
     @property
@@ -46,7 +46,7 @@ class Forward(NamedTuple):
         """True tokens but some at the beginning of each text, bool like `mask`."""
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
-    def at_positions(self, place: Place, positions: Tensor) -> Tensor:
+    def at_positions(self, place: HookPoint, positions: Tensor) -> Tensor:
         """Activations of a place at one position of each text, ``(n_cases, width)``."""
         x = self.at[place]
         rows = torch.arange(len(x), device=x.device)
@@ -68,12 +68,12 @@ class Forward(NamedTuple):
 
 
 @torch.no_grad()
-def run_forwards(
+def run_with_hooks(
     lm: LanguageModel,
     rows: Sequence[Sequence[int]],
     look: Callable[[Forward], None],
     *,
-    places: Sequence[Place] = (),
+    places: Sequence[HookPoint] = (),
     edits: Edits | Callable[[list[int]], Edits] | None = None,
     logits: bool = True,
     around: Callable[[list[int]], AbstractContextManager[object]] | None = None,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.flow_graph import Feature
-from lincorr_lightning.sae.place import Place
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 Edit = Callable[[Tensor], Tensor]
@@ -75,8 +74,8 @@ def rescale_everywhere(
 
 
 def add_features(
-    saes: Mapping[Place, SparseAutoencoder], amounts: Mapping[Feature, float]
-) -> dict[Place, Edit]:
+    saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
+) -> dict[HookPoint, Edit]:
     """Add features to every token, so as to steer with them.
 
     Args:
@@ -86,7 +85,7 @@ def add_features(
     Raises:
         SparseAutoencoderError: A place has no SAE, or an SAE no such feature.
     """
-    added: dict[Place, Tensor] = {}
+    added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
         sae = sae_at(saes, feature.place)
         row = sae.decoder.detach()[sae.check_feature(feature.index)] * (amount / sae.input_scale)
@@ -125,7 +124,7 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
     return drawn
 
 
-def sae_at(saes: Mapping[Place, SparseAutoencoder], place: Place) -> SparseAutoencoder:
+def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], place: HookPoint) -> SparseAutoencoder:
     """Get the SAE of a place.
 
     Raises:

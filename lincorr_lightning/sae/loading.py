@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae.flow_graph import Feature
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.formats import FORMATS, load_saes
-from lincorr_lightning.sae.place import KINDS, Place
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.reading import fail_to_read
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 
 def load_folder(
     saes: str | Path | Sequence[str | Path], lm: LanguageModel | None = None
-) -> dict[Place, SparseAutoencoder]:
+) -> dict[HookPoint, SparseAutoencoder]:
     """Read the SAEs of an LM.
 
     Args:
@@ -38,7 +37,7 @@ def load_folder(
     return load_saes([folder] if is_one or not inside else inside, lm)
 
 
-def parse_feature(text: str, saes: Mapping[Place, SparseAutoencoder]) -> Feature:
+def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
     """Find a feature by its id.
 
     Args:
@@ -49,7 +48,7 @@ def parse_feature(text: str, saes: Mapping[Place, SparseAutoencoder]) -> Feature
         SparseAutoencoderError: It is no id, its place has no SAE, or the SAE no such feature.
     """
     name, _, index = text.strip().rpartition(".")
-    place = Place.named(name)
+    place = HookPoint.named(name)
     if place is None or not index.isdecimal():
         raise SparseAutoencoderError(
             f"{text!r} names no feature: write its kind of place ({', '.join(KINDS)}), layer and "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.reading import refuse
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 

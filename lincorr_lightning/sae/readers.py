@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
-from lincorr_lightning.sae.place import KINDS, Kind, Place
+from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.processed_lm import centred, changes_of, check_heads
 from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors, refuse
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
 # Names of places as TransformerLens has them; the residual before a layer is that after the last.
 _HOOK = re.compile(r"blocks\.(\d+)\.(.+)")
-_HOOK_KINDS: dict[str, Kind] = {
+_HOOK_KINDS: dict[str, HookKind] = {
     "hook_resid_post": "residual",
     "hook_resid_pre": "residual",
     "hook_mlp_out": "mlp_out",
@@ -31,7 +31,7 @@ _HOOK_KINDS: dict[str, Kind] = {
     "attn.hook_z": "attention_out",  # before its output projection, see `at_output`
 }
 _HOOKS = "hook_resid_post, hook_resid_pre, hook_mlp_out, hook_attn_out and attn.hook_z"
-_GEMMA_KINDS: dict[str, Kind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
+_GEMMA_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
 
 # The way out for whom a command line is all there is, too.
@@ -42,7 +42,7 @@ _NAME_IT = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LoadOptions:
     """What the caller of `load_sae` knows beside the folder.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wishes:
         lm: The LM, for SAEs that read the attention's concatenated heads.
     """
 
-    place: Place | None = None
+    place: HookPoint | None = None
     input_scale: float | None = None
     lm: LanguageModel | None = None
 
@@ -59,13 +59,13 @@ class Wishes:
 # -- SAELens -----------------------------------------------------------------------------------
 
 
-def read_saelens(folder: Path, wishes: Wishes) -> SparseAutoencoder:
+def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     """``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6."""
     path = folder / "cfg.json"
     config = read_json(path)
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
     tensors = read_tensors(folder / "sae_weights.safetensors")
-    take = _Taker(folder / "sae_weights.safetensors", tensors)
+    take = TensorReader(folder / "sae_weights.safetensors", tensors)
     if config.get("hook_head_index") is not None:
         refuse(
             path,
@@ -143,7 +143,7 @@ _NORMS = {
 }
 
 
-def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: Wishes) -> float:
+def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: LoadOptions) -> float:
     if normalize in (None, False, "none"):
         return 1.0
     if normalize not in (True, "expected_average_only_in"):
@@ -174,7 +174,7 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: Wishes) -
 # -- Gemma Scope -------------------------------------------------------------------------------
 
 
-def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
+def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024).
 
     Those of attention read its concatenated heads.
@@ -185,13 +185,13 @@ def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
             tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (OSError, ValueError, EOFError, BadZipFile, TypeError) as error:
         fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
-    take = _Taker(path, tensors)
+    take = TensorReader(path, tensors)
     parts = folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]
     place = wishes.place
     if layers and kinds:
-        place = Place(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
+        place = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
     if place is None:
         refuse(
             path,
@@ -213,7 +213,7 @@ def read_gemma_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
 # -- Llama Scope -------------------------------------------------------------------------------
 
 
-def read_llama_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
+def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     """``hyperparams.json`` and ``checkpoints/final.safetensors`` (He et al., 2024).
 
     Activations are multiplied by ``sqrt(width) / mean norm``. The threshold, however, is in the
@@ -221,7 +221,7 @@ def read_llama_scope(folder: Path, wishes: Wishes) -> SparseAutoencoder:
     """
     path = folder / "hyperparams.json"
     config = read_json(path)
-    take = _Taker(
+    take = TensorReader(
         folder / "checkpoints" / "final.safetensors",
         read_tensors(folder / "checkpoints" / "final.safetensors"),
     )
@@ -299,7 +299,7 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
 # -- shared ------------------------------------------------------------------------------------
 
 
-class _Taker:
+class TensorReader:
     """Tensors of a file by name, in float32; a missing one is named with its file."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -311,7 +311,7 @@ class _Taker:
         return self._tensors[name].float()
 
 
-def _place_of(path: Path, hook: str, wishes: Wishes) -> Place:
+def _place_of(path: Path, hook: str, wishes: LoadOptions) -> HookPoint:
     found = _HOOK.fullmatch(hook)
     if found is None:  # named as another library does, or not at all
         if wishes.place is None:
@@ -330,10 +330,10 @@ def _place_of(path: Path, hook: str, wishes: Wishes) -> Place:
             f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which no layer "
             "has made.",
         )
-    return Place(layer, _HOOK_KINDS[found[2]])
+    return HookPoint(layer, _HOOK_KINDS[found[2]])
 
 
-def _from_heads(sae: SparseAutoencoder, path: Path, wishes: Wishes) -> SparseAutoencoder:
+def _from_heads(sae: SparseAutoencoder, path: Path, wishes: LoadOptions) -> SparseAutoencoder:
     if wishes.lm is None:
         refuse(
             path,

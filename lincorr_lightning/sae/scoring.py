@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.sae.activations import captured, edited
-from lincorr_lightning.sae.place import Place
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Seen = Callable[[int, Tensor, Tensor, Tensor], None]
 @torch.no_grad()
 def score_texts(
     model: PreTrainedModel,
-    saes: Mapping[Place, SparseAutoencoder],
+    saes: Mapping[HookPoint, SparseAutoencoder],
     input_ids: Tensor,
     attention_mask: Tensor,
     counted: Tensor,
@@ -80,7 +80,7 @@ def score_texts(
 @torch.no_grad()
 def read_activations(
     model: PreTrainedModel,
-    places: Sequence[Place],
+    places: Sequence[HookPoint],
     rows: Sequence[Sequence[int]],
     out: Tensor,
     n_skipped: int,

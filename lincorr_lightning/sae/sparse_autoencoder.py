@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.reporting.files import atomic_folder, atomic_write, write_json
-from lincorr_lightning.sae.place import Place, check_index
+from lincorr_lightning.io import atomic_folder, atomic_write, write_json
+from lincorr_lightning.sae.hook_points import HookPoint, check_index
 from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors
 from lincorr_lightning.version import __version__
 
@@ -61,7 +61,7 @@ class SparseAutoencoder(nn.Module):
 
     Example:
         >>> eye = torch.eye(2)
-        >>> sae = SparseAutoencoder(place=Place(0, "residual"), encoder=eye, decoder=eye,
+        >>> sae = SparseAutoencoder(place=HookPoint(0, "residual"), encoder=eye, decoder=eye,
         ...     encoder_bias=torch.zeros(2), decoder_bias=torch.zeros(2), activation="jumprelu",
         ...     threshold=torch.tensor([0.5, 0.5]))
         >>> sae(torch.tensor([[0.4, 2.0]])).tolist()
@@ -74,7 +74,7 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self,
         *,
-        place: Place,
+        place: HookPoint,
         encoder: Tensor,
         decoder: Tensor,
         encoder_bias: Tensor,
@@ -366,7 +366,7 @@ class SparseAutoencoder(nn.Module):
             )
         tensors = read_tensors(folder / TENSORS_FILE)
         try:
-            place = Place(**config["place"])
+            place = HookPoint(**config["place"])
             names = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
             parts: dict[str, Any] = {**tensors, **{name: config[name] for name in names}}
             return cls(place=place, **parts).eval()

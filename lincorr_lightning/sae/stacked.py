@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional.geometric_median import geometric_median
-from lincorr_lightning.sae.place import KINDS, Place
+from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.sparse_products import (
     Entries,
@@ -45,13 +45,13 @@ class SAESettings:
     center: Center = "geometric_median"
     """Where the decoder's bias begins: geometric_median or mean of activations, or zero."""
 
-    dead_after: int = 50
+    dead_after_steps: int = 50
     """A feature that was active in none of so many steps counts as dead while training."""
 
-    auxiliary: float = 1 / 32
+    aux_loss_coef: float = 1 / 32
     """Weight of the loss by which dead features learn what the others leave; 0 leaves them dead."""
 
-    auxiliary_k: int = 64
+    aux_k: int = 64
     """Dead features that are made to take part at a token."""
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class SAESettings:
                 raise ConfigError(
                     f"model.sae.{name} is {value!r}; SAEs are trained with {', '.join(known)}."
                 )
-        for name in ("n_features", "k", "dead_after", "auxiliary_k"):
+        for name in ("n_features", "k", "dead_after_steps", "aux_k"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.sae.{name} is {getattr(self, name)}; it must be above 0.")
         if self.activation != "relu" and self.k > self.n_features:
@@ -72,7 +72,7 @@ class SAESettings:
                 f"model.sae.k is {self.k}, but there are {self.n_features} features. Set a "
                 "smaller k, or more model.sae.n_features."
             )
-        for name in ("l1", "auxiliary"):
+        for name in ("l1", "aux_loss_coef"):
             if getattr(self, name) < 0:
                 raise ConfigError(
                     f"model.sae.{name} is {getattr(self, name)}; it must be 0 or more."
@@ -119,7 +119,7 @@ class StackedAutoencoders(nn.Module):
     n_averaged: Tensor
 
     def __init__(
-        self, places: Sequence[Place], width: int, settings: SAESettings, seed: int = 0
+        self, places: Sequence[HookPoint], width: int, settings: SAESettings, seed: int = 0
     ) -> None:
         super().__init__()
         self.places, self.settings = tuple(places), settings
@@ -185,8 +185,8 @@ class StackedAutoencoders(nn.Module):
         error = inputs - rebuilt
         unexplained = error.square().sum(-1).mean(1) / variance
         total = unexplained.sum()
-        if self.settings.auxiliary:
-            total = total + self.settings.auxiliary * self._auxiliary(
+        if self.settings.aux_loss_coef:
+            total = total + self.settings.aux_loss_coef * self._auxiliary(
                 inputs, before, error.detach()
             )
         n_places, n_features = self.encoder_bias.shape
@@ -210,9 +210,9 @@ class StackedAutoencoders(nn.Module):
         # In units of the loss, the same at every place: activations are about 1 long everywhere.
         sparsity = features.sum(-1).mean(1)
         total = unexplained.sum() + self.settings.l1 * sparsity.sum()
-        if self.settings.auxiliary:
+        if self.settings.aux_loss_coef:
             before = before.detach()
-            total = total + self.settings.auxiliary * self._auxiliary(
+            total = total + self.settings.aux_loss_coef * self._auxiliary(
                 inputs, before, error.detach()
             )
         active = (features.detach() > 0).sum(1)
@@ -244,9 +244,9 @@ class StackedAutoencoders(nn.Module):
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
         """What dead features do not explain of the error, as a share of it, all places together."""
-        dead = self.idle >= self.settings.dead_after
+        dead = self.idle >= self.settings.dead_after_steps
         n_dead = dead.sum(1)
-        most = min(self.settings.auxiliary_k, int(n_dead.max()))
+        most = min(self.settings.aux_k, int(n_dead.max()))
         if most == 0:
             return inputs.new_zeros(())
         values, columns = before.masked_fill(~dead[:, None], -torch.inf).topk(most, sorted=False)
@@ -292,7 +292,7 @@ class StackedAutoencoders(nn.Module):
         self.decoder.div_(norm.clamp(min=torch.finfo(norm.dtype).tiny))
 
     @torch.no_grad()
-    def export(self, lm: str | None = None) -> dict[Place, SparseAutoencoder]:
+    def export(self, lm: str | None = None) -> dict[HookPoint, SparseAutoencoder]:
         """Copy each SAE, as it is used after training.
 
         Args:
@@ -331,7 +331,7 @@ def _largest(values: Tensor, count: int, guess: Tensor) -> Tensor:
     return above.kthvalue(len(above) - count + 1).values.relu()
 
 
-def _seed_of(place: Place, seed: int) -> int:
+def _seed_of(place: HookPoint, seed: int) -> int:
     return (seed * 10_000 + place.layer) * len(KINDS) + KINDS.index(place.kind)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import lightning as L
 import pytest
 
-from lincorr_lightning.data import PairedTextsDataModule
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import VocabularyAblation
-from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
+from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
+from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
+from lincorr_lightning.lm.config import LMConfig
 
 COMPOSE = PhaseSettings(epochs=3, batch_size=16, learning_rate=1e-2)
 LEARN = PhaseSettings(epochs=4, batch_size=8, learning_rate=1e-2)

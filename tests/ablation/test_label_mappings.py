@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from lincorr_lightning.data import PairedTextsDataModule
-from lincorr_lightning.data.label_mappings import map_labels, pair_labels
-from lincorr_lightning.errors import ConfigError, DomainError, InputsError, KnowledgeError
-from lincorr_lightning.knowledge import AskedRelation, Catalogue
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.lm.token_embedding import read_token_embedding
+from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
+from lincorr_lightning.ablation.mappings import map_labels, pair_labels
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError, SubjectsError
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.config import LMConfig
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def world_tokenizer():
 
 @pytest.fixture(scope="module")
 def asked(tokenizer):
-    return AskedRelation.of("city->country", Catalogue.load(), tokenizer)
+    return TokenizedRelation.of("city->country", Catalogue.load(), tokenizer)
 
 
 def test_each_source_has_a_target_of_its_own_while_there_are(world_tokenizer):
-    asked = AskedRelation.of("city->country", Catalogue.load(), world_tokenizer)
+    asked = TokenizedRelation.of("city->country", Catalogue.load(), world_tokenizer)
     countries = {int(np.flatnonzero(column)[0]) for column in asked.right.T if column.any()}
     few = pair_labels(asked, 12, seed=3)
     assert len(few.sources) == 12
@@ -44,7 +44,7 @@ def test_each_source_has_a_target_of_its_own_while_there_are(world_tokenizer):
 
 def test_permuted_gives_nobody_what_is_right(world_tokenizer):
     for name in ("city->country", "country->continent"):
-        pairs = pair_labels(AskedRelation.of(name, Catalogue.load(), world_tokenizer))
+        pairs = pair_labels(TokenizedRelation.of(name, Catalogue.load(), world_tokenizer))
         true = map_labels(pairs, "reference", world_tokenizer)
         seen = set()
         for seed in range(5):
@@ -70,7 +70,9 @@ def test_no_permutation_where_one_target_is_right_for_most(asked, tokenizer):
 
 
 def test_letters_are_the_first_of_both_answers(world_tokenizer):
-    pairs = pair_labels(AskedRelation.of("city->country", Catalogue.load(), world_tokenizer), 15)
+    pairs = pair_labels(
+        TokenizedRelation.of("city->country", Catalogue.load(), world_tokenizer), 15
+    )
     cut = map_labels(pairs, "letters", world_tokenizer)
     words = world_tokenizer.convert_ids_to_tokens
     for i in range(15):
@@ -144,7 +146,7 @@ def test_bad_files_are_told(case, tmp_path):
     line, message = BAD[case]
     file = tmp_path / "texts.jsonl"
     file.write_text(ROWS + line)
-    with pytest.raises(InputsError, match=f"(?s){message}"):
+    with pytest.raises(SubjectsError, match=f"(?s){message}"):
         PairedTextsDataModule(texts_file=str(file))
 
 
@@ -160,34 +162,34 @@ def test_written_texts_must_fit_the_vocabulary(subject, source, message, tokeniz
     file = tmp_path / "texts.csv"
     file.write_text(f"phase,subject,source\ncompose,name1,Paris\nlearn,{subject},{source}\n")
     data = PairedTextsDataModule(texts_file=str(file))
-    with pytest.raises(InputsError, match=message):
+    with pytest.raises(SubjectsError, match=message):
         data.texts(data.labels(tokenizer), tokenizer, 0)
 
 
 def test_too_few_pairs_say_how_many_there_are(asked):
     usable = int(asked.right.any(0).sum())
-    with pytest.raises(InputsError, match=f"has {usable} usable pairs.*{usable + 1} are asked"):
+    with pytest.raises(SubjectsError, match=f"has {usable} usable pairs.*{usable + 1} are asked"):
         pair_labels(asked, usable + 1)
 
 
 def test_source_labels_must_be_single_tokens_with_a_target(asked):
-    with pytest.raises(InputsError, match=r"no single token.*'Gotham', 'Metropolis'"):
+    with pytest.raises(SubjectsError, match=r"no single token.*'Gotham', 'Metropolis'"):
         pair_labels(asked, only=["Paris", "Gotham", "Metropolis"])
     right = asked.right.copy()
     right[:, asked.source.texts.index("Lima")] = False
-    with pytest.raises(InputsError, match="no target among the labels for 'Lima'"):
+    with pytest.raises(SubjectsError, match="no target among the labels for 'Lima'"):
         pair_labels(replace(asked, right=right), only=["Paris", "Rome", "Lima"])
 
 
 def test_a_relation_without_reference_is_refused(tokenizer):
-    asked = AskedRelation.of("city->color", Catalogue.load(), tokenizer)
+    asked = TokenizedRelation.of("city->color", Catalogue.load(), tokenizer)
     with pytest.raises(KnowledgeError, match="no reference"):
         pair_labels(asked)
 
 
 def test_too_few_subjects_say_how_many_there_are(tokenizer):
     data = PairedTextsDataModule(n_paired=5000)
-    with pytest.raises(InputsError, match=r"5128 subjects.*the vocabulary has \d+"):
+    with pytest.raises(SubjectsError, match=r"5128 subjects.*the vocabulary has \d+"):
         data.texts(data.labels(tokenizer), tokenizer, 0)
 
 

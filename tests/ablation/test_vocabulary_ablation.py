@@ -12,12 +12,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
+from lincorr_lightning.ablation.phases import PhaseDataset, TextPhase, TextPlan
+from lincorr_lightning.ablation.stacked_networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.text_steps import TextPhase, TextPlan, TextSteps
 from lincorr_lightning.errors import ConfigError, NonFiniteError
-from lincorr_lightning.modules import VocabularyAblation
-from lincorr_lightning.modules.stacked_networks import NetworkSettings, StackedNetworks
-from lincorr_lightning.modules.vocabulary_ablation import PhaseSettings
 from tests.launching import run_in_two
 
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
@@ -52,7 +51,7 @@ def plainly(run, lm, index):
         outer.bias.copy_(drawn.bias_out[0, 0])
     candidates = torch.tensor(module.texts.candidate_tokens[s])
     place = {int(token): i for i, token in enumerate(candidates)}
-    steps = TextSteps(told.n_paired, told.n_new, module.text_plan)
+    steps = PhaseDataset(told.n_paired, told.n_new, module.text_plan)
     optimizer = None
 
     def logits(which):
@@ -244,7 +243,7 @@ def test_tensorboard_lays_curves_over_each_other(ablate, tmp_path):
 @pytest.mark.parametrize("n_paired", [7, 16])
 def test_every_text_is_read_once_an_epoch(n_processes, n_paired):
     plan = TextPlan((TextPhase("compose", 2, 5), TextPhase("learn", 3, 4)), (0, 1))
-    parts = [TextSteps(n_paired, 3, plan, rank, n_processes) for rank in range(n_processes)]
+    parts = [PhaseDataset(n_paired, 3, plan, rank, n_processes) for rank in range(n_processes)]
     read = {}
     for i in range(len(parts[0])):
         shares = [part[i] for part in parts]

@@ -45,7 +45,7 @@ def test_bare_products_are_those_of_the_linear_layers(script: Script) -> None:
 
 
 def test_half_precision(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
-    script("half_precision").main(pairs=["city->country"], ridges=[100.0], n_inputs=400)
+    script("half_precision").main(pairs=["city->country"], ridges=[100.0], n_subjects=400)
     exact, bfloat16, float16 = rows(capsys.readouterr().out)
     assert [row[1] for row in (exact, bfloat16, float16)] == ["float32", "bfloat16", "float16"]
     assert float(exact[2]) == float(exact[5]) == 0

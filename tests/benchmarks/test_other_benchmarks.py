@@ -13,7 +13,7 @@ Rows = Callable[[str], list[list[str]]]
 
 
 def test_solve(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
-    script("solve").main(n_source=12, n_targets=(5, 9), n_inputs=200, repeats=1)
+    script("solve").main(n_source=12, n_targets=(5, 9), n_subjects=200, repeats=1)
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == 3 * ["12 to 5"] + 3 * ["12 to 9"]
     assert all(float(row[4]) < 1e-10 for row in table)
@@ -21,7 +21,7 @@ def test_solve(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -
 
 @pytest.mark.slow
 def test_processes(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
-    script("processes").main(n_inputs=200, knowledges="[city, country]")
+    script("processes").main(n_subjects=200, knowledges="[city, country]")
     one, two = rows(capsys.readouterr().out)
     assert (one[0], two[0]) == ("1", "2")
     assert float(two[6]) < 1e-6
@@ -33,7 +33,7 @@ def test_memory_of_studies(rows: Rows) -> None:
     path = str(Path(__file__).resolve().parents[2] / "benchmarks" / "study_memory.py")
     call = (
         f"import runpy; runpy.run_path({path!r})['main'](['linear_probe'], "
-        "['--data.n_inputs=200', '--model.knowledges=[city, country]'])"
+        "['--data.n_subjects=200', '--model.knowledges=[city, country]'])"
     )
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
     libraries, probe = rows(done.stdout)
@@ -63,7 +63,7 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], script: Script, rows:
 
 
 def test_published_method(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
-    script("published_method").main(n_inputs=120, batch=60)
+    script("published_method").main(n_subjects=120, batch=60)
     assert rows(capsys.readouterr().out)
 
 

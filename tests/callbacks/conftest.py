@@ -150,7 +150,7 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> str:
 @pytest.fixture(scope="session")
 def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNamespace:
     """Folder of a random linear map city->country, and its W and b."""
-    from lincorr_lightning.linear_map import LinearMap
+    from lincorr_lightning.linear_map.artifact import LinearMap
 
     tokenizer = AutoTokenizer.from_pretrained(small_lm)
     ids = {

@@ -181,7 +181,7 @@ def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
 
 
 def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, tmp_path, capsys):
-    from lincorr_lightning.errors import InputsError
+    from lincorr_lightning.errors import SubjectsError
 
     wrong = [{"subject": "name0", "answer": "Atlantis"}]
     study = config(wrong, own_map) | {
@@ -189,7 +189,7 @@ def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, 
         "data": {"class_path": "their_study.Talk"},
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    with pytest.raises(InputsError, match="edit 1: 'Atlantis' is not one label of 'city'"):
+    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not one label of 'city'"):
         main(["fit", "--config", "study.yaml"])
 
 

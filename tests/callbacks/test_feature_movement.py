@@ -10,17 +10,19 @@ import torch
 from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
-from lincorr_lightning.data import EditPlan, EditsDataModule
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
-from lincorr_lightning.lm.stacked_lora import StackedLoRA
-from lincorr_lightning.sae import Place, SparseAutoencoder
+from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 SUBJECTS = [f"name{i}" for i in range(30, 36)]
-PLACES = [Place(0, "mlp_out"), Place(1, "residual")]
+PLACES = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 N, WIDTH = 24, 16
 
 
-def _sae(place: Place, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
+def _sae(place: HookPoint, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(seed + place.layer)
     return SparseAutoencoder(
         place=place,
@@ -123,12 +125,12 @@ def test_each_edit_is_asked_in_its_own_copy(naive, small_lm, make_trainer, folde
     """Of edits trained side by side: the mean over them, by the step within the edit."""
 
     class Stacked(naive.module):
-        edit_plan = EditPlan("independent", 2, 3)
+        edit_schedule = EditSchedule("independent", 2, 3)
 
         def __init__(self):
             super().__init__(small_lm, lr=0.05)
             self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.rows_of_copies = self.adapters.rows
+            self.adapter_context = self.adapters.rows
             self.seen = {}
 
         def on_train_batch_start(self, batch, batch_idx):

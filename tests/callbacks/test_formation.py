@@ -10,11 +10,11 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
-from lincorr_lightning.data.corpus import CorpusDataModule
-from lincorr_lightning.data.world import WorldConfig
-from lincorr_lightning.errors import ConfigError, InputsError
-from lincorr_lightning.lm.vocabulary import sample_inputs
-from lincorr_lightning.modules.pretraining import LlamaSize, Pretraining
+from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.lm.vocabulary import sample_subjects
+from lincorr_lightning.pretraining.datamodule import CorpusDataModule
+from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
+from lincorr_lightning.pretraining.world import WorldConfig
 
 
 def naive_tie(x, y):
@@ -27,10 +27,10 @@ def naive_tie(x, y):
 def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
-    watch = Formation(["city->country"], n_inputs=120, every_n_steps=2, control=None)
+    watch = Formation(["city->country"], n_subjects=120, every_n_steps=2, control=None)
     make_trainer(watch).fit(module, naive.sentences(small_lm))
     assert [point.step for point in watch.ties] == [0, 2, 4]
-    inputs = sample_inputs(module.tokenizer, 120, seed=0)
+    inputs = sample_subjects(module.tokenizer, 120, seed=0)
     for point in watch.ties:
         x, y = (
             naive.logits(states[point.step], module.tokenizer, name, inputs)
@@ -51,7 +51,7 @@ def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_train
 
 def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer):
     weights = []
-    for callbacks in ([], [Formation(["city->country"], n_inputs=60, every_n_steps=1)]):
+    for callbacks in ([], [Formation(["city->country"], n_subjects=60, every_n_steps=1)]):
         torch.manual_seed(1)
         module = naive.module(small_lm)
         make_trainer(*callbacks).fit(module, naive.sentences(small_lm))
@@ -74,7 +74,7 @@ def formed(tmp_path_factory):
     data = CorpusDataModule(
         WORLD, ["city", "country", "color"], batch_size=32, pair="city->country", together=0.5
     )
-    watch = Formation(["city->country", "city->color"], n_inputs=80, every_n_steps=20)
+    watch = Formation(["city->country", "city->color"], n_subjects=80, every_n_steps=20)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=15, num_sanity_val_steps=0, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[watch], check_val_every_n_epoch=15,
@@ -161,15 +161,15 @@ def test_settings_that_cannot_be(settings, told):
 
 
 def test_too_few_inputs(naive, small_lm, make_trainer):
-    with pytest.raises(InputsError, match="needs 20 X's"):
-        make_trainer(Formation(["city->country"], n_inputs=5)).fit(
+    with pytest.raises(SubjectsError, match="needs 20 X's"):
+        make_trainer(Formation(["city->country"], n_subjects=5)).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
 
 
 def test_a_resumed_run_goes_on(naive, small_lm, make_trainer):
-    watch = Formation(["city->country"], n_inputs=60)
+    watch = Formation(["city->country"], n_subjects=60)
     make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
-    other = Formation(["city->country"], n_inputs=60)
+    other = Formation(["city->country"], n_subjects=60)
     other.load_state_dict(watch.state_dict())
     assert other.ties == watch.ties and other.state_key == watch.state_key

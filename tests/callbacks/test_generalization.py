@@ -12,9 +12,9 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.errors import ConfigError, InputsError, KnowledgeError
-from lincorr_lightning.lm import usable_strings
+from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.lm.vocabulary import usable_strings
 
 COLUMNS = (
     "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
@@ -290,12 +290,17 @@ def test_another_source_than_the_taught_one_is_watched_at_the_same_subjects(
     [
         ("city->color", None, KnowledgeError, "city->color has no reference"),
         ("city->color", [{"subject": "name1", "answer": "Paris"}], KnowledgeError, "no reference"),
-        (None, [{"subject": "name1", "answer": "Pariss"}], InputsError, "edit 1.*Pariss.*Paris"),
-        (None, [{"subject": "name1", "answer": "France"}], InputsError, "edit 1.*'France' is not"),
-        (None, [{"subject": "unheard", "answer": "Oslo"}], InputsError, "edit 1.*'unheard'"),
-        (None, [{"subject": "name1"}], InputsError, "edit 1.*'answer' is missing"),
-        (None, [], InputsError, "empty"),
-        (None, "nowhere.jsonl", InputsError, "nowhere.jsonl"),
+        (None, [{"subject": "name1", "answer": "Pariss"}], SubjectsError, "edit 1.*Pariss.*Paris"),
+        (
+            None,
+            [{"subject": "name1", "answer": "France"}],
+            SubjectsError,
+            "edit 1.*'France' is not",
+        ),
+        (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
+        (None, [{"subject": "name1"}], SubjectsError, "edit 1.*'answer' is missing"),
+        (None, [], SubjectsError, "empty"),
+        (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
         ("city->contry", None, KnowledgeError, "country"),
     ],
 )
@@ -311,7 +316,7 @@ def test_bad_edits_are_refused_before_training(
 def test_the_line_of_a_bad_edit_is_named(naive, small_lm, tmp_path, make_trainer):
     file = tmp_path / "edits.jsonl"
     file.write_text('{"subject": "name1", "answer": "Paris"}\n{"subject": "name2"\n')
-    with pytest.raises(InputsError, match=r"edits\.jsonl, line 2"):
+    with pytest.raises(SubjectsError, match=r"edits\.jsonl, line 2"):
         make_trainer(Generalization(edits=str(file))).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
@@ -320,10 +325,10 @@ def test_the_line_of_a_bad_edit_is_named(naive, small_lm, tmp_path, make_trainer
 def test_edits_of_ones_own_cannot_be_watched_where_each_is_trained_alone(
     naive, small_lm, make_trainer
 ):
-    from lincorr_lightning.data import EditPlan
+    from lincorr_lightning.finetune.batches import EditSchedule
 
     class Alone(naive.module):
-        edit_plan = EditPlan("independent", 1, 1)
+        edit_schedule = EditSchedule("independent", 1, 1)
 
         def training_step(self, batch, batch_idx):
             return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss

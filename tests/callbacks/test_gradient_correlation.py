@@ -8,8 +8,9 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from lincorr_lightning.callbacks import GradientCorrelation
-from lincorr_lightning.data import EditPlan, EditsDataModule
-from lincorr_lightning.lm import usable_strings
+from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.lm.vocabulary import usable_strings
 
 SUBJECTS = [f"name{i}" for i in range(5, 17)]
 
@@ -116,7 +117,7 @@ class Restoring(L.LightningModule):
         self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.base = [p.detach().clone() for p in self.net.parameters()]
-        self.edit_plan = EditPlan("independent", edits_per_step, steps_per_edit)
+        self.edit_schedule = EditSchedule("independent", edits_per_step, steps_per_edit)
         self.lr = lr
 
     def on_train_batch_start(self, batch, batch_idx):

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from lincorr_lightning.callbacks import Resilience
-from lincorr_lightning.data import EditPlan, EditsDataModule
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lm.stacked_lora import StackedLoRA
+from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
@@ -55,12 +56,12 @@ def test_of_edits_side_by_side_the_first_copy_is_asked(naive, small_lm, own_map,
     """Also at the end."""
 
     class Stacked(naive.module):
-        edit_plan = EditPlan("independent", 3, 2)
+        edit_schedule = EditSchedule("independent", 3, 2)
 
         def __init__(self):
             super().__init__(small_lm, lr=0.05)
             self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.rows_of_copies = self.adapters.rows
+            self.adapter_context = self.adapters.rows
 
         def on_train_batch_start(self, batch, batch_idx):
             if batch.first:

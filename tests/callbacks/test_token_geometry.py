@@ -15,9 +15,10 @@ from scipy.spatial.distance import cdist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.callbacks import Resilience, TokenGeometry
-from lincorr_lightning.data import EditPlan, EditsDataModule
-from lincorr_lightning.errors import ConfigError, InputsError, LanguageModelError, NonFiniteError
-from lincorr_lightning.lm.stacked_lora import StackedLoRA
+from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
+from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
 N_TOKENS = 12
 
@@ -193,12 +194,12 @@ def test_a_resumed_run_tells_what_an_unbroken_one_tells(
 
 def test_of_edits_side_by_side_the_first_copy_is_watched(naive, small_lm, texts, make_trainer):
     class Stacked(naive.module):
-        edit_plan = EditPlan("independent", 3, 2)
+        edit_schedule = EditSchedule("independent", 3, 2)
 
         def __init__(self):
             super().__init__(small_lm, lr=0.05)
             self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.rows_of_copies = self.adapters.rows
+            self.adapter_context = self.adapters.rows
 
         def on_train_batch_start(self, batch, batch_idx):
             if batch.first:
@@ -254,13 +255,13 @@ def test_texts_that_cannot_be(naive, small_lm, texts, make_trainer, tmp_path):
             naive.module(small_lm), naive.sentences(small_lm)
         )
 
-    with pytest.raises(InputsError, match=r"TokenGeometry\.texts .*gone does not exist"):
+    with pytest.raises(SubjectsError, match=r"TokenGeometry\.texts .*gone does not exist"):
         fit(str(tmp_path / "gone"))
-    with pytest.raises(InputsError, match=r"shorter than TokenGeometry\.n_tokens, 40"):
+    with pytest.raises(SubjectsError, match=r"shorter than TokenGeometry\.n_tokens, 40"):
         fit(texts[0], n_tokens=40)
     with pytest.raises(ConfigError, match=r"TokenGeometry\.n_tokens is 65"):
         fit(texts[0], n_tokens=65)
-    with pytest.raises(InputsError, match="range scaling 12 needs 13"):
+    with pytest.raises(SubjectsError, match="range scaling 12 needs 13"):
         (tmp_path / "a.txt").write_text("name1 " * 20)
         fit(str(tmp_path / "a.txt"), n_tokens=16, range_scalings=[12], embedding_layer=True)
 

@@ -10,11 +10,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.data.edits import EditBatch
 from lincorr_lightning.errors import LanguageModelError, LinearMapError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.lm.watching import Question, close_desks, watch_desk
+from lincorr_lightning.finetune.datamodule import EditBatch, EditsDataModule
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.query_cache import Query, close_query_caches, get_query_cache
 
 
 def watchers(naive, **options):
@@ -146,33 +145,33 @@ def test_a_desk_asks_what_all_want_in_one_forward(small_lm):
     holder = torch.nn.Module()
     holder.language_model = lm
     run = torch.nn.Module()
-    desk = watch_desk(run, holder)
-    assert desk is watch_desk(run, holder)
-    assert desk.lm is lm
+    cache = get_query_cache(run, holder)
+    assert cache is get_query_cache(run, holder)
+    assert cache.lm is lm
     n_forwards = []
     lm.model.model.register_forward_pre_hook(lambda *_: n_forwards.append(1))
-    one, other = Question("name1 lives"), Question("name2 lives in the")
-    desk.will_read([5, 6, 7])
-    desk.read([([one], [5])], 0)  # the first one tries how the head is read
+    one, other = Query("name1 lives"), Query("name2 lives in the")
+    cache.register_tokens([5, 6, 7])
+    cache.read([([one], [5])], 0)  # the first one tries how the head is read
     n_forwards.clear()
-    desk.want([other, one], 0)
-    desk.read([([one], [5])], 0)
+    cache.prefetch([other, one], 0)
+    cache.read([([one], [5])], 0)
     assert n_forwards == [], "it is known, and what is wanted is wanted later"
-    (first,) = desk.read([([one], [7, 5])], 1)
-    (second,) = desk.read([([other, one], [6])], 1)
+    (first,) = cache.read([([one], [7, 5])], 1)
+    (second,) = cache.read([([other, one], [6])], 1)
     assert n_forwards == [1]
     expected = lm.domain_logits([one.prompt, other.prompt], [5, 6, 7])
     torch.testing.assert_close(first, expected[:1, [2, 0]])
     torch.testing.assert_close(second, expected[[1, 0]][:, [1]])
     n_forwards.clear()
-    desk.read([([one], [5]), ([one], [6])], 2)
+    cache.read([([one], [5]), ([one], [6])], 2)
     assert n_forwards == [1], "another moment"
     with torch.no_grad():
         lm.model.model.embed_tokens.weight.mul_(1.5)
-    assert not torch.equal(desk.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
-    assert desk.read([([], [5, 6])], 2)[0].shape == (0, 2)
-    close_desks(run)
-    assert watch_desk(run, holder) is not desk
+    assert not torch.equal(cache.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
+    assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
+    close_query_caches(run)
+    assert get_query_cache(run, holder) is not cache
 
 
 # -- runs of other shapes --------------------------------------------------------------------------

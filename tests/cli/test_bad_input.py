@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import (
     DomainError,
-    InputsError,
     KnowledgeError,
     LanguageModelError,
     LincorrError,
     NonFiniteError,
     OutputError,
+    SubjectsError,
 )
 
 
@@ -24,7 +24,7 @@ def _fit(folder: Path, lm: str, *extra: str) -> None:
     main(
         ["fit", "--config", "linear_probe.yaml", f"--trainer.default_root_dir={folder}",
          f"--model.lm.name_or_path={lm}", "--model.knowledges=[city,country]",
-         "--data.n_inputs=200", "--trainer.enable_progress_bar=false", *extra]
+         "--data.n_subjects=200", "--trainer.enable_progress_bar=false", *extra]
     )  # fmt: skip
 
 
@@ -64,14 +64,14 @@ def test_a_family_leaves_out_what_the_vocabulary_lacks(
 
 
 def test_more_inputs_than_can_be_sampled(small_lm: str, tmp_path: Path) -> None:
-    with pytest.raises(InputsError, match=r"9000.*words_per_input"):
-        _fit(tmp_path, small_lm, "--data.n_inputs=9000")
+    with pytest.raises(SubjectsError, match=r"9000.*words_per_subject"):
+        _fit(tmp_path, small_lm, "--data.n_subjects=9000")
     assert _nothing_written(tmp_path)
 
 
 def test_fewer_than_two_inputs_in_a_half(small_lm: str, tmp_path: Path) -> None:
-    with pytest.raises(InputsError, match="needs at least 2"):
-        _fit(tmp_path, small_lm, "--data.n_inputs=3")
+    with pytest.raises(SubjectsError, match="needs at least 2"):
+        _fit(tmp_path, small_lm, "--data.n_subjects=3")
 
 
 def test_unknown_knowledge_and_missing_reference(small_lm: str, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing_half_written(
     """The disk fills up after the fit, at the report."""
     import errno
 
-    from lincorr_lightning.reporting import probe_report
+    from lincorr_lightning.probe import results as probe_report
 
     def full(*args: object, **kwargs: object) -> None:
         raise OutputError("cannot write: the disk is full") from OSError(errno.ENOSPC, "full")

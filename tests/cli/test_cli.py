@@ -13,14 +13,14 @@ from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import console, main
 from lincorr_lightning.errors import (
     ConfigError,
-    InputsError,
     KnowledgeError,
     LinearMapError,
     OutputError,
+    SubjectsError,
 )
 
 QUICK = [
-    "--model.knowledges=[city,country,color]", "--data.n_inputs=300",
+    "--model.knowledges=[city,country,color]", "--data.n_subjects=300",
     "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
 ]  # fmt: skip
 
@@ -102,7 +102,7 @@ def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None
         before = json.loads((run / "results.json").read_text())
         for ours, theirs in zip(scored["pairs"], before["pairs"], strict=True):
             assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=1e-6)
-    cli = main(["predict", *common, '--data.predict_inputs=["Paris","Ada"]'])
+    cli = main(["predict", *common, '--data.predict_subjects=["Paris","Ada"]'])
     folder = Path(cli.trainer.log_dir)
     lines = (folder / "tables" / "predictions.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 6
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
     (checkpoint,) = run.rglob("*.ckpt")
     common = ["test", "--config", "linear_probe.yaml", *QUICK, f"--ckpt_path={checkpoint}",
               f"--trainer.default_root_dir={tmp_path}"]  # fmt: skip
-    with pytest.raises(InputsError, match=r"of the 150 held-out X's.*was fitted on"):
+    with pytest.raises(SubjectsError, match=r"of the 150 held-out X's.*was fitted on"):
         main([*common, "--data.seed=1"])
     with pytest.raises(LinearMapError, match=r"fitted with the control prompt.*\{\} eats"):
         main([*common, "--model.control={} eats"])
@@ -131,7 +131,7 @@ def test_settings_of_the_fit_are_reported_with_its_scores(run: Path, tmp_path: P
     )  # fmt: skip
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
     assert results["settings"]["ridge"] == 0
-    assert results["settings"]["data"]["n_inputs"] == 300
+    assert results["settings"]["data"]["n_subjects"] == 300
     assert set(results["settings"]["versions"]) >= {"torch", "lincorr-lightning"}
 
 
@@ -197,7 +197,7 @@ def test_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_short_class_names(tmp_path: Path) -> None:
     cli = main(
-        ["fit", "--model", "LinearProbe", "--data", "PromptInputs", "--data.n_inputs", "100",
+        ["fit", "--model", "LinearProbe", "--data", "SubjectsDataModule", "--data.n_subjects", "100",
          "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.logger", "false",
          "--trainer.num_sanity_val_steps", "0", "--trainer.enable_progress_bar", "false",
          "--trainer.default_root_dir", str(tmp_path)]

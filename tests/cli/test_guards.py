@@ -7,8 +7,9 @@ import torch
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.memory import why_no_memory
-from lincorr_lightning.modules import Pretraining, SourceFinetune
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.pretraining.module import Pretraining
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 WORLD = [
@@ -68,6 +69,6 @@ def test_other_mistakes_are_told_as_they_are(
 def test_allocators_without_an_exception_of_their_own() -> None:
     cpu = "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory"
     cublas = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    assert why_no_memory(RuntimeError(cpu)) == why_no_memory(RuntimeError(cublas))
-    assert why_no_memory(RuntimeError(cpu))
-    assert why_no_memory(RuntimeError("shapes differ")) is None
+    assert oom_reason(RuntimeError(cpu)) == oom_reason(RuntimeError(cublas))
+    assert oom_reason(RuntimeError(cpu))
+    assert oom_reason(RuntimeError("shapes differ")) is None

@@ -4,20 +4,19 @@ from collections import Counter
 
 import pytest
 
-from lincorr_lightning.data import EditPlan
-from lincorr_lightning.data.edit_batches import EditSteps
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
 
 
 def test_every_token_of_a_long_answer_is_asked_for():
-    batch = EditSteps([([5, 6], [7, 8, 9]), ([4], [3])], EditPlan("independent", 2))[0]
+    batch = EditDataset([([5, 6], [7, 8, 9]), ([4], [3])], EditSchedule("independent", 2))[0]
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
     assert batch.labels.tolist() == [[-100, 7, 8, 9, -100], [3, -100, -100, -100, -100]]
 
 
 def steps_of(n, plan, n_processes, epoch=0, seed=0):
     rows = [([i + 1, 1], [2]) for i in range(n)]
-    dealt = [EditSteps(rows, plan, seed, rank, n_processes) for rank in range(n_processes)]
+    dealt = [EditDataset(rows, plan, seed, rank, n_processes) for rank in range(n_processes)]
     assert len({len(steps) for steps in dealt}) == 1
     length = len(dealt[0])
     return [[steps[epoch * length + i] for i in range(length)] for steps in dealt]
@@ -34,7 +33,7 @@ def check_idle(batch):
 @pytest.mark.parametrize("n", [1, 4, 7, 16, 17, 25])
 def test_joint_edits_come_once_an_epoch_whoever_trains_them(n, n_processes):
     for epoch in (0, 1, 5):
-        ranks = steps_of(n, EditPlan("joint", 4), n_processes, epoch)
+        ranks = steps_of(n, EditSchedule("joint", 4), n_processes, epoch)
         assert len(ranks[0]) == -(-n // (4 * n_processes))
         members = Counter(i for rank in ranks for batch in rank for i in batch.edits)
         assert members == Counter(range(n))
@@ -54,7 +53,7 @@ def test_joint_edits_come_once_an_epoch_whoever_trains_them(n, n_processes):
 
 def test_joint_edits_have_an_order_of_their_own_each_epoch():
     def order(epoch, seed):
-        (rank,) = steps_of(30, EditPlan("joint", 4), 1, epoch, seed)
+        (rank,) = steps_of(30, EditSchedule("joint", 4), 1, epoch, seed)
         return [i for batch in rank for i in batch.edits]
 
     orders = [order(epoch, seed) for epoch in (0, 1, 2) for seed in (0, 1)]
@@ -65,7 +64,7 @@ def test_joint_edits_have_an_order_of_their_own_each_epoch():
 @pytest.mark.parametrize("n_processes", [1, 2, 3])
 @pytest.mark.parametrize("n", [1, 4, 7, 16, 17, 25])
 def test_independent_edits_stay_together_for_all_their_steps(n, n_processes):
-    ranks = steps_of(n, EditPlan("independent", 4, steps_per_edit=3), n_processes, epoch=1)
+    ranks = steps_of(n, EditSchedule("independent", 4, steps_per_edit=3), n_processes, epoch=1)
     groups = []
     for rank in ranks:
         for at in range(0, len(rank), 3):
@@ -87,4 +86,4 @@ def test_independent_edits_stay_together_for_all_their_steps(n, n_processes):
 @pytest.mark.parametrize("bad", [("both", 8, 1), ("joint", 0, 1), ("independent", 8, 0)])
 def test_a_plan_that_cannot_be_is_refused(bad):
     with pytest.raises(ConfigError, match="it must be"):
-        EditPlan(*bad)
+        EditSchedule(*bad)

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.data.edit_files import WrittenEdit, read_edits
-from lincorr_lightning.data.edits import resolve_edits
-from lincorr_lightning.errors import InputsError, KnowledgeError
-from lincorr_lightning.knowledge import AskedRelation, Catalogue
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.errors import KnowledgeError, SubjectsError
+from lincorr_lightning.finetune.datamodule import EditsDataModule, resolve_edits
+from lincorr_lightning.finetune.files import RawEdit, read_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
 
 TEAMS = """
 version: 1
@@ -51,7 +50,7 @@ def file_of(tmp_path):
 
 
 def asked(lm, name="city->country", *files):
-    return AskedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
+    return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -71,9 +70,9 @@ def test_jsonl_and_csv_say_the_same(file_of):
         writer.writerows(entries)
     read = read_edits(jsonl)
     assert read == [
-        WrittenEdit(f"{jsonl}, line 1", "name1", "Paris"),
-        WrittenEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan")),
-        WrittenEdit(f"{jsonl}, line 5", 'the "third"', "Oslo"),
+        RawEdit(f"{jsonl}, line 1", "name1", "Paris"),
+        RawEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan")),
+        RawEdit(f"{jsonl}, line 5", 'the "third"', "Oslo"),
     ]
     assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
     assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
@@ -127,16 +126,16 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
     ],
 )
 def test_a_bad_line_is_named(file_of, name, text, message):
-    with pytest.raises(InputsError, match=message) as caught:
+    with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(file_of(text, name))
     assert name in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
-    with pytest.raises(InputsError, match=r"none\.csv cannot be read"):
+    with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
         read_edits(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputsError, match=r"bytes\.csv cannot be read"):
+    with pytest.raises(SubjectsError, match=r"bytes\.csv cannot be read"):
         read_edits(tmp_path / "bytes.csv")
 
 
@@ -239,7 +238,7 @@ def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
 def test_what_this_lm_cannot_be_taught_is_named(lm, file_of, line, message):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
-    with pytest.raises(InputsError, match=message) as caught:
+    with pytest.raises(SubjectsError, match=message) as caught:
         EditsDataModule(edits_file=path).prepare_edits(lm)
     assert path in str(caught.value)
 
@@ -247,7 +246,7 @@ def test_what_this_lm_cannot_be_taught_is_named(lm, file_of, line, message):
 def test_an_answer_without_a_reference_is_named(lm, teams, file_of):
     path = file_of('{"subject": "name1", "answer": "black"}')
     data = EditsDataModule("team->country", edits_file=path, knowledge_files=[teams])
-    with pytest.raises(InputsError, match=r"line 1: no country .* is right by 'black'"):
+    with pytest.raises(SubjectsError, match=r"line 1: no country .* is right by 'black'"):
         data.prepare_edits(lm)
 
 
@@ -262,5 +261,5 @@ def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
         ([*entries, {"subject": "", "answer": "Paris"}], "edit 2: 'subject' is ''"),
         ([], "list of edits is empty"),
     ):
-        with pytest.raises(InputsError, match=re.escape(message)):
+        with pytest.raises(SubjectsError, match=re.escape(message)):
             resolve_edits(bad, relation, lm)

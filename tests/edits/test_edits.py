@@ -10,10 +10,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.data import EditPlan, EditsDataModule
-from lincorr_lightning.errors import ConfigError, InputsError, KnowledgeError, LanguageModelError
+from lincorr_lightning.errors import ConfigError, KnowledgeError, LanguageModelError, SubjectsError
+from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ class Taught(L.LightningModule):
         super().__init__()
         self.language_model = LanguageModel(LMConfig(folder))
         if plan is not None:
-            self.edit_plan = plan
+            self.edit_schedule = plan
         self.breaks_at = breaks_at
         self.seen = []
 
@@ -136,7 +138,7 @@ def test_subjects_may_be_given(lm):
     assert [x for x in subjects if x in {edit.subject for edit in edits}] == [
         edit.subject for edit in edits
     ]
-    with pytest.raises(InputsError, match="asks for 150 edits, but of 20 subjects only"):
+    with pytest.raises(SubjectsError, match="asks for 150 edits, but of 20 subjects only"):
         EditsDataModule(subjects=subjects).prepare_edits(lm)
 
 
@@ -145,15 +147,15 @@ def test_subjects_may_be_given(lm):
     [
         ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
         ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
-        ({"subjects": ["name1", "Zzyzx"]}, InputsError, "number 2: .* the subject 'Zzyzx'"),
-        ({"subjects": ["name1", " "]}, InputsError, "number 2: .* the subject ' '"),
-        ({"subjects": ["name1", "name1"]}, InputsError, "names 'name1' twice"),
+        ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "number 2: .* the subject 'Zzyzx'"),
+        ({"subjects": ["name1", " "]}, SubjectsError, "number 2: .* the subject ' '"),
+        ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
         ({"subjects": []}, ConfigError, "data.subjects is empty"),
         ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
-        ({"edits_file": "nowhere.csv"}, InputsError, "nowhere.csv cannot be read"),
+        ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
         ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
         ({"batch_size": 0}, ConfigError, "data.batch_size is 0"),
-        ({"n_edits": 5000}, InputsError, "asks for 5000 edits"),
+        ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
     ],
 )
 def test_what_cannot_be_taught_is_refused(lm, options, error, message):
@@ -165,7 +167,7 @@ def test_what_the_tokenizer_tells_is_refused_before_the_weights_are_read(small_l
     module = Taught(small_lm)
     with pytest.raises(KnowledgeError, match="no reference"):
         trainer().fit(module, EditsDataModule("city->color"))
-    with pytest.raises(InputsError, match="Zzyzx"):
+    with pytest.raises(SubjectsError, match="Zzyzx"):
         trainer().fit(module, EditsDataModule(subjects=["Zzyzx"]))
     assert not module.language_model.is_loaded
 
@@ -185,7 +187,7 @@ def test_edits_that_are_not_made_yet_are_asked_for_in_vain():
 def test_only_the_answer_s_tokens_are_asked_for_where_they_are_predicted(lm, small_lm):
     subjects = ["name1", "name2 name3 name4", "name5 name6"]
     data = EditsDataModule(subjects=subjects, n_edits=3)
-    module = Taught(small_lm, EditPlan("independent", 3))
+    module = Taught(small_lm, EditSchedule("independent", 3))
     trainer(max_steps=1).fit(module, data)
     batch = next(iter(data.train_dataloader()))
     assert batch.edits == [0, 1, 2]
@@ -211,7 +213,7 @@ def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
     long = " ".join(["name1"] * 59)  # with "lives in the city of" all 64 positions
     lm = LanguageModel.from_pretrained(folder)
     assert len(lm.rows([f"{long} lives in the city of"])[0]) == 64
-    with pytest.raises(InputsError, match="65 tokens"):
+    with pytest.raises(SubjectsError, match="65 tokens"):
         trainer().fit(Taught(folder), EditsDataModule(subjects=[long], n_edits=1))
 
 
@@ -248,7 +250,7 @@ def test_prediction_goes_through_the_edits_in_their_order(small_lm):
 
 @pytest.mark.parametrize("option", ["overfit_batches", "limit_train_batches"])
 def test_lightning_may_cut_an_epoch_short(small_lm, option):
-    module = Taught(small_lm, EditPlan("joint", 4))
+    module = Taught(small_lm, EditSchedule("joint", 4))
     trainer(**{option: 2}).fit(module, EditsDataModule(n_edits=20))
     assert [(epoch, index) for epoch, index, _, _ in module.seen] == [
         (0, 0),
@@ -271,8 +273,8 @@ def test_another_run_makes_the_edits_anew(small_lm, make_lm, tmp_path):
 
 
 PLANS = {
-    "joint": EditPlan("joint", 4),
-    "independent": EditPlan("independent", 4, steps_per_edit=2),
+    "joint": EditSchedule("joint", 4),
+    "independent": EditSchedule("independent", 4, steps_per_edit=2),
 }
 
 
@@ -341,7 +343,7 @@ def broken_off(small_lm, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        (EditPlan("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
+        (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
         (PLANS["joint"], {"n_edits": 23}, "another data.n_edits"),
         (PLANS["joint"], {"seed": 1}, "another data.seed"),
         (PLANS["joint"], {"relation": "city->beast"}, "another data.relation"),

@@ -10,9 +10,9 @@ import lightning as L
 import pytest
 import torch
 
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import SourceFinetune
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.config import LMConfig
 
 
 class Afterwards(L.Callback):
@@ -31,7 +31,7 @@ class Afterwards(L.Callback):
         data, lm = trainer.datamodule, pl_module.lm
         for row, edit in enumerate(batch.edits):
             prompt = data.asked.target_prompts([data.edits[edit].subject])
-            with pl_module.rows_of_copies([row]):
+            with pl_module.adapter_context([row]):
                 self.logits[edit] = lm.domain_logits(prompt, data.asked.target.token_ids)[0]
 
 

@@ -6,11 +6,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data import EditsDataModule
 from lincorr_lightning.errors import ConfigError, LanguageModelError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import SourceFinetune
-from lincorr_lightning.modules.adapters import AdapterSettings, add_adapter
+from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.config import LMConfig
 
 NUMBERS = (
     "source_learned", "generalized", "hallucinated", "unchanged", "random",
@@ -77,7 +77,7 @@ def test_the_seed_of_the_adapter_is_its_own(small_lm):
 
 @pytest.mark.parametrize("targets", [None, ["q_proj", "down_proj"], ["model.layers.1.mlp.up_proj"]])
 def test_peft_and_the_stack_choose_the_same_layers(small_lm, targets):
-    from lincorr_lightning.lm.stacked_lora import StackedLoRA
+    from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
     one, other = (AutoModelForCausalLM.from_pretrained(small_lm) for _ in range(2))
     add_adapter(one, AdapterSettings(target_modules=targets))

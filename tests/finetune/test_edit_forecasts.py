@@ -10,11 +10,13 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data import EditsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.lm import LanguageModel, LMConfig, sample_inputs
-from lincorr_lightning.modules import EditForecast
-from lincorr_lightning.modules.edit_forecasts import EditForecasts
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.forecast_module import EditForecast
+from lincorr_lightning.finetune.forecasts import EditForecasts
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import sample_subjects
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def data(lm):
 
 @pytest.fixture(scope="module")
 def forecasts(lm, data):
-    return EditForecasts.make(lm, data, ridges=[0.0, 10.0, "auto"], n_inputs=300)
+    return EditForecasts.make(lm, data, ridges=[0.0, 10.0, "auto"], n_subjects=300)
 
 
 # -- what is foreseen --------------------------------------------------------------------------
@@ -51,7 +53,7 @@ def naive_logits(lm, prompts, token_ids):
 ])  # fmt: skip
 def test_maps_carry_the_least_change_that_teaches_the_answer(lm, data, forecasts, name, fit):
     cities, countries = data.asked.source, data.asked.target
-    inputs = sample_inputs(lm.tokenizer, 300)
+    inputs = sample_subjects(lm.tokenizer, 300)
     fit.fit(
         naive_logits(lm, [f"{x} lives in the city of" for x in inputs], cities.token_ids),
         naive_logits(lm, [f"{x} lives in the country of" for x in inputs], countries.token_ids),
@@ -73,7 +75,7 @@ def test_the_lm_is_left_as_it_was(small_lm, data):
 
     lm = LanguageModel.from_pretrained(small_lm)
     stream = torch.get_rng_state()
-    EditForecasts.make(lm, data, ridges=["auto"], n_inputs=100)
+    EditForecasts.make(lm, data, ridges=["auto"], n_subjects=100)
     assert torch.equal(torch.get_rng_state(), stream)
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
     after = lm.model.state_dict()
@@ -83,7 +85,7 @@ def test_the_lm_is_left_as_it_was(small_lm, data):
 
 def test_the_gradient_is_followed_on_request_only(lm, data, forecasts):
     assert {"first_order", "virtual_step"} <= set(forecasts.predicted)
-    without = EditForecasts.make(lm, data, ridges=[0.0], n_inputs=100, first_order=False)
+    without = EditForecasts.make(lm, data, ridges=[0.0], n_subjects=100, first_order=False)
     assert set(without.predicted) == {"map_0"}
 
 
@@ -162,7 +164,7 @@ def predict(small_lm, folder, *more):
 
 
 def test_predict_writes_a_row_an_edit_and_a_picture(small_lm, tmp_path):
-    predict(small_lm, tmp_path, "--model.ridges=[0, auto, 10]", "--model.n_inputs=200")
+    predict(small_lm, tmp_path, "--model.ridges=[0, auto, 10]", "--model.n_subjects=200")
     (path,) = tmp_path.rglob("results.json")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
@@ -202,8 +204,8 @@ def test_other_data_is_refused(small_lm, make_trainer):
 
 
 def test_forecasts_of_other_edits_are_not_judged(forecasts, data, tmp_path):
+    from lincorr_lightning.finetune.results import EditReport
     from lincorr_lightning.functional import Outcome
-    from lincorr_lightning.reporting.edit_report import EditReport
 
     def report(subjects):
         n = len(subjects)

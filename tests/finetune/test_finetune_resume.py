@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.modules import SourceFinetune
-from lincorr_lightning.modules.adapters import AdapterSettings
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.module import SourceFinetune
 from tests.launching import run_alone, run_in_two
 
 

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, TokenGeometry
-from lincorr_lightning.data import EditBatch, EditsDataModule
 from lincorr_lightning.errors import ConfigError, NonFiniteError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import SourceFinetune
-from lincorr_lightning.modules.edit_losses import answer_losses
+from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.losses import answer_losses
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.config import LMConfig
 
 CONTRACT = {
     "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",

@@ -16,20 +16,25 @@ from lincorr_lightning.errors import (
     LincorrError,
     SparseAutoencoderError,
 )
-from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.modules.sae_on_the_spot import train_saes
-from lincorr_lightning.sae import GROUPS, Place, SparseAutoencoder
+from lincorr_lightning.flow.default_saes import train_saes
+from lincorr_lightning.flow.graph import GROUPS
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
 QUIET = ["--trainer.enable_progress_bar=false"]
 PLACES = [
-    Place(layer, kind) for layer in range(2) for kind in ("residual", "mlp_out", "attention_out")
+    HookPoint(layer, kind)
+    for layer in range(2)
+    for kind in ("residual", "mlp_out", "attention_out")
 ]
 
 
-def _sae(place: Place, width: int = WIDTH) -> SparseAutoencoder:
+def _sae(place: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(place.layer)
     decoder = torch.randn(N, width, generator=random)
     decoder[7] = 0
@@ -39,7 +44,7 @@ def _sae(place: Place, width: int = WIDTH) -> SparseAutoencoder:
     )  # fmt: skip
 
 
-def _save(folder: Path, places: list[Place], width: int = WIDTH) -> str:
+def _save(folder: Path, places: list[HookPoint], width: int = WIDTH) -> str:
     for place in places:
         _sae(place, width).save(folder / place.id)
     return str(folder)
@@ -58,7 +63,7 @@ def _run(small_lm: str, saes: str, texts: str, tmp_path: Path, *more: str) -> Pa
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
          f"--data.texts=[{texts}]", "--data.n_held_out=50", "--data.n_tokens=64",
          "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledges=null",
-         "--model.n_inputs=200", "--model.deactivation.n_cases=60",
+         "--model.n_subjects=200", "--model.deactivation.n_cases=60",
          "--model.deactivation.strengths=[0.0,0.5]", "--model.steering.strengths=[0.0,1.0]",
          "--model.steering.n_texts=10", "--model.steering.n_prompts=10",
          f"--trainer.default_root_dir={tmp_path / 'runs'}", *QUIET, *more]
@@ -132,7 +137,7 @@ def test_runs_are_repeatable(small_lm: str, texts: str, tmp_path: Path) -> None:
 
 
 def test_parts_can_be_left_out(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", [Place(0, "residual"), Place(1, "residual")])
+    saes = _save(tmp_path / "saes", [HookPoint(0, "residual"), HookPoint(1, "residual")])
     run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
                "--model.deactivation.n_cases=0")  # fmt: skip
     results = json.loads((run / "results.json").read_text())
@@ -150,10 +155,10 @@ def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None
     wide = _save(tmp_path / "wide", PLACES, width=8)
     match = r"SAE at attention_out of layer 0 is 8 wide, but .* is 16 wide\. Take"
     _fails(SparseAutoencoderError, match, small_lm, wide, texts, tmp_path)
-    high = _save(tmp_path / "high", [*PLACES, Place(2, "residual")])
+    high = _save(tmp_path / "high", [*PLACES, HookPoint(2, "residual")])
     match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
     _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
-    alone = _save(tmp_path / "alone", [Place(0, "residual"), Place(0, "mlp_out")][:1])
+    alone = _save(tmp_path / "alone", [HookPoint(0, "residual"), HookPoint(0, "mlp_out")][:1])
     match = "there are SAEs for residual of layer 0 alone"
     _fails(SparseAutoencoderError, match, small_lm, alone, texts, tmp_path)
 
@@ -189,11 +194,11 @@ def test_features_that_are_not_there(
 
 def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", PLACES)
-    from lincorr_lightning.modules import FeatureFlowStudy
+    from lincorr_lightning.flow.module import FeatureFlow
 
     for options, match in (
         ({"k": 0}, r"model\.k is 0"),
-        ({"n_inputs": 3}, r"model\.n_inputs is 3"),
+        ({"n_subjects": 3}, r"model\.n_subjects is 3"),
         ({"deactivation": {"n_cases": -1}}, "n_cases -1"),
         ({"deactivation": {"strengths": []}}, r"strengths \[\]"),
         ({"deactivation": {"strengths": [0.0, -0.5]}}, r"-0\.5\].* at least 0"),
@@ -208,11 +213,13 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
         ({"thresholds": {"mlp_out": -3}}, r"threshold of mlp_out is -3"),
     ):
         with pytest.raises(ConfigError, match=match):
-            FeatureFlowStudy(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"data is PromptInputs\. Pass --data TextsDataModule"):
+            FeatureFlow(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"data is SubjectsDataModule\. Pass --data TextsDataModule"
+    ):
         main(
-            ["test", "--model=FeatureFlowStudy", f"--model.saes={saes}", "--data=PromptInputs",
-             f"--model.lm.name_or_path={small_lm}", "--data.n_inputs=40", *QUIET,
+            ["test", "--model=FeatureFlow", f"--model.saes={saes}", "--data=SubjectsDataModule",
+             f"--model.lm.name_or_path={small_lm}", "--data.n_subjects=40", *QUIET,
              f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
         )  # fmt: skip
 
@@ -250,7 +257,7 @@ def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
     small_lm: str, texts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from lincorr_lightning.modules import feature_flow
+    from lincorr_lightning.flow import module as feature_flow
 
     saes = _save(tmp_path / "saes", PLACES)
     monkeypatch.setattr(feature_flow, "_MOST_FEATURES", 20)
@@ -279,7 +286,7 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
          f"--data.texts=[{texts}]", "--data.n_held_out=20", "--data.n_tokens=64",
-         "--data.batch_tokens=16", "--data.block_steps=2", "--model.n_inputs=60",
+         "--data.batch_tokens=16", "--data.block_steps=2", "--model.n_subjects=60",
          "--model.deactivation.n_cases=10", "--trainer.fast_dev_run=true",
          f"--trainer.default_root_dir={tmp_path / 'dry'}", *QUIET]
     )  # fmt: skip

@@ -17,8 +17,8 @@ from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
-from lincorr_lightning.functional.distances import nearest_tokens
-from lincorr_lightning.functional.intrinsic_dimension import (
+from lincorr_lightning.geometry.distances import nearest_tokens
+from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
     IntrinsicDimension,
     intrinsic_dimension,

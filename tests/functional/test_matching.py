@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from lincorr_lightning.functional import matching
-from lincorr_lightning.functional.matching import (
+from lincorr_lightning.flow.matching import (
     assign_features,
     carry_features,
     explained_variance,
     match_features,
     transition_matrix,
 )
+from lincorr_lightning.functional import matching
 
 
 def _decoders(n_targets: int = 37, n_sources: int = 53, width: int = 11) -> list[np.ndarray]:

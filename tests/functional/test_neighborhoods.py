@@ -10,8 +10,8 @@ from scipy.spatial.distance import cdist, pdist
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
-from lincorr_lightning.functional.distances import nearest_tokens
-from lincorr_lightning.functional.neighborhoods import (
+from lincorr_lightning.geometry.distances import nearest_tokens
+from lincorr_lightning.geometry.neighborhoods import (
     consecutive_overlap,
     cosine_statistics,
     neighbor_angles,

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cosine
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.functional import labelwise_pearson, moments_of
-from lincorr_lightning.functional.ties import (
+from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
     partial_tie,

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import entropy as scipy_entropy
 
-from lincorr_lightning.functional.distances import nearest_tokens
-from lincorr_lightning.functional.token_geometry import (
+from lincorr_lightning.geometry.distances import nearest_tokens
+from lincorr_lightning.geometry.observables import (
     next_tokens,
     shuffle_blocks,
     token_observables,

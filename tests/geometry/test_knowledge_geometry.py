@@ -11,11 +11,11 @@ from sklearn.linear_model import LinearRegression
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data import TextPrompts
-from lincorr_lightning.errors import ConfigError, InputsError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import KnowledgeGeometry
-from lincorr_lightning.reporting import describe_run
+from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
+from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.results.console import describe_run
 from tests.launching import run_in_two
 
 TEMPLATES = {
@@ -28,7 +28,7 @@ KS, SCALINGS = [2, 5], [2, 8]
 def command(small_lm, folder, *more):
     return [
         "test", "--config", "knowledge_geometry.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--data.n_inputs=180", "--data.batch_size=20", f"--model.ks={KS}",
+        "--data.n_subjects=180", "--data.batch_size=20", f"--model.ks={KS}",
         f"--model.range_scalings={SCALINGS}", "--model.n_permutations=50",
         f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false", *more,
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def states(small_lm, prompts):
 def test_closeness_of_all_pairs(finished, small_lm, naive):
     cli, _ = finished
     report, held_out = cli.model.report, cli.datamodule.halves["test"]
-    assert (report.n_inputs, list(report.layers)) == (90, [1, 2])
+    assert (report.n_subjects, list(report.layers)) == (90, [1, 2])
     clouds = {n: states(small_lm, [TEMPLATES[n].format(x) for x in held_out])[0]
               for n in ("city", "country", "color")}  # fmt: skip
     for name, cloud in clouds.items():
@@ -125,7 +125,7 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
     """Its scores are taken as they are, with its control; clouds are the same."""
     _, alone = finished
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country,color]", "--data.n_inputs=180",
+                  "--model.knowledges=[city,country,color]", "--data.n_subjects=180",
                   "--model.ridge=0", f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     folder = probe.trainer.log_dir
@@ -148,7 +148,7 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
 @pytest.mark.slow
 def test_tied_knowledges_of_the_tiny_world_are_close(tmp_path):
     """The world's own graph: who lives where goes with the country, not with the pet."""
-    cli = main(["test", "--config", "knowledge_geometry.yaml", "--data.n_inputs=600",
+    cli = main(["test", "--config", "knowledge_geometry.yaml", "--data.n_subjects=600",
                 "--model.knowledges=[city,country,language,company,ceo,pet,color]",
                 f"--trainer.default_root_dir={tmp_path}", "--model.n_permutations=5040",
                 "--trainer.enable_progress_bar=false"])  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_folder_that_is_no_probe(small_lm, finished, tmp_path):
 def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
     other = make_lm(tmp_path / "other", seed=1)
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country]", "--data.n_inputs=80",
+                  "--model.knowledges=[city,country]", "--data.n_subjects=80",
                   f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     with pytest.raises(ConfigError, match=r"is of .*small_lm.*, whose weights differs from that"):
@@ -218,18 +218,18 @@ def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
 def test_data_of_another_kind(small_lm, make_trainer, tmp_path):
     (tmp_path / "a.txt").write_text("name1 " * 20)
     study = KnowledgeGeometry(LMConfig(small_lm), knowledges=["city", "country"])
-    with pytest.raises(ConfigError, match="KnowledgeGeometry asks about PromptInputs"):
-        data = TextPrompts(str(tmp_path / "a.txt"), n_tokens=4)
+    with pytest.raises(ConfigError, match="KnowledgeGeometry asks about SubjectsDataModule"):
+        data = TokenizedTextDataModule(str(tmp_path / "a.txt"), n_tokens=4)
         make_trainer().test(study, datamodule=data, verbose=False)
 
 
 def test_too_few_distinct_points(small_lm, tmp_path):
     """A tokenizer that knows none of the X's gives them all one state."""
     (tmp_path / "x.txt").write_text("\n".join(f"unknown{i}" for i in range(60)))
-    with pytest.raises(InputsError, match=r"the cloud of city has 1 distinct points of 30 in "
+    with pytest.raises(SubjectsError, match=r"the cloud of city has 1 distinct points of 30 in "
                                           r"layer 1; range scaling 8 needs 9"):  # fmt: skip
-        main(command(small_lm, tmp_path, *NAMED, f"--data.inputs_file={tmp_path / 'x.txt'}",
-                     "--data.n_inputs=60"))  # fmt: skip
+        main(command(small_lm, tmp_path, *NAMED, f"--data.subjects_file={tmp_path / 'x.txt'}",
+                     "--data.n_subjects=60"))  # fmt: skip
 
 
 def test_the_end_of_a_run_without_tests(finished):

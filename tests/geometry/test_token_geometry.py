@@ -13,10 +13,11 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data import PromptInputs, TextPrompts
-from lincorr_lightning.errors import ConfigError, InputsError, NonFiniteError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import TokenGeometry
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
+from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
+from lincorr_lightning.geometry import TokenGeometry
+from lincorr_lightning.lm.config import LMConfig
 from tests.launching import run_in_two
 
 SCALINGS, KS = [2, 4], [1, 2, 5]
@@ -28,7 +29,7 @@ def run(small_lm, texts, trainer, **options):
         LMConfig(small_lm),
         **{"shuffles": [0, 1, 2], "range_scalings": SCALINGS, "ks": KS} | options,
     )
-    trainer.test(study, datamodule=TextPrompts(texts.path, **data), verbose=False)
+    trainer.test(study, datamodule=TokenizedTextDataModule(texts.path, **data), verbose=False)
     return study
 
 
@@ -144,7 +145,7 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
             losses.setdefault(c, []).append(loss)
     (tmp_path / "t.jsonl").write_text("\n".join(rows))
     study = TokenGeometry(LMConfig(small_lm), [0], [2, 4], [2])
-    data = TextPrompts(str(tmp_path / "t.jsonl"), n_tokens=8, batch_size=5)
+    data = TokenizedTextDataModule(str(tmp_path / "t.jsonl"), n_tokens=8, batch_size=5)
     make_trainer().test(study, datamodule=data, verbose=False)
     found = {tuple(row[:3]): row[3:] for row in study.report.spearman_rows()}
     for layer in (1, 2):
@@ -268,9 +269,13 @@ def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, messag
 
 
 def test_data_of_another_kind(small_lm, make_trainer):
-    with pytest.raises(ConfigError, match="TokenGeometry reads TextPrompts; data is PromptInputs"):
+    with pytest.raises(
+        ConfigError, match="TokenGeometry reads TokenizedTextDataModule; data is SubjectsDataModule"
+    ):
         make_trainer().test(
-            TokenGeometry(LMConfig(small_lm)), datamodule=PromptInputs(n_inputs=40), verbose=False
+            TokenGeometry(LMConfig(small_lm)),
+            datamodule=SubjectsDataModule(n_subjects=40),
+            verbose=False,
         )
 
 
@@ -278,9 +283,9 @@ def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
     """The same word again and again: without position, attention makes it one point."""
     (tmp_path / "a.txt").write_text("name1 " * 12 + "name2 name3 name4 name5")
     study = TokenGeometry(LMConfig(small_lm), [0], [2, 8], [2], embedding_layer=True)
-    data = TextPrompts(str(tmp_path / "a.txt"), n_tokens=16)
+    data = TokenizedTextDataModule(str(tmp_path / "a.txt"), n_tokens=16)
     with pytest.raises(
-        InputsError,
+        SubjectsError,
         match=r"prompt 0 \(.*a\.txt\) has 5 distinct tokens of 16 in layer 0; range scaling 8 "
         r"needs 9",
     ):
@@ -299,7 +304,7 @@ def test_nan_hidden_states_are_told_by_their_layer(small_lm, texts, make_trainer
 
 def test_a_folder_without_texts(small_lm, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputsError, match=r"empty holds no text"):
+    with pytest.raises(SubjectsError, match=r"empty holds no text"):
         main(["test", "--config", "token_geometry.yaml", f"--data.texts={tmp_path / 'empty'}",
               f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
 
@@ -316,7 +321,7 @@ def test_study_and_callback_of_one_name(small_lm, texts, tmp_path):
 
 
 def test_the_end_of_a_run_tells_its_levels(finished):
-    from lincorr_lightning.reporting import describe_run
+    from lincorr_lightning.results.console import describe_run
 
     report, folder = finished
     told = describe_run(folder)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lincorr_lightning.data import PromptInputs
-from lincorr_lightning.data.processes import batch_edges
-from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.distributed import batch_edges
+from lincorr_lightning.errors import ConfigError, SubjectsError
 
 
-def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> PromptInputs:
-    data = PromptInputs(**options)
+def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> SubjectsDataModule:
+    data = SubjectsDataModule(**options)
     lm = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(small_lm))
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         lightning_module=SimpleNamespace(lm=lm), global_rank=rank, world_size=world
@@ -22,11 +22,11 @@ def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> Pro
 
 
 def test_halves_are_disjoint_seeded_and_complete(small_lm: str) -> None:
-    data = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=5)
+    data = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=5)
     assert (len(data.halves["fit"]), len(data.halves["test"])) == (30, 71)
     assert len({x for x, _ in data.table()}) == 101
-    again = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=5)
-    other = _set_up(small_lm, n_inputs=101, fit_fraction=0.3, seed=6)
+    again = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=5)
+    other = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=6)
     assert data.halves == again.halves != other.halves
 
 
@@ -42,7 +42,7 @@ def test_no_process_is_left_without_a_batch(small_lm: str, world: int) -> None:
     """170 X's a half: three batches of 64 at most, for up to eight processes."""
     seen = []
     for rank in range(world):
-        data = _set_up(small_lm, rank, world, n_inputs=340, batch_size=64)
+        data = _set_up(small_lm, rank, world, n_subjects=340, batch_size=64)
         for loader in (data.train_dataloader(), data.val_dataloader()):
             (own, *others) = [batch for batch in loader if not batch.is_padding]
             assert not others if world >= 3 else len(others) <= 1
@@ -78,21 +78,21 @@ def test_batches_in_step_make_the_steps_of_one_process(world: int) -> None:
 def test_processes_for_which_there_are_too_few_inputs_are_told_of(small_lm: str) -> None:
     """Below ten X's a batch rows have no partner when a fifth is set apart for the ridge."""
     with pytest.warns(UserWarning, match="3 of 8 processes have nothing to do: the 50 X's of the"):
-        data = _set_up(small_lm, 0, 8, n_inputs=100, batch_size=64)
+        data = _set_up(small_lm, 0, 8, n_subjects=100, batch_size=64)
     sizes = []
     for rank in range(8):
-        data = _set_up(small_lm, rank, 8, n_inputs=100, batch_size=64)
+        data = _set_up(small_lm, rank, 8, n_subjects=100, batch_size=64)
         sizes += [len(b.inputs) for b in data.train_dataloader() if not b.is_padding]
     assert sizes == [10] * 5
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])  # of six batches
 def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None:
-    alone = [b.inputs for b in _set_up(small_lm, n_inputs=211, batch_size=20).train_dataloader()]
+    alone = [b.inputs for b in _set_up(small_lm, n_subjects=211, batch_size=20).train_dataloader()]
     steps, seen = set(), []
     for rank in range(world):
         batches = list(
-            _set_up(small_lm, rank, world, n_inputs=211, batch_size=20).train_dataloader()
+            _set_up(small_lm, rank, world, n_subjects=211, batch_size=20).train_dataloader()
         )
         steps.add(len(batches))
         assert all(batch.inputs for batch in batches)  # a sharded LM needs every process
@@ -102,14 +102,14 @@ def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None
 
 
 def test_no_batch_is_left_with_one_row(small_lm: str) -> None:
-    data = _set_up(small_lm, n_inputs=258, fit_fraction=0.5, batch_size=64)
+    data = _set_up(small_lm, n_subjects=258, fit_fraction=0.5, batch_size=64)
     sizes = [len(batch.inputs) for batch in data.train_dataloader()]
     assert sum(sizes) == 129
     assert min(sizes) >= 42
 
 
 def test_joined_words_outnumber_the_vocabulary(small_lm: str) -> None:
-    data = _set_up(small_lm, n_inputs=2000, words_per_input=2)
+    data = _set_up(small_lm, n_subjects=2000, words_per_subject=2)
     inputs = [x for x, _ in data.table()]
     assert len(set(inputs)) == 2000
     assert all(len(x.split(" ")) == 2 for x in inputs)
@@ -120,42 +120,42 @@ def test_inputs_of_a_file(small_lm: str, tmp_path: Path) -> None:
     path.write_text(
         "Ada Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
     )
-    data = _set_up(small_lm, inputs_file=str(path))
+    data = _set_up(small_lm, subjects_file=str(path))
     assert {x for x, _ in data.table()} == {
         "Ada Lovelace", "Alan Turing", "Grace Hopper", "Emmy Noether"
     }  # fmt: skip
     path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
-    with pytest.raises(InputsError, match="'Ada' twice"):
-        _set_up(small_lm, inputs_file=str(path))
-    with pytest.raises(InputsError, match=r"missing\.txt cannot be read"):
-        _set_up(small_lm, inputs_file=str(tmp_path / "missing.txt"))
+    with pytest.raises(SubjectsError, match="'Ada' twice"):
+        _set_up(small_lm, subjects_file=str(path))
+    with pytest.raises(SubjectsError, match=r"missing\.txt cannot be read"):
+        _set_up(small_lm, subjects_file=str(tmp_path / "missing.txt"))
 
 
 def test_predict_takes_the_inputs_asked_for(small_lm: str) -> None:
-    data = _set_up(small_lm, n_inputs=100, predict_inputs=["Ada", "Alan"])
+    data = _set_up(small_lm, n_subjects=100, predict_subjects=["Ada", "Alan"])
     assert [b.inputs for b in data.predict_dataloader()] == [["Ada", "Alan"]]
-    data = _set_up(small_lm, n_inputs=100)
+    data = _set_up(small_lm, n_subjects=100)
     assert [x for b in data.predict_dataloader() for x in b.inputs] == data.halves["test"]
 
 
 def test_more_inputs_than_the_vocabulary_has(small_lm: str) -> None:
-    with pytest.raises(InputsError, match="words_per_input"):
-        _set_up(small_lm, n_inputs=5000)
+    with pytest.raises(SubjectsError, match="words_per_subject"):
+        _set_up(small_lm, n_subjects=5000)
 
 
 @pytest.mark.parametrize(("n", "fraction", "half"), [(3, 0.5, "test"), (20, 0.05, "fit")])
 def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) -> None:
-    with pytest.raises(InputsError, match=f"in the {half} half; each half needs at least 2"):
-        _set_up(small_lm, n_inputs=n, fit_fraction=fraction)
+    with pytest.raises(SubjectsError, match=f"in the {half} half; each half needs at least 2"):
+        _set_up(small_lm, n_subjects=n, fit_fraction=fraction)
 
 
 @pytest.mark.parametrize("options", [{"fit_fraction": 1.0}, {"batch_size": 1}])
 def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"data.{next(iter(options))}"):
-        PromptInputs(**options)
+        SubjectsDataModule(**options)
 
 
 def test_a_module_without_lm_is_told() -> None:
-    data = PromptInputs(n_inputs=10)
-    with pytest.raises(ConfigError, match="inputs_file"):
+    data = SubjectsDataModule(n_subjects=10)
+    with pytest.raises(ConfigError, match="subjects_file"):
         data.setup("fit")

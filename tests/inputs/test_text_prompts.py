@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from lincorr_lightning.data import TextPrompts
-from lincorr_lightning.data.world_texts import CIRCLES, world_texts
-from lincorr_lightning.errors import ConfigError, InputsError
-from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
+from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.pretraining.texts import CIRCLES, world_texts
 
 
 def words(n: int, start: int = 0) -> str:
     return " ".join(f"name{(start + i) % 400}" for i in range(n))
 
 
-def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> TextPrompts:
-    data = TextPrompts(**options)
+def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> TokenizedTextDataModule:
+    data = TokenizedTextDataModule(**options)
     lm = LanguageModel(LMConfig(small_lm))
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         lightning_module=SimpleNamespace(lm=lm), global_rank=rank, world_size=world
@@ -28,7 +29,7 @@ def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> Text
     return data
 
 
-def tokens(data: TextPrompts) -> torch.Tensor:
+def tokens(data: TokenizedTextDataModule) -> torch.Tensor:
     return torch.cat([b.tokens for b in data.test_dataloader() if not b.is_padding])
 
 
@@ -49,7 +50,7 @@ def test_short_texts_are_skipped_counted_and_told_of(small_lm: str, tmp_path: Pa
 
 def test_all_too_short(small_lm: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [words(10), words(15)])
-    with pytest.raises(InputsError, match=r"all 2 texts .* the longest has 15\. Lower"):
+    with pytest.raises(SubjectsError, match=r"all 2 texts .* the longest has 15\. Lower"):
         set_up(small_lm, texts=str(path), n_tokens=16)
 
 
@@ -86,15 +87,15 @@ def test_bad_folders(
     folder.mkdir()
     for name, text in (content or {}).items():
         (folder / name).write_text(text)
-    with pytest.raises(InputsError, match=message):
+    with pytest.raises(SubjectsError, match=message):
         set_up(small_lm, texts=str(folder), n_tokens=16, **options)
 
 
 def test_no_such_place(small_lm: str, tmp_path: Path) -> None:
-    with pytest.raises(InputsError, match=r"data\.texts .*nowhere does not exist"):
+    with pytest.raises(SubjectsError, match=r"data\.texts .*nowhere does not exist"):
         set_up(small_lm, texts=str(tmp_path / "nowhere"), n_tokens=16)
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(InputsError, match=r"is no \.txt, \.jsonl, \.csv file"):
+    with pytest.raises(SubjectsError, match=r"is no \.txt, \.jsonl, \.csv file"):
         set_up(small_lm, texts=str(tmp_path / "a.md"), n_tokens=16)
 
 
@@ -107,11 +108,11 @@ def test_more_tokens_than_the_lm_reads(small_lm: str) -> None:
 def test_numbers_that_are_too_small(setting: dict[str, int]) -> None:
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"data\.{name} is"):
-        TextPrompts(**setting)
+        TokenizedTextDataModule(**setting)
 
 
 def test_needs_an_lm() -> None:
-    data = TextPrompts()
+    data = TokenizedTextDataModule()
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace())  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="such as TokenGeometry"):
         data.setup("test")

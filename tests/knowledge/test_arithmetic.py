@@ -2,13 +2,13 @@
 
 import pytest
 
-from lincorr_lightning.knowledge import Catalogue, arithmetic_reference, math_knowledges
+from lincorr_lightning.knowledge import Catalogue, arithmetic_knowledge, arithmetic_reference
 
 NAMES = [f"X{operator}{n}" for operator in "+-*/" for n in range(1, 5)]
 
 
 def test_sixteen_prompts():
-    knowledges = math_knowledges()
+    knowledges = arithmetic_knowledge()
     assert [knowledge.name for knowledge in knowledges] == NAMES
     for knowledge in knowledges:
         assert knowledge.template == "{}" + knowledge.name[1:] + "="
@@ -19,7 +19,7 @@ def test_sixteen_prompts():
 
 @pytest.mark.parametrize("source", NAMES)
 def test_references_by_trying_every_subject(source):
-    """Ask both questions of every X in steps of 1/12, which covers every N, and compare."""
+    """Ask both queries of every X in steps of 1/12, which covers every N, and compare."""
     for target in NAMES:
         expected = {}
         for twelfths in range(-10 * 12, 60 * 12):

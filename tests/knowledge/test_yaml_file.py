@@ -52,9 +52,9 @@ def test_a_good_file_is_read_as_written(write):
     assert avalon.texts("zh") == ("阿瓦隆", "阿瓦")
     assert avalon.texts("fr") == ()
     assert file.entities["realm"]["Lyonesse"].facts == {}
-    assert file.questions["realm"].leading_space is True
-    assert file.questions["realm_zh"].leading_space is False
-    greeting = file.questions["greeting"]
+    assert file.queries["realm"].leading_space is True
+    assert file.queries["realm_zh"].leading_space is False
+    greeting = file.queries["greeting"]
     assert greeting.answers == ("hello", "good morning")
     assert greeting.leading_space is False
     assert greeting.printed_template == "{} say"

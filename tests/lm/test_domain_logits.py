@@ -13,7 +13,7 @@ import transformers as hf
 from torch import nn
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Folder = Callable[..., Path]
 TOLERANCE = 1e-4

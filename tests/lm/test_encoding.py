@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers as hf
 
-from lincorr_lightning.errors import InputsError, LanguageModelError
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.encoding import PromptEncoder
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Folder = Callable[..., Path]
 PARIS_LIVES = [4, 9]
@@ -82,12 +82,12 @@ def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -
 
 @pytest.mark.parametrize("empty", ["", "   "])
 def test_empty_prompt(empty: str, small: SimpleNamespace) -> None:
-    with pytest.raises(InputsError, match=r"prompt 1 \('\s*'\) has no tokens of its own"):
+    with pytest.raises(SubjectsError, match=r"prompt 1 \('\s*'\) has no tokens of its own"):
         PromptEncoder(small.tokenizer()).rows(["Paris", empty])
 
 
 def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
-    with pytest.raises(InputsError, match="single string 'Paris'; pass a list"):
+    with pytest.raises(SubjectsError, match="single string 'Paris'; pass a list"):
         PromptEncoder(small.tokenizer()).rows("Paris")
 
 
@@ -95,7 +95,7 @@ def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
     lm.domain_logits(["Paris " * 31], [4])
     with pytest.raises(
-        InputsError, match=r"prompt 0 .* has 33 tokens; the LM has positions for 32"
+        SubjectsError, match=r"prompt 0 .* has 33 tokens; the LM has positions for 32"
     ):
         lm.domain_logits(["Paris " * 32], [4])
 

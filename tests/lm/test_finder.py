@@ -10,7 +10,8 @@ import transformers as hf
 from torch import nn
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm import LanguageModel, causal_lm_of
+from lincorr_lightning.lm.finder import causal_lm_of
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Folder = Callable[..., Path]
 

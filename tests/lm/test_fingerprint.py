@@ -7,13 +7,13 @@ import torch
 from tokenizers import normalizers
 from torch import nn
 
-from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.encoding import PromptEncoder
 from lincorr_lightning.lm.fingerprint import (
     fingerprint_config,
     fingerprint_tokenizer,
     fingerprint_weights,
 )
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Folder = Callable[..., Path]
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.lm import LanguageModel, VirtualEdits, first_order, virtual_edits
+from lincorr_lightning.finetune import first_order
+from lincorr_lightning.finetune.first_order import VirtualEdits, virtual_edits
+from lincorr_lightning.lm.language_model import LanguageModel
 
 SOURCE, TARGET = "Paris lives in the city of", "Paris lives in the country of"
 OTHER_SOURCE, OTHER_TARGET = "One day Oslo lives in the city of", "Oslo"

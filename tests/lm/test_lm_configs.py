@@ -8,7 +8,7 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
-from lincorr_lightning.lm import LMConfig
+from lincorr_lightning.lm.config import LMConfig
 
 CONFIGS = Path(str(files("lincorr_lightning.configs") / "lm"))
 SHIPPED = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -20,7 +20,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Folder = Callable[..., Path]
 

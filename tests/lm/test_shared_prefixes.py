@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_prefixes import narrowest_window
 
 Folder = Callable[..., Path]

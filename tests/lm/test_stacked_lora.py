@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
-from lincorr_lightning.lm import StackedLoRA
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
 N = 8
 RANK, ALPHA = 3, 7.0

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm import LanguageModel, StackedLoRA, causal_lm_of
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.lm.finder import causal_lm_of
+from lincorr_lightning.lm.language_model import LanguageModel
 
 RANK, ALPHA = 3, 7.0
 

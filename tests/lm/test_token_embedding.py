@@ -18,9 +18,9 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from lincorr_lightning.errors import InputsError, LanguageModelError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.lm.token_embedding import TokenEmbedding, read_token_embedding
+from lincorr_lightning.ablation.token_embedding import TokenEmbedding, read_token_embedding
+from lincorr_lightning.errors import LanguageModelError, SubjectsError
+from lincorr_lightning.lm.config import LMConfig
 
 VOCAB = 33
 _ENCODER: dict[str, Any] = {
@@ -414,9 +414,9 @@ def test_rows_are_float32_copies(folder: Path) -> None:
 
 
 def test_rows_beyond(folder: Path) -> None:
-    with pytest.raises(InputsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
+    with pytest.raises(SubjectsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
         read(folder).rows([2, VOCAB])
-    with pytest.raises(InputsError, match="token id -1 "):
+    with pytest.raises(SubjectsError, match="token id -1 "):
         read(folder).rows(torch.tensor([-1]))
 
 
@@ -430,7 +430,7 @@ def test_pooled_is_the_mean_over_a_texts_own_tokens(
     torch.testing.assert_close(ours.pooled(texts), naive)
     singles = torch.cat([ours.pooled([text]) for text in texts])
     assert torch.equal(singles, ours.pooled(texts))
-    monkeypatch.setattr("lincorr_lightning.lm.token_embedding._TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("lincorr_lightning.ablation.token_embedding._TEXTS_AT_ONCE", 3)
     assert torch.equal(singles, ours.pooled(texts))
     assert ours.pooled([]).shape == (0, 16)
 
@@ -450,12 +450,12 @@ def test_tokenizer_that_pads_and_truncates_by_itself(folder: Path, small: Simple
 
 def test_texts_without_a_mean(folder: Path) -> None:
     ours = read(folder)
-    with pytest.raises(InputsError, match=r"text 1 \(' '\) has no token"):
+    with pytest.raises(SubjectsError, match=r"text 1 \(' '\) has no token"):
         ours.pooled(["Paris", " "])
-    with pytest.raises(InputsError, match="pass a list of texts"):
+    with pytest.raises(SubjectsError, match="pass a list of texts"):
         ours.pooled("Paris")
     ours.tokenizer.add_tokens("Zork")
-    with pytest.raises(InputsError, match=rf"text 1 \('Paris Zork'\) has the token id {VOCAB}"):
+    with pytest.raises(SubjectsError, match=rf"text 1 \('Paris Zork'\) has the token id {VOCAB}"):
         ours.pooled(["Paris", "Paris Zork"])
 
 
@@ -480,7 +480,7 @@ _MEASURE = """
 import sys
 from pathlib import Path
 from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.lm.token_embedding import read_token_embedding
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
 
 def peak():
     # Not getrusage: that of a new process begins with the peak of the one that started it.

@@ -6,8 +6,8 @@ import pytest
 import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lincorr_lightning.errors import InputsError
-from lincorr_lightning.lm import sample_inputs, usable_strings
+from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 
 def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
@@ -86,8 +86,8 @@ def test_sample_is_the_same_on_every_machine(small: SimpleNamespace) -> None:
         for first, word in enumerate(raw):
             chosen = first + word % (len(deck) - first)
             deck[first], deck[chosen] = deck[chosen], deck[first]
-        assert sample_inputs(tokenizer, 12, words_per_input=words, seed=seed) == deck[:12]
-    assert sample_inputs(tokenizer, 5) == ["in", "house", "old", "city", "Tokyo"]
+        assert sample_subjects(tokenizer, 12, words_per_subject=words, seed=seed) == deck[:12]
+    assert sample_subjects(tokenizer, 5) == ["in", "house", "old", "city", "Tokyo"]
 
 
 def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespace) -> None:
@@ -95,12 +95,12 @@ def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespac
     strings = usable_strings(tokenizer)
     for words in (1, 2):
         everything = {" ".join(pair) for pair in product(strings, repeat=words)}
-        sampled = sample_inputs(tokenizer, len(everything), words_per_input=words)
+        sampled = sample_subjects(tokenizer, len(everything), words_per_subject=words)
         assert len(sampled) == len(everything) and set(sampled) == everything
         assert sampled != sorted(everything)
-        few = sample_inputs(tokenizer, 11, words_per_input=words)
+        few = sample_subjects(tokenizer, 11, words_per_subject=words)
         assert few == sampled[:11]
-        assert few != sample_inputs(tokenizer, 11, words_per_input=words, seed=1)
+        assert few != sample_subjects(tokenizer, 11, words_per_subject=words, seed=1)
 
 
 def test_sample_is_uniform(small: SimpleNamespace) -> None:
@@ -108,7 +108,7 @@ def test_sample_is_uniform(small: SimpleNamespace) -> None:
     n_strings, n_seeds = len(usable_strings(tokenizer)), 3000
     counts: dict[str, int] = {}
     for seed in range(n_seeds):
-        for x in sample_inputs(tokenizer, 2, seed=seed):
+        for x in sample_subjects(tokenizer, 2, seed=seed):
             counts[x] = counts.get(x, 0) + 1
     expected = 2 * n_seeds / n_strings
     assert len(counts) == n_strings
@@ -117,7 +117,7 @@ def test_sample_is_uniform(small: SimpleNamespace) -> None:
 
 
 def test_more_combinations_than_64_bits_can_count(small: SimpleNamespace) -> None:
-    sampled = sample_inputs(small.tokenizer(), 50, words_per_input=30)
+    sampled = sample_subjects(small.tokenizer(), 50, words_per_subject=30)
     assert len(set(sampled)) == 50
     assert {len(x.split()) for x in sampled} == {30}
     # Words at every place vary.
@@ -127,10 +127,10 @@ def test_more_combinations_than_64_bits_can_count(small: SimpleNamespace) -> Non
 def test_more_than_there_are(small: SimpleNamespace) -> None:
     tokenizer = small.tokenizer()
     n = len(usable_strings(tokenizer))
-    message = rf"the vocabulary gives {n}; lower n_inputs or raise words_per_input"
-    with pytest.raises(InputsError, match=message):
-        sample_inputs(tokenizer, n + 1)
-    with pytest.raises(InputsError, match=rf"gives {n * n}; lower"):
-        sample_inputs(tokenizer, n * n + 1, words_per_input=2)
-    with pytest.raises(InputsError, match="words_per_input is 0"):
-        sample_inputs(tokenizer, 1, words_per_input=0)
+    message = rf"the vocabulary gives {n}; lower n_subjects or raise words_per_subject"
+    with pytest.raises(SubjectsError, match=message):
+        sample_subjects(tokenizer, n + 1)
+    with pytest.raises(SubjectsError, match=rf"gives {n * n}; lower"):
+        sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
+    with pytest.raises(SubjectsError, match="words_per_subject is 0"):
+        sample_subjects(tokenizer, 1, words_per_subject=0)

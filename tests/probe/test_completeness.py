@@ -10,11 +10,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lincorr_lightning.data import EditsDataModule, PromptInputs
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import LinearProbe, SourceFinetune
-from lincorr_lightning.modules.probe_scores import by_completeness
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.probe.scores import by_completeness
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
 PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por ##tugal"
@@ -58,7 +60,7 @@ def test_a_probe_tells_the_kinds_apart(cutting_lm: str, tmp_path: Path, subwords
         lm=LMConfig(name_or_path=cutting_lm), pairs=["city->country"], subwords=subwords
     )
     trainer = _trainer(tmp_path, "linear_probe")
-    trainer.fit(probe, datamodule=PromptInputs(n_inputs=150, batch_size=50))
+    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=150, batch_size=50))
     run = Path(trainer.log_dir or "")
     (pair,) = json.loads((run / "results.json").read_text())["pairs"]
     # Bra(zil) and the others are unknown words here.
@@ -130,7 +132,7 @@ def test_a_knowledge_that_cannot_be_asked_is_left_out_and_told(
 ) -> None:
     probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledges=["attribute"])
     trainer = _trainer(tmp_path, "linear_probe")
-    trainer.fit(probe, datamodule=PromptInputs(n_inputs=100, batch_size=50))
+    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=100, batch_size=50))
     left_out = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())["left_out"]
     assert len(left_out) == 21
     assert not {"city", "country"} & set(left_out)

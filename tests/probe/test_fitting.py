@@ -10,12 +10,13 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.fitting import HALF_DECADES, choose_ridge, fit_linear_maps
-from lincorr_lightning.knowledge import AskedRelation, Catalogue
-from lincorr_lightning.lm import LMConfig, sample_inputs
-from lincorr_lightning.modules import LinearProbe
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map.fitting import HALF_DECADES, choose_ridge, fit_linear_maps
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.vocabulary import sample_subjects
+from lincorr_lightning.probe.module import LinearProbe
 
 PAIR = "city->country"
 
@@ -26,14 +27,14 @@ def lm(small_lm: str) -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def asked(lm: LanguageModel) -> AskedRelation:
-    return AskedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
+def asked(lm: LanguageModel) -> TokenizedRelation:
+    return TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
 
 
 @pytest.fixture(scope="module")
-def naive(lm: LanguageModel, asked: AskedRelation) -> tuple[list[str], np.ndarray, np.ndarray]:
+def naive(lm: LanguageModel, asked: TokenizedRelation) -> tuple[list[str], np.ndarray, np.ndarray]:
     """X's, and the logits of source and target, one prompt at a time."""
-    inputs = sample_inputs(lm.tokenizer, 200, seed=1)
+    inputs = sample_subjects(lm.tokenizer, 200, seed=1)
     sides = []
     for template, tokens in (
         ("{} lives in the city of", asked.source.token_ids),
@@ -50,7 +51,7 @@ def naive(lm: LanguageModel, asked: AskedRelation) -> tuple[list[str], np.ndarra
 
 def test_equal_scikit_learn(
     lm: LanguageModel,
-    asked: AskedRelation,
+    asked: TokenizedRelation,
     naive: tuple[list[str], np.ndarray, np.ndarray],
 ) -> None:
     inputs, source, target = naive
@@ -65,8 +66,8 @@ def test_equal_scikit_learn(
     np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
 
 
-def test_the_map_says_what_it_is_for(lm: LanguageModel, asked: AskedRelation) -> None:
-    (fitted,) = fit_linear_maps(lm, asked, sample_inputs(lm.tokenizer, 50))
+def test_the_map_says_what_it_is_for(lm: LanguageModel, asked: TokenizedRelation) -> None:
+    (fitted,) = fit_linear_maps(lm, asked, sample_subjects(lm.tokenizer, 50))
     assert fitted.pairs == [PAIR]
     assert fitted.token_ids("city") == asked.source.token_ids
     assert fitted.labels("country") == asked.target.texts
@@ -97,13 +98,13 @@ def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolera
 
 @pytest.mark.parametrize("ridge", [0.0, "auto"])
 def test_equal_a_run_of_the_probe_on_the_same_inputs(
-    small_lm: str, lm: LanguageModel, asked: AskedRelation, ridge: float | str, tmp_path: Path
+    small_lm: str, lm: LanguageModel, asked: TokenizedRelation, ridge: float | str, tmp_path: Path
 ) -> None:
     probe = LinearProbe(
         lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country"], ridge=ridge,
         ridge_tolerance=0.01,
     )  # fmt: skip
-    data = PromptInputs(n_inputs=250, batch_size=64)
+    data = SubjectsDataModule(n_subjects=250, batch_size=64)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=tmp_path,
         enable_progress_bar=False, enable_model_summary=False,
@@ -121,7 +122,7 @@ def test_the_grid_is_that_of_the_probe(small_lm: str) -> None:
     assert LinearProbe(LMConfig(small_lm), knowledges="city,country").ridge_grid == HALF_DECADES
 
 
-def test_an_lm_that_answers_nan_is_refused(small_lm: str, asked: AskedRelation) -> None:
+def test_an_lm_that_answers_nan_is_refused(small_lm: str, asked: TokenizedRelation) -> None:
     broken = LanguageModel.from_pretrained(small_lm)
     with torch.no_grad():
         next(broken.model.parameters()).fill_(torch.nan)

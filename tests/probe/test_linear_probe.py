@@ -15,10 +15,10 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data import PromptInputs
+from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, KnowledgeError, LinearMapError
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import LinearProbe
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.module import LinearProbe
 
 TEMPLATES = {
     "city": "{} lives in the city of",
@@ -45,7 +45,8 @@ def run_probe(
         logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
     )  # fmt: skip
     trainer.fit(
-        probe, datamodule=PromptInputs(**{"n_inputs": 300, "batch_size": 64, **(data or {})})
+        probe,
+        datamodule=SubjectsDataModule(**{"n_subjects": 300, "batch_size": 64, **(data or {})}),
     )
     return probe, trainer, Path(trainer.log_dir or "")
 
@@ -153,7 +154,7 @@ def test_prompts_that_share_their_beginning_or_not_give_one_map(
     )
     assert (alone.lm.reads_prompts or "").startswith("one by one")
     again, _, ours = run_probe(tmp_path, small_lm, ridge=1.0)
-    rows = [probe.joint_rows(shared.fit_inputs) for probe in (alone, again)]
+    rows = [probe.joint_rows(shared.fit_subjects) for probe in (alone, again)]
     assert (rows[0] - rows[1]).abs().max() <= 1e-4 * rows[0].abs().max()
     for pair, scores in _pairs(other).items():
         assert scores["label_mean"] == pytest.approx(_pairs(ours)[pair]["label_mean"], abs=1e-5)
@@ -228,7 +229,7 @@ def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Pat
 
 
 def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path) -> None:
-    data = {"n_inputs": 300, "batch_size": 75}
+    data = {"n_subjects": 300, "batch_size": 75}
     options: dict[str, Any] = {"pairs": "color->country", "ridge": 1.0}
     closed, *_ = run_probe(tmp_path / "a", small_lm, data=data, **options)
     descent, *_ = run_probe(
@@ -246,7 +247,7 @@ def test_a_step_of_descent_is_the_gradient_of_the_ridge_s_loss(
 ) -> None:
     """One batch of all X's, one step from W = 0: centred, at the rate of its largest curvature."""
     probe, trainer, _ = run_probe(
-        tmp_path, small_lm, data={"n_inputs": 120, "batch_size": 64}, solver="sgd",
+        tmp_path, small_lm, data={"n_subjects": 120, "batch_size": 64}, solver="sgd",
         pairs="city->country", ridge=3.0, epochs=2, learning_rate=0.4, momentum=0.0,
     )  # fmt: skip
     rows = probe.joint_rows(trainer.datamodule.halves["fit"]).numpy()  # type: ignore[attr-defined]
@@ -281,7 +282,9 @@ def test_test_of_a_checkpoint_gives_the_fit_s_scores(
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country", "color"])
     trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
                         enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
-    trainer.test(probe, datamodule=PromptInputs(n_inputs=300), ckpt_path=path, verbose=False)
+    trainer.test(
+        probe, datamodule=SubjectsDataModule(n_subjects=300), ckpt_path=path, verbose=False
+    )
     (results,) = tmp_path.rglob("results.json")
     again = {(p["source"], p["target"]): p for p in json.loads(results.read_text())["pairs"]}
     for pair, before in _pairs(fitted[2]).items():
@@ -333,7 +336,7 @@ def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
     trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
     with pytest.raises(ConfigError, match="no map to test yet"):
-        trainer.test(probe, datamodule=PromptInputs(n_inputs=100))
+        trainer.test(probe, datamodule=SubjectsDataModule(n_subjects=100))
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
@@ -342,4 +345,4 @@ def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> Non
         accelerator="cpu", precision="bf16-true", logger=False, default_root_dir=tmp_path
     )
     with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
-        trainer.fit(probe, datamodule=PromptInputs(n_inputs=100))
+        trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=100))

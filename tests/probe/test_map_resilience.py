@@ -10,11 +10,12 @@ from sklearn.linear_model import LinearRegression
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data import PromptInputs
-from lincorr_lightning.errors import ConfigError, InputsError, LinearMapError
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue, build_domain
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import LinearProbe, MapResilience
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.probe.resilience import MapResilience
 
 NAMES = ["city", "country", "color"]
 
@@ -46,7 +47,9 @@ def trainer_in(folder):
 def score_again(folder, lm, data=None, **options):
     module = MapResilience(LMConfig(lm), **{"knowledges": NAMES, **options})
     trainer = trainer_in(folder)
-    trainer.test(module, PromptInputs(n_inputs=240, batch_size=64, **(data or {})), verbose=False)
+    trainer.test(
+        module, SubjectsDataModule(n_subjects=240, batch_size=64, **(data or {})), verbose=False
+    )
     (path,) = folder.rglob("map_resilience/*/results.json")
     return module, json.loads(path.read_text(), parse_constant=pytest.fail), path.parent
 
@@ -110,7 +113,7 @@ def probed(small_lm, tmp_path_factory):
     """A probe's run, with a ridge of its own."""
     folder = tmp_path_factory.mktemp("probe")
     probe = LinearProbe(LMConfig(small_lm), knowledges=NAMES, ridge=1.0, control=None)
-    trainer_in(folder).fit(probe, PromptInputs(n_inputs=240, batch_size=64))
+    trainer_in(folder).fit(probe, SubjectsDataModule(n_subjects=240, batch_size=64))
     (path,) = folder.rglob("linear_probe/*/linear_map")
     return path
 
@@ -137,7 +140,7 @@ def test_maps_of_a_folder(probed, small_lm, changed_lm, tmp_path):
 
 
 def test_x_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, tmp_path):
-    with pytest.raises(InputsError, match="old maps were fitted on"):
+    with pytest.raises(SubjectsError, match="old maps were fitted on"):
         score_again(tmp_path, changed_lm, {"seed": 5}, linear_map=str(probed))
 
 

@@ -14,9 +14,9 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning import LanguageModel
-from lincorr_lightning.data import PromptInputs
-from lincorr_lightning.lm import LMConfig
-from lincorr_lightning.modules import LinearProbe
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.module import LinearProbe
 
 # Whoever shares a group follows from one another in the tiny world (README).
 GROUPS = ("city country continent language", "ceo company", "sport hobby", "color personality")
@@ -30,7 +30,7 @@ def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.T
         enable_progress_bar=False, enable_model_summary=False,
         logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
     )  # fmt: skip
-    trainer.fit(probe, datamodule=PromptInputs(n_inputs=1600, batch_size=200))
+    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=1600, batch_size=200))
     run = Path(trainer.log_dir or "")
     return json.loads((run / "results.json").read_text()), probe, trainer, run
 

@@ -14,7 +14,7 @@ from lincorr_lightning import LanguageModel
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches
-from lincorr_lightning.modules.sharding import check_strategy
+from lincorr_lightning.lm.sharding_strategy import check_strategy
 from tests.launching import launch, run_in_two
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
@@ -74,7 +74,7 @@ def program(*arguments: str) -> None:
 def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -> None:
     common = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--trainer.enable_progress_bar=false",
         "--trainer.enable_checkpointing=true",
     ]  # fmt: skip

@@ -14,21 +14,19 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning import LanguageModel
+from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.dealt_batches import EveryBatchOnce
-from lincorr_lightning.data.processes import Share
+from lincorr_lightning.data.samplers import PaddedBatchSampler
+from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
+from lincorr_lightning.finetune.forecast_module import EditForecast
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.sharding_strategy import shard_if_asked
 from lincorr_lightning.lm.tensor_parallel import split_matrices
-from lincorr_lightning.modules import (
-    EditForecast,
-    LinearProbe,
-    Pretraining,
-    SourceFinetune,
-    SparseAutoencoders,
-    VocabularyAblation,
-)
-from lincorr_lightning.modules.adapters import AdapterSettings, add_adapter
-from lincorr_lightning.modules.sharding import shard_if_asked
+from lincorr_lightning.pretraining.module import Pretraining
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.launching import launch
 from tests.processes.test_two_processes import assert_close, numbers, tables
 
@@ -152,7 +150,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
     """Also scored, and gone on with in the middle of an epoch, by other processes."""
     probe = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--model.ridge=auto", "--trainer.enable_checkpointing=true", *QUIET,
     ]  # fmt: skip
     edits = [
@@ -222,7 +220,9 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
 
 def test_processes_that_read_the_same_count_once() -> None:
     batches = list(range(5))
-    first, second = (list(EveryBatchOnce(batches, Share(1, 2, counts))) for counts in (True, False))  # type: ignore[arg-type]
+    first, second = (
+        list(PaddedBatchSampler(batches, DataShard(1, 2, counts))) for counts in (True, False)
+    )  # type: ignore[arg-type]
     assert first == [1, 3, -1]
     assert second == [~1, ~3, -1]
     assert [batches[~i if i < 0 else i] for i in second] == [1, 3, 0]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data import EditsDataModule
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.lm.language_model import LanguageModel
 from tests.launching import run_in_two
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def test_probe(small_lm, one_and_two):
     """Five batches a half: at the third step the second process has none."""
     folders = one_and_two(
         "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--model.ridge=auto",
     )  # fmt: skip
     one, two = map(numbers, folders)
@@ -134,7 +134,7 @@ def test_gradient_descent_of_a_probe(small_lm, one_and_two):
     """90 X's make five batches of 20 at most, and three steps of 30, for one process as for two."""
     folders = one_and_two(
         "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=181",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
         "--model.solver=sgd", "--model.ridge=5.0", "--trainer.max_epochs=8",
         "--trainer.check_val_every_n_epoch=8", "--trainer.log_every_n_steps=5",
         one=("--data.batch_size=40",), two=("--data.batch_size=20",),
@@ -174,7 +174,7 @@ def test_pretraining_and_formation(one_and_two):
         "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
         "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=3",
-        "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
         one=("--data.batch_size=30",), two=("--data.batch_size=15",),
     )  # fmt: skip
     one, two = map(numbers, folders)
@@ -192,7 +192,7 @@ def test_joint_edits_under_every_watcher(small_lm, one_and_two, tmp_path):
         "--model.protocol=joint", "--data.n_edits=7", "--trainer.max_epochs=2",
         "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
-        "--trainer.callbacks.n_inputs=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
         "--trainer.callbacks+=TokenGeometry", f"--trainer.callbacks.texts={texts}",
         "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
         one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),
@@ -208,7 +208,7 @@ def test_joint_edits_under_every_watcher(small_lm, one_and_two, tmp_path):
 BROKEN = """
 import os
 from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.modules import LinearProbe
+from lincorr_lightning.probe import LinearProbe
 
 class Broken(LinearProbe):
     def training_step(self, batch, batch_idx):
@@ -224,7 +224,7 @@ def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
     done = program(  # which waits for four minutes at most
         "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
         "--model", "study.Broken", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=200",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=200",
         "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
         env={"BROKEN": str(rank), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
@@ -237,7 +237,7 @@ def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
 KILLED = """
 import os, signal, threading
 from pathlib import Path
-from lincorr_lightning.modules import LinearProbe
+from lincorr_lightning.probe import LinearProbe
 
 class Killed(LinearProbe):
     def training_step(self, batch, batch_idx):
@@ -257,7 +257,7 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     done = program(
         "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
         "--model", "study.Killed", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_inputs=200",
+        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=200",
         "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
         env={"TOLD": str(told), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip

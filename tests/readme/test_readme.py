@@ -17,15 +17,15 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.sae import load_folder
+from lincorr_lightning.sae.loading import load_folder
 
 SHORTER = {
-    "configs/correlation_matrix.yaml": ["--data.n_inputs=400"],
+    "configs/correlation_matrix.yaml": ["--data.n_subjects=400"],
     "configs/pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "configs/formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "configs/sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
-    "configs/knowledge_geometry.yaml": ["--data.n_inputs=200"],
-    "--data.words_per_input": ["--data.n_inputs=400"],
+    "configs/knowledge_geometry.yaml": ["--data.n_subjects=200"],
+    "--data.words_per_subject": ["--data.n_subjects=400"],
 }  # fmt: skip
 # Whoever shares a line follows from one another in the tiny world.
 TIED = (

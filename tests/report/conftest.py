@@ -108,7 +108,7 @@ def probe(tmp_path: Path) -> Callable[..., Path]:
                     {"ridge": 10.0, "label_mean": r, "influenced": {"1": 0.75, "n": 4},
                      "influencing": {"1": 0.5, "n": 4}}]},
             ],
-            "settings": {"ridge": 0.0, "data": {"seed": 3, "words_per_input": 1},
+            "settings": {"ridge": 0.0, "data": {"seed": 3, "words_per_subject": 1},
                          "versions": versions, **settings},
         }  # fmt: skip
         return write_run(

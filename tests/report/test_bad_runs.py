@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lincorr_lightning.errors import OutputError, ReportError
-from lincorr_lightning.pages import write_report
+from lincorr_lightning.results.report import write_report
 
 Make = Callable[..., Path]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from lincorr_lightning.pages import write_report
-from lincorr_lightning.pages.document import Column, Table
-from lincorr_lightning.pages.text import to_latex, to_markdown
+from lincorr_lightning.results.report import write_report
+from lincorr_lightning.results.report.document import Column, Table
+from lincorr_lightning.results.report.text import to_latex, to_markdown
 
 Make = Callable[..., Path]
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"

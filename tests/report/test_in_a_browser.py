@@ -1,4 +1,4 @@
-"""The page as a real browser shows it, on a phone, on a desk, at night and on paper."""
+"""The page as a real browser shows it, on a phone, on a cache, at night and on paper."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lincorr_lightning.pages import write_report
+from lincorr_lightning.results.report import write_report
 
 Make = Callable[..., Path]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.pages.lms import find_lm, find_size
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.report.lms import find_lm, find_size
 
 
 def test_sizes_are_those_of_the_weights(small_lm: str) -> None:

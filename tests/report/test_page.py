@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.pages import write_report
-from lincorr_lightning.pages.command import gather
+from lincorr_lightning.results.report import write_report
+from lincorr_lightning.results.report.command import gather
 
 VOID = {"meta", "img", "br", "wbr", "link", "hr", "input"}
 Make = Callable[..., Path]
@@ -249,7 +249,7 @@ def test_a_real_run_from_the_command_line(
     cli = main(
         [
             "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--model.knowledges=[city,country,color]", "--data.n_inputs=300",
+            "--model.knowledges=[city,country,color]", "--data.n_subjects=300",
             "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}",
         ]
     )  # fmt: skip

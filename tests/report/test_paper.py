@@ -2,9 +2,9 @@
 
 import pytest
 
+from lincorr_lightning.ablation.results import PAPER
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.reporting.ablation_report import PAPER
-from lincorr_lightning.reporting.paper import (
+from lincorr_lightning.results.paper import (
     is_of,
     is_share,
     paper_lm,

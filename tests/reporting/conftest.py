@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lincorr_lightning.reporting import PairScore, ProbeReport, RidgePoint
+from lincorr_lightning.probe.results import PairScore, ProbeReport
+from lincorr_lightning.probe.ridge_path import RidgePoint
 
 LABELS = {
     "city": ["Paris", "Rome", "Lyon", "a|b *c*"],

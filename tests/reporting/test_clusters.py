@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lincorr_lightning.reporting import figures
-from lincorr_lightning.reporting.clusters import cluster
+from lincorr_lightning.probe.clusters import cluster
+from lincorr_lightning.results import heat_maps as figures
 
 
 def by_hand(distance):

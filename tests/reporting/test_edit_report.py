@@ -21,10 +21,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lincorr_lightning.errors import OutputError
+from lincorr_lightning.finetune.results import EditReport
+from lincorr_lightning.finetune.tensorboard import add_scalar_layout, log_cases
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.reporting.edit_report import EditReport
-from lincorr_lightning.reporting.edit_tensorboard import lay_over, tell_cases
 
 COLUMNS = (
     "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
@@ -293,8 +293,8 @@ def test_generalized_and_hallucinated_lie_in_one_chart_of_every_log(tmp_path: Pa
     folders = [tmp_path / "a", tmp_path / "b"]
     loggers = [TensorBoardLogger(folder, name="", version="") for folder in folders]
     trainer = trainer_with([*loggers, CSVLogger(tmp_path / "c")])
-    lay_over(trainer, "city->country", ["color", "X*2"])
-    lay_over(trainer, "X+1->X*2", [])
+    add_scalar_layout(trainer, "city->country", ["color", "X*2"])
+    add_scalar_layout(trainer, "X+1->X*2", [])
     for logger, folder in zip(loggers, folders, strict=True):
         logger.experiment.flush()
         layout = patterns(read(folder))
@@ -323,7 +323,7 @@ def test_generalized_and_hallucinated_lie_in_one_chart_of_every_log(tmp_path: Pa
         # A chart of tags that nobody writes would stay empty.
         assert shown("city->country", "edit_step/generalized") == 0
 
-    lay_over(trainer, "city->country", ["color"], "", steps_of_edits=True)
+    add_scalar_layout(trainer, "city->country", ["color"], "", steps_of_edits=True)
     loggers[0].experiment.flush()
     charts = patterns(read(folders[0]))["city->country"].values()
     assert ["edit_step/generalized", "edit_step/hallucinated"] in [list(tags) for tags in charts]
@@ -345,7 +345,7 @@ def test_cases_and_pictures_are_told(tmp_path: Path) -> None:
     report = worked_example()
     step = trainer.global_step
     assert step == 7
-    tell_cases(trainer, report)
+    log_cases(trainer, report)
     logger.experiment.flush()
     events = read(tmp_path)
     (text,) = events.Tensors("cases/city-country/text_summary")
@@ -368,18 +368,18 @@ def test_only_the_first_process_and_only_tensorboard(tmp_path: Path) -> None:
             raise AssertionError("another process wrote")
 
     other = SimpleNamespace(is_global_zero=False, loggers=[Untouchable(tmp_path / "log")])
-    lay_over(other, "city->country", [])  # type: ignore[arg-type]
-    tell_cases(other, worked_example())  # type: ignore[arg-type]
+    add_scalar_layout(other, "city->country", [])  # type: ignore[arg-type]
+    log_cases(other, worked_example())  # type: ignore[arg-type]
     silent = trainer_with(False)
-    lay_over(silent, "city->country", ["color"])
-    tell_cases(silent, worked_example())
+    add_scalar_layout(silent, "city->country", ["color"])
+    log_cases(silent, worked_example())
     assert not list(tmp_path.rglob("*events*"))
 
 
 def test_nothing_is_drawn_where_only_numbers_are_wanted() -> None:
     code = (
-        "import sys, lincorr_lightning.reporting.edit_report, "
-        "lincorr_lightning.reporting.forecast_report; "
+        "import sys, lincorr_lightning.finetune.results, "
+        "lincorr_lightning.finetune.forecast_results; "
         "assert 'matplotlib.figure' not in sys.modules and 'scipy.stats' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

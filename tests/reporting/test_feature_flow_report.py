@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.patches import FancyBboxPatch
 
-from lincorr_lightning.reporting.feature_flow_report import (
+from lincorr_lightning.flow.graph import GROUPS, Edge, Feature, FlowGraph
+from lincorr_lightning.flow.graph_figure import flow_graph_figure
+from lincorr_lightning.flow.results import (
     CutEffect,
     FeatureFlowReport,
     LayerGroups,
@@ -15,8 +17,7 @@ from lincorr_lightning.reporting.feature_flow_report import (
     SteeringPoint,
     Transition,
 )
-from lincorr_lightning.reporting.flow_graph_figure import flow_graph_figure
-from lincorr_lightning.sae import GROUPS, Edge, Feature, FlowGraph, Place
+from lincorr_lightning.sae.hook_points import HookPoint
 
 KINDS = ("residual", "mlp_out", "attention_out")
 
@@ -113,7 +114,7 @@ def test_nothing_drawn_leaves_a_figure(n_layers: int) -> None:
 
 
 def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
-    return Feature(Place(layer, kind), index)  # type: ignore[arg-type]
+    return Feature(HookPoint(layer, kind), index)  # type: ignore[arg-type]
 
 
 def _graph(start: int) -> FlowGraph:

@@ -16,9 +16,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from lincorr_lightning.reporting import PairScore, RidgePoint, canvas
-from lincorr_lightning.reporting.canvas import legible, to_picture
-from lincorr_lightning.reporting.figures import (
+from lincorr_lightning.probe.results import PairScore
+from lincorr_lightning.probe.ridge_path import RidgePoint
+from lincorr_lightning.results import style as canvas
+from lincorr_lightning.results.heat_maps import (
     correlation_heatmap,
     interesting_part,
     nulls_figure,
@@ -26,6 +27,7 @@ from lincorr_lightning.reporting.figures import (
     short,
     weight_heatmap,
 )
+from lincorr_lightning.results.style import legible, to_picture
 
 LONG = "/home/someone/checkpoints/a-very-long-name-of-a-language-model-7b-instruct-v3-final/step-9"
 
@@ -365,14 +367,14 @@ def test_picture_is_what_its_numbers_say() -> None:
 def test_nothing_global_is_touched_and_nothing_is_imported_early() -> None:
     code = """
 import sys
-import lincorr_lightning.reporting
+import lincorr_lightning.results
 assert "matplotlib" not in sys.modules, "matplotlib is imported before anything is drawn"
 import matplotlib
 def settings():  # looking at the backend alone would choose one
     return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = settings()
 import numpy as np
-from lincorr_lightning.reporting import canvas, figures
+from lincorr_lightning.results import style as canvas, heat_maps as figures
 canvas.to_picture(figures.correlation_heatmap(np.eye(2), ["a", "b"], ["a", "b"], "t"))
 assert "matplotlib.pyplot" not in sys.modules
 assert settings() == before

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lincorr_lightning.reporting.canvas import to_picture
-from lincorr_lightning.reporting.edit_figures import forecast_figure, risk_figure
-from lincorr_lightning.reporting.forecast_report import Forecast, ForecastReport
+from lincorr_lightning.finetune.figures import forecast_figure, risk_figure
+from lincorr_lightning.finetune.forecast_results import Forecast, ForecastReport
+from lincorr_lightning.results.style import to_picture
 
 SCORES: dict[str, dict[str, float | None]] = {
     "map": {"accuracy": 0.25, "auroc": 0.75},

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.errors import LinearMapError, OutputError
 from lincorr_lightning.knowledge import Answer, Completeness, Knowledge, build_domain
-from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap
 
 CITIES = ["Paris", "Rome", "Tokyo"]
 COUNTRIES = ["France", "Italy"]
@@ -142,7 +142,7 @@ def test_predict_refuses_logits_of_other_labels(parts: dict[str, Any]) -> None:
     linear_map = LinearMap(**parts)
     for shape in ((4, 2), (3,)):
         with pytest.raises(
-            LinearMapError, match=r"city->country takes source logits \(n_inputs, 3"
+            LinearMapError, match=r"city->country takes source logits \(n_subjects, 3"
         ):
             linear_map.predict("city->country", torch.zeros(shape))
     with pytest.raises(LinearMapError, match=r"no pair 'city->color'; it has city->country"):

@@ -16,16 +16,15 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.reporting import (
-    PairScore,
-    ProbeReport,
-    describe_run,
+from lincorr_lightning.probe.pictures import drawings_of
+from lincorr_lightning.probe.results import PairScore, ProbeReport
+from lincorr_lightning.results.console import describe_run
+from lincorr_lightning.results.tables import (
     influence_markdown,
     label_wise_rows,
     markdown_table,
     top_influences,
 )
-from lincorr_lightning.reporting.probe_pictures import drawings_of
 
 LABELS = {
     "city": ["Paris", "Rome", "Lyon", "a|b *c*"],

@@ -9,7 +9,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from lincorr_lightning.reporting import ProbeReport
+from lincorr_lightning.probe.results import ProbeReport
 
 
 @pytest.fixture(scope="module")

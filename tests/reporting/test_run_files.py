@@ -15,17 +15,16 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.reporting import (
+from lincorr_lightning.io import (
     atomic_folder,
     atomic_write,
     check_writable,
-    run_folder,
     safe_names,
-    save_figure,
-    study_name,
     write_csv,
     write_json,
 )
+from lincorr_lightning.results.run_folder import run_folder, study_name
+from lincorr_lightning.results.style import save_figure
 
 
 class SmallStudy(BoringModel):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lincorr_lightning.reporting.ties import matrix_tie, tie, what_is_left
+from lincorr_lightning.geometry.mantel import matrix_tie, rank_residuals, tie
 
 
 def symmetric(n: int, seed: int) -> np.ndarray:
@@ -101,14 +101,14 @@ def test_what_is_left_is_the_partial_correlation():
     expected = ranks[0] - LinearRegression().fit(ranks[1][:, None], ranks[0]).predict(
         ranks[1][:, None]
     )
-    left = what_is_left(a, c)
+    left = rank_residuals(a, c)
     assert left[upper][known] == pytest.approx(expected)
     assert np.isnan(left[upper][~known]).all()
     assert (np.isfinite(left) == np.isfinite(left.T)).all()
-    assert what_is_left(b, np.ones((8, 8)))[0, 1] == pytest.approx(
+    assert rank_residuals(b, np.ones((8, 8)))[0, 1] == pytest.approx(
         np.argsort(np.argsort(b[upper]))[0] - 13.5
     )
-    assert np.isnan(what_is_left(np.full((8, 8), np.nan), c)).all()
+    assert np.isnan(rank_residuals(np.full((8, 8), np.nan), c)).all()
 
 
 def test_what_two_matrices_have_from_a_third_one_is_not_taken_for_a_tie():
@@ -117,6 +117,6 @@ def test_what_two_matrices_have_from_a_third_one_is_not_taken_for_a_tie():
         c = symmetric(8, seed)
         a, b = c + 0.5 * symmetric(8, seed + 1), c + 0.5 * symmetric(8, seed + 2)
         with_it.append(matrix_tie(a, b, 99, seed).p)
-        without_it.append(matrix_tie(what_is_left(a, c), what_is_left(b, c), 99, seed).p)
+        without_it.append(matrix_tie(rank_residuals(a, c), rank_residuals(b, c), 99, seed).p)
     assert (np.array(with_it) <= 0.05).mean() > 0.95
     assert (np.array(without_it) <= 0.05).mean() < 0.12

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lincorr_lightning.reporting.canvas import to_picture
-from lincorr_lightning.reporting.training_curves import training_curves
+from lincorr_lightning.results.style import to_picture
+from lincorr_lightning.results.training_curves import training_curves
 
 
 def panels(figure: Figure) -> dict[str, Axes]:

@@ -9,7 +9,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae import KINDS, Place, captured, edited, places_of, width_of
+from lincorr_lightning.sae import KINDS, HookPoint
+from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, width_of
 
 N_LAYERS = 3
 _SMALL: dict[str, Any] = {
@@ -77,8 +78,8 @@ def _hooks_in(model: nn.Module) -> int:
 @pytest.mark.parametrize("name", ADDING)
 def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
     model = _model(ADDING[name]())
-    places = places_of(model)
-    assert places == sorted(Place(layer, kind) for layer in range(N_LAYERS) for kind in KINDS)
+    places = find_hook_points(model)
+    assert places == sorted(HookPoint(layer, kind) for layer in range(N_LAYERS) for kind in KINDS)
     with captured(model, places) as read:
         output = model(IDS, output_hidden_states=True, use_cache=False)
     assert set(read) == set(places)
@@ -89,10 +90,12 @@ def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
     states = output.hidden_states
     before = states[0]
     for layer in range(N_LAYERS):
-        residual = read[Place(layer, "residual")]
+        residual = read[HookPoint(layer, "residual")]
         if layer < N_LAYERS - 1:  # of the last layer, transformers gives what the final norm makes
             torch.testing.assert_close(residual, states[layer + 1].detach())
-        attention_out, mlp_out = (read[Place(layer, kind)] for kind in ("attention_out", "mlp_out"))
+        attention_out, mlp_out = (
+            read[HookPoint(layer, kind)] for kind in ("attention_out", "mlp_out")
+        )
         torch.testing.assert_close(residual - before, attention_out + mlp_out, atol=1e-4, rtol=1e-4)
         assert attention_out.norm() > 0.01
         assert mlp_out.norm() > 0.01
@@ -104,7 +107,7 @@ def test_which_of_the_two_is_the_attention() -> None:
     # An MLP treats each token by itself; what comes before a token moves only its attention.
     for name in ("gpt-neox", "cohere", "gemma2", "opt"):
         model = _model(ADDING[name]())
-        places = places_of(model, layers=[0])
+        places = find_hook_points(model, layers=[0])
         changed = IDS.clone()
         changed[:, 0] = (IDS[:, 0] + 5) % 50
         reads = []
@@ -120,8 +123,8 @@ def test_which_of_the_two_is_the_attention() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> None:
     model = _model(OTHERS[name]())
-    places = places_of(model, ["residual"])
-    assert places == [Place(layer, "residual") for layer in range(N_LAYERS)]
+    places = find_hook_points(model, ["residual"])
+    assert places == [HookPoint(layer, "residual") for layer in range(N_LAYERS)]
     with captured(model, places) as read:
         states = model(IDS, output_hidden_states=True).hidden_states
     # transformers' Mamba leaves its embedding out of them.
@@ -129,38 +132,38 @@ def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> 
     with pytest.raises(
         SparseAutoencoderError, match=rf"mlp_out of layer 1.*{type(model).__name__}"
     ):
-        places_of(model, ["mlp_out"], layers=[1])
+        find_hook_points(model, ["mlp_out"], layers=[1])
     assert _hooks_in(model) == model.hooks
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "opt", "gemma2"])
 def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
     model = _model(ADDING[name]())
-    places = places_of(model)
+    places = find_hook_points(model)
     push = torch.randn(16)
     with captured(model, places) as before:
         model(IDS)
     for kind in KINDS:
-        place = Place(1, kind)
+        place = HookPoint(1, kind)
         with edited(model, {place: lambda x: x + push}), captured(model, places) as after:
             model(IDS)
         torch.testing.assert_close(after[place], before[place] + push)
-        lower = Place(0, "residual")
+        lower = HookPoint(0, "residual")
         torch.testing.assert_close(after[lower], before[lower])
         # The layer's end is what its parts add up to.
-        gained = after[Place(1, "residual")] - before[Place(1, "residual")]
+        gained = after[HookPoint(1, "residual")] - before[HookPoint(1, "residual")]
         if kind != "attention_out" or name == "gpt-neox":
             torch.testing.assert_close(gained, push.expand_as(gained), atol=1e-4, rtol=1e-4)
         else:
-            mlp = after[Place(1, "mlp_out")] - before[Place(1, "mlp_out")]
+            mlp = after[HookPoint(1, "mlp_out")] - before[HookPoint(1, "mlp_out")]
             torch.testing.assert_close(gained, push + mlp, atol=1e-4, rtol=1e-4)
-        assert not torch.allclose(after[Place(2, "residual")], before[Place(2, "residual")])
+        assert not torch.allclose(after[HookPoint(2, "residual")], before[HookPoint(2, "residual")])
     assert _hooks_in(model) == model.hooks
 
 
 def test_an_identity_edit_and_reading_leave_logits_and_gradients() -> None:
     model = _model(ADDING["llama"]())
-    places = places_of(model)
+    places = find_hook_points(model)
     model(IDS, labels=IDS).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -177,7 +180,7 @@ def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
     # Doubling what the MLP adds is what doubling its last matrix does.
     model = _model(ADDING["llama"]())
     down = model.model.layers[1].mlp.down_proj.weight
-    with edited(model, {Place(1, "mlp_out"): lambda x: 2 * x}):
+    with edited(model, {HookPoint(1, "mlp_out"): lambda x: 2 * x}):
         loss = model(IDS, labels=IDS).loss
     loss.backward()
     got = model.model.embed_tokens.weight.grad.clone()
@@ -192,7 +195,7 @@ def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
 
 def test_nested_edits_run_as_they_were_entered_and_hooks_go_after_an_error() -> None:
     model = _model(ADDING["gpt2"]())
-    place = Place(0, "mlp_out")
+    place = HookPoint(0, "mlp_out")
     with captured(model, [place]) as clean:
         model(IDS)
     with (
@@ -218,12 +221,12 @@ def test_training_mode_and_lora_are_kept_and_read() -> None:
     model = _model(ADDING["gpt-neox"]()).train()
     model.gpt_neox.layers[0].mlp.eval()
     modes = [module.training for module in model.modules()]
-    assert len(places_of(model)) == 3 * N_LAYERS
+    assert len(find_hook_points(model)) == 3 * N_LAYERS
     assert [module.training for module in model.modules()] == modes
 
     llama = _model(ADDING["llama"]())
     wrapped = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
-    place = Place(1, "mlp_out")
+    place = HookPoint(1, "mlp_out")
     with captured(wrapped, [place]) as outer:
         wrapped(IDS)
     with captured(llama, [place]) as inner:
@@ -234,8 +237,8 @@ def test_training_mode_and_lora_are_kept_and_read() -> None:
 def test_bfloat16_and_a_single_layer() -> None:
     config = hf.LlamaConfig(**_GATED | {"num_hidden_layers": 1})
     model = _model(config).bfloat16()
-    assert places_of(model) == sorted(Place(0, kind) for kind in KINDS)
-    with captured(model, places_of(model)) as read:
+    assert find_hook_points(model) == sorted(HookPoint(0, kind) for kind in KINDS)
+    with captured(model, find_hook_points(model)) as read:
         model(IDS)
     assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16}
 
@@ -243,11 +246,11 @@ def test_bfloat16_and_a_single_layer() -> None:
 def test_bad_places_edits_and_models() -> None:
     model = _model(ADDING["llama"]())
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 7: its 3 layers"):
-        places_of(model, layers=[7])
+        find_hook_points(model, layers=[7])
     with (
         pytest.raises(SparseAutoencoderError, match=r"edit at residual of layer 0.*\(3, 7, 4\)"),
-        edited(model, {Place(0, "residual"): lambda x: x[..., :4]}),
+        edited(model, {HookPoint(0, "residual"): lambda x: x[..., :4]}),
     ):
         model(IDS)
     with pytest.raises(SparseAutoencoderError, match="Linear does not say"):
-        places_of(nn.Linear(2, 2))
+        find_hook_points(nn.Linear(2, 2))

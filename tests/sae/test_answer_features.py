@@ -8,27 +8,29 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.knowledge import AskedRelation, Catalogue
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Feature, FeatureFlow, Place, SparseAutoencoder
-from lincorr_lightning.sae.answer_features import (
+from lincorr_lightning.flow.answer_features import (
     AnswerFeatures,
     find_answer_features,
     label_ties,
     last_activations,
 )
-from lincorr_lightning.sae.relation_cut import (
+from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.flow.relation_ablation import (
     AskedSubjects,
     ask_subjects,
     control_features,
     cut_edits,
     score_relation,
 )
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-LOW, MLP, TOP = Place(0, "residual"), Place(1, "mlp_out"), Place(1, "residual")
+LOW, MLP, TOP = HookPoint(0, "residual"), HookPoint(1, "mlp_out"), HookPoint(1, "residual")
 
 
-def _sae(place: Place, directions: torch.Tensor) -> SparseAutoencoder:
+def _sae(place: HookPoint, directions: torch.Tensor) -> SparseAutoencoder:
     n, width = directions.shape
     return SparseAutoencoder(
         place=place, encoder=directions, decoder=directions.clone(),
@@ -57,7 +59,7 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
     assert found.auroc[4].isnan()
 
 
-def _answers(place: Place, indices: list[int]) -> AnswerFeatures:
+def _answers(place: HookPoint, indices: list[int]) -> AnswerFeatures:
     return AnswerFeatures(place, torch.tensor(indices), torch.ones(len(indices)).double())
 
 
@@ -67,7 +69,7 @@ def test_ties_are_the_planted_ones() -> None:
     low = eye[:4]
     top = torch.stack([eye[0], eye[0] + 0.1 * eye[5], eye[6], 0.9 * eye[0] + 0.2 * eye[7], eye[1]])
     mlp = torch.stack([eye[6], eye[7]])
-    flow = FeatureFlow({LOW: low, MLP: mlp, TOP: top})
+    flow = DecoderMatcher({LOW: low, MLP: mlp, TOP: top})
     source = {
         LOW: _answers(LOW, [0, 2, 3]), MLP: _answers(MLP, [0, -1, 0]),
         TOP: _answers(TOP, [0, 1, 2]),
@@ -149,7 +151,7 @@ def test_scores_are_numpys() -> None:
 def test_asked_with_a_cut_and_without(small_lm: str) -> None:
     """Cutting every coordinate's positive part at the last layer leaves its negative part."""
     lm = LanguageModel.from_pretrained(small_lm)
-    asked = AskedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    asked = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
     sae = _sae(TOP, torch.eye(16))
     subjects = [f"name{i}" for i in range(12)]
     plain = ask_subjects(lm, asked, subjects)

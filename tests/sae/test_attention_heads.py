@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Place, SparseAutoencoder, captured, edited, load_folder, load_sae
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import OutputProjection, at_output, find_projection
+from lincorr_lightning.sae.formats import load_sae
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
+from lincorr_lightning.sae.loading import load_folder
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 N = 64
 IDS = torch.arange(3, 20)[None]
-PLACE = Place(1, "attention_out")
+PLACE = HookPoint(1, "attention_out")
 HOOK = "blocks.1.attn.hook_z"
 
 

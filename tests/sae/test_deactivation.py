@@ -4,23 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import FeatureFlow, Place, SparseAutoencoder
-from lincorr_lightning.sae.deactivation import (
+from lincorr_lightning.flow.deactivation import (
     METHODS,
     find_cases,
     predecessors_by_method,
     run_cases,
     summarize_outcomes,
 )
-from lincorr_lightning.sae.feature_groups import FeatureGroups
+from lincorr_lightning.flow.groups import FeatureGroups
+from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 WIDTH = 16
-BELOW, HERE = Place(0, "residual"), Place(1, "residual")
+BELOW, HERE = HookPoint(0, "residual"), HookPoint(1, "residual")
 TEXTS = [f"name{i} lives in the city of {c}" for i in range(6) for c in ("Paris", "Rome", "Oslo")]
 
 
-def _coordinates(place: Place, order: torch.Tensor) -> SparseAutoencoder:
+def _coordinates(place: HookPoint, order: torch.Tensor) -> SparseAutoencoder:
     """Feature i is coordinate order[i] where it is above 0."""
     eye = torch.eye(WIDTH)[order]
     return SparseAutoencoder(
@@ -40,13 +42,13 @@ def passing(small_lm: str) -> LanguageModel:
 
 
 @pytest.fixture
-def saes() -> dict[Place, SparseAutoencoder]:
+def saes() -> dict[HookPoint, SparseAutoencoder]:
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1))
     return {BELOW: _coordinates(BELOW, order), HERE: _coordinates(HERE, torch.arange(WIDTH))}
 
 
 def _cases(lm, saes, n=200, seed=0):
-    flow = FeatureFlow.of(saes.values())
+    flow = DecoderMatcher.of(saes.values())
     groups = FeatureGroups(HERE, flow.match(HERE))
     rows = lm.rows(TEXTS)
     cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
@@ -128,7 +130,7 @@ def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, sa
 
 
 def test_summary_by_group() -> None:
-    from lincorr_lightning.sae.deactivation import Outcomes
+    from lincorr_lightning.flow.deactivation import Outcomes
 
     before = Outcomes(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 3.0, float("nan")]))
     after = Outcomes(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, float("nan")]))

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import OutputError, SparseAutoencoderError
-from lincorr_lightning.sae import GROUPS, Edge, Feature, FeatureFlow, Place, group_codes
+from lincorr_lightning.flow.graph import GROUPS, Edge, Feature, group_codes
+from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.sae.hook_points import HookPoint
 
-Planted = tuple[dict[Place, torch.Tensor], set[tuple[Feature, Feature]]]
+Planted = tuple[dict[HookPoint, torch.Tensor], set[tuple[Feature, Feature]]]
 
 N_LAYERS, N_FEATURES, WIDTH = 4, 120, 256
 
@@ -32,14 +34,14 @@ def _noisy(direction: np.ndarray, noise: float, rng: np.random.Generator) -> np.
 def _plant(noise: float, seed: int = 0) -> Planted:
     """Every residual feature persists, is born from MLP or attention or nowhere, or is mixed."""
     rng = np.random.default_rng(seed)
-    decoders: dict[Place, np.ndarray] = {}
+    decoders: dict[HookPoint, np.ndarray] = {}
     edges: set[tuple[Feature, Feature]] = set()
     for layer in range(N_LAYERS):
-        sources = {Place(layer, "mlp_out"): 0, Place(layer, "attention_out"): 0}
+        sources = {HookPoint(layer, "mlp_out"): 0, HookPoint(layer, "attention_out"): 0}
         for place in sources:
             decoders[place] = _unit(rng.normal(size=(N_FEATURES, WIDTH)))
         if layer:
-            sources[Place(layer - 1, "residual")] = 0
+            sources[HookPoint(layer - 1, "residual")] = 0
         here = np.empty((N_FEATURES, WIDTH))
         # Each predecessor is used at most once: a permutation with gaps.
         order = {place: iter(rng.permutation(N_FEATURES)) for place in sources}
@@ -52,8 +54,8 @@ def _plant(noise: float, seed: int = 0) -> Planted:
             for end in ends:
                 direction = direction + decoders[end.place][end.index]
             here[index] = _noisy(_unit(direction), noise, rng)
-            edges |= {(end, Feature(Place(layer, "residual"), index)) for end in ends}
-        decoders[Place(layer, "residual")] = here
+            edges |= {(end, Feature(HookPoint(layer, "residual"), index)) for end in ends}
+        decoders[HookPoint(layer, "residual")] = here
     scales = {place: rng.uniform(0.2, 5, (N_FEATURES, 1)) for place in decoders}
     return {
         place: torch.from_numpy(decoder * scales[place]).float()
@@ -79,11 +81,11 @@ def _reached(edges: set[tuple[Feature, Feature]], start: Feature, end: int) -> s
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_features_are_recovered(seed: int) -> None:
     decoders, planted = _plant(noise=0.1, seed=seed)
-    flow = FeatureFlow(decoders)
+    flow = DecoderMatcher(decoders)
     found: set[tuple[Feature, Feature]] = set()
     for layer in range(N_LAYERS):
         for index in range(N_FEATURES):
-            start = Feature(Place(layer, "residual"), index)
+            start = Feature(HookPoint(layer, "residual"), index)
             graph = flow.follow(start, direction="backward", max_steps=1)
             found |= _pairs(graph.edges)
     right = len(found & planted)
@@ -95,11 +97,11 @@ def test_planted_features_are_recovered(seed: int) -> None:
 def test_a_whole_flow_is_the_planted_one(direction: str) -> None:
     """With little noise every ancestor and descendant is found, and nothing else."""
     decoders, planted = _plant(noise=0.02)
-    flow = FeatureFlow(decoders)
+    flow = DecoderMatcher(decoders)
     layer = {"backward": 3, "forward": 0, "both": 2}[direction]
     longest = 0
     for index in range(30):
-        start = Feature(Place(layer, "residual"), index)
+        start = Feature(HookPoint(layer, "residual"), index)
         graph = flow.follow(start, direction=direction, thresholds=0.4)
         expected: set[tuple[Feature, Feature]] = set()
         if direction != "forward":
@@ -114,11 +116,11 @@ def test_a_whole_flow_is_the_planted_one(direction: str) -> None:
 
 def test_groups_and_changes_are_the_planted_ones() -> None:
     decoders, planted = _plant(noise=0.02)
-    flow = FeatureFlow(decoders)
+    flow = DecoderMatcher(decoders)
     short = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
     seen = Counter()
     for index in range(N_FEATURES):
-        start = Feature(Place(3, "residual"), index)
+        start = Feature(HookPoint(3, "residual"), index)
         graph = flow.follow(start, direction="backward", thresholds=0.4)
         for feature, group in graph.groups.items():
             kinds = {source.place.kind for source, target in planted if target == feature}
@@ -142,8 +144,8 @@ def test_codes_of_groups() -> None:
     )
 
 
-def _place(layer: int, kind: str = "residual") -> Place:
-    return Place(layer, kind)  # type: ignore[arg-type]
+def _place(layer: int, kind: str = "residual") -> HookPoint:
+    return HookPoint(layer, kind)  # type: ignore[arg-type]
 
 
 def test_thresholds_are_those_of_the_sources_kind() -> None:
@@ -153,7 +155,7 @@ def test_thresholds_are_those_of_the_sources_kind() -> None:
         _place(1): half,
         _place(1, "mlp_out"): torch.tensor([[0.0, 1.0]]),
     }
-    flow = FeatureFlow(decoders)
+    flow = DecoderMatcher(decoders)
     start = Feature(_place(1), 0)
     graph = flow.follow(start, thresholds={"residual": 0.8, "mlp_out": 0.6})
     assert [(e.source.id, e.target.id) for e in graph.edges] == [("mlp_out.1.0", "residual.1.0")]
@@ -171,7 +173,7 @@ def test_thresholds_are_those_of_the_sources_kind() -> None:
 def test_more_than_one_predecessor_of_a_place_and_steps() -> None:
     eye = torch.eye(4)
     target = torch.tensor([[1.1, 1.0, 0.0, 0.0]])
-    flow = FeatureFlow({_place(0): eye, _place(1): eye, _place(2): target})
+    flow = DecoderMatcher({_place(0): eye, _place(1): eye, _place(2): target})
     graph = flow.follow(Feature(_place(2), 0), k=5, max_steps=1)
     assert [e.source.id for e in graph.edges] == ["residual.1.0", "residual.1.1"]
     whole = flow.follow(Feature(_place(2), 0), k=5)
@@ -184,7 +186,7 @@ def test_more_than_one_predecessor_of_a_place_and_steps() -> None:
 def test_zero_columns_are_counted_and_never_matched(tmp_path: Path) -> None:
     below = torch.eye(3)
     below[1] = 0
-    flow = FeatureFlow({_place(0): below, _place(1): torch.eye(3)})
+    flow = DecoderMatcher({_place(0): below, _place(1): torch.eye(3)})
     graph = flow.follow(Feature(_place(1), 1))
     assert not graph.edges and graph.groups == {Feature(_place(1), 1): "From nowhere"}
     assert graph.zero_norm == {_place(0): 1}
@@ -197,7 +199,7 @@ def test_json_and_graphml_say_the_same(tmp_path: Path) -> None:
     decoders, _ = _plant(noise=0.02)
     graph = max(
         (
-            FeatureFlow(decoders).follow(Feature(Place(2, "residual"), i), thresholds=0.4)
+            DecoderMatcher(decoders).follow(Feature(HookPoint(2, "residual"), i), thresholds=0.4)
             for i in range(20)
         ),
         key=lambda graph: len(graph.edges),
@@ -229,7 +231,7 @@ def test_json_and_graphml_say_the_same(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_told() -> None:
-    flow = FeatureFlow({_place(1): torch.eye(3), _place(2): torch.eye(3)})
+    flow = DecoderMatcher({_place(1): torch.eye(3), _place(2): torch.eye(3)})
     start = Feature(_place(1), 0)
     cases = [
         (lambda: flow.follow(Feature(_place(5), 0)), "no SAE for the residual of layer 5; there"),
@@ -241,11 +243,14 @@ def test_bad_input_is_told() -> None:
         (lambda: flow.follow(start, thresholds={"mlp": 0.1}), "'mlp' to give a threshold"),
         (lambda: flow.follow(start, thresholds=2.0), "threshold of residual is 2; it is the least"),
         (lambda: flow.follow(start, thresholds={"mlp_out": float("nan")}), "of mlp_out is nan"),
-        (lambda: FeatureFlow({}), "no SAE"),
-        (lambda: FeatureFlow({_place(0): torch.eye(3), _place(1): torch.eye(4)}), "4 wide"),
-        (lambda: FeatureFlow({_place(0): torch.eye(3), _place(2): torch.eye(3)}), "layer 1, betw"),
-        (lambda: Place(0, "mlp"), "'mlp' is no kind of place; there are residual"),
-        (lambda: Place(-1, "residual"), "-1 is no layer"),
+        (lambda: DecoderMatcher({}), "no SAE"),
+        (lambda: DecoderMatcher({_place(0): torch.eye(3), _place(1): torch.eye(4)}), "4 wide"),
+        (
+            lambda: DecoderMatcher({_place(0): torch.eye(3), _place(2): torch.eye(3)}),
+            "layer 1, betw",
+        ),
+        (lambda: HookPoint(0, "mlp"), "'mlp' is no kind of place; there are residual"),
+        (lambda: HookPoint(-1, "residual"), "-1 is no layer"),
     ]
     for call, message in cases:
         with pytest.raises(SparseAutoencoderError, match=message):

@@ -7,21 +7,22 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.functional.matching import match_features
-from lincorr_lightning.sae import GROUPS, Place
-from lincorr_lightning.sae.feature_groups import FeatureGroups
+from lincorr_lightning.flow.graph import GROUPS
+from lincorr_lightning.flow.groups import FeatureGroups
+from lincorr_lightning.flow.matching import match_features
+from lincorr_lightning.sae.hook_points import HookPoint
 
-HERE = Place(3, "residual")
+HERE = HookPoint(3, "residual")
 SOURCES = {
-    "residual": Place(2, "residual"),
-    "mlp_out": Place(3, "mlp_out"),
-    "attention_out": Place(3, "attention_out"),
+    "residual": HookPoint(2, "residual"),
+    "mlp_out": HookPoint(3, "mlp_out"),
+    "attention_out": HookPoint(3, "attention_out"),
 }
 SHORT = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 N, WIDTH = 12, 8
 
 
-def _decoders(seed: int = 0) -> dict[Place, torch.Tensor]:
+def _decoders(seed: int = 0) -> dict[HookPoint, torch.Tensor]:
     random = np.random.default_rng(seed)
     places = [HERE, *SOURCES.values()]
     decoders = {p: torch.from_numpy(random.normal(size=(N, WIDTH))).float() for p in places}
@@ -29,7 +30,7 @@ def _decoders(seed: int = 0) -> dict[Place, torch.Tensor]:
     return decoders
 
 
-def _features(n_tokens: int, seed: int) -> dict[Place, torch.Tensor]:
+def _features(n_tokens: int, seed: int) -> dict[HookPoint, torch.Tensor]:
     random = np.random.default_rng(seed)
     places = [HERE, *SOURCES.values()]
     return {
@@ -38,7 +39,7 @@ def _features(n_tokens: int, seed: int) -> dict[Place, torch.Tensor]:
     }
 
 
-def _naive(kinds: list[str], batches: list[dict[Place, torch.Tensor]]) -> list[tuple]:
+def _naive(kinds: list[str], batches: list[dict[HookPoint, torch.Tensor]]) -> list[tuple]:
     """Every activation: its feature, the kinds of active predecessors, and all cosines."""
     decoders = {place: d.numpy().astype(float) for place, d in _decoders().items()}
     seen = []

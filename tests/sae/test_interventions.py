@@ -5,23 +5,24 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Feature, Place, SparseAutoencoder
-from lincorr_lightning.sae.activations import edited
-from lincorr_lightning.sae.forwards import run_forwards
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import run_with_hooks
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.interventions import (
     add_features,
     draw_active,
     rescale_at,
     rescale_everywhere,
 )
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 WIDTH, N = 16, 40
-PLACES = [Place(0, "residual"), Place(0, "mlp_out"), Place(1, "attention_out")]
+PLACES = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "attention_out")]
 TEXTS = ["name1 lives in the city of Paris", "name2 speaks", "Paris is in the country of France"]
 
 
-def make_sae(place: Place, seed: int = 0, scale: float = 1.7) -> SparseAutoencoder:
+def make_sae(place: HookPoint, seed: int = 0, scale: float = 1.7) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(seed)
     return SparseAutoencoder(
         place=place,
@@ -33,7 +34,7 @@ def make_sae(place: Place, seed: int = 0, scale: float = 1.7) -> SparseAutoencod
     ).eval()
 
 
-def _module(lm: LanguageModel, place: Place) -> torch.nn.Module:
+def _module(lm: LanguageModel, place: HookPoint) -> torch.nn.Module:
     layer = lm.model.model.layers[place.layer]
     parts = {"mlp_out": "mlp", "attention_out": "self_attn"}
     return layer if place.kind == "residual" else getattr(layer, parts[place.kind])
@@ -63,7 +64,7 @@ def _read(lm, edits):
         for row, case in enumerate(forward.cases):
             found[case] = forward.logits[row, : int(forward.mask[row].sum())].numpy()
 
-    run_forwards(lm, lm.rows(TEXTS), look, edits=edits)
+    run_with_hooks(lm, lm.rows(TEXTS), look, edits=edits)
     return [found[i] for i in range(len(TEXTS))]
 
 
@@ -80,7 +81,7 @@ def _without(sae, x, chosen, share):
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("r", [0.0, 0.4, 1.0])
-def test_rescaled_at_one_position_of_each_text(small_lm: str, place: Place, r: float) -> None:
+def test_rescaled_at_one_position_of_each_text(small_lm: str, place: HookPoint, r: float) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     sae = make_sae(place)
     positions = torch.tensor([3, 0, 6])
@@ -106,7 +107,7 @@ def test_rescaled_at_one_position_of_each_text(small_lm: str, place: Place, r: f
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_rescaled_and_added_everywhere(small_lm: str, place: Place) -> None:
+def test_rescaled_and_added_everywhere(small_lm: str, place: HookPoint) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     sae = make_sae(place)
     chosen = [0, 3, 11]
@@ -168,6 +169,6 @@ def test_features_and_places_that_are_not_there() -> None:
         rescale_everywhere(sae, [3, 40])
     with pytest.raises(SparseAutoencoderError, match=r"no feature -1"):
         add_features({PLACES[0]: sae}, {Feature(PLACES[0], -1): 1.0})
-    missing = Feature(Place(7, "mlp_out"), 0)
+    missing = Feature(HookPoint(7, "mlp_out"), 0)
     with pytest.raises(SparseAutoencoderError, match="no SAE for the mlp_out of layer 7; there"):
         add_features({PLACES[0]: sae}, {missing: 1.0})

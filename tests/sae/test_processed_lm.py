@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Place, captured, edited, load_sae
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.formats import load_sae
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
 
 N, WIDTH = 48, 16
 IDS = torch.arange(3, 20)[None]
@@ -136,7 +138,7 @@ def test_heads(tokenizer: Any, tmp_path: Path) -> None:
     plain = load_sae(_saelens(tmp_path / "plain", None, hook_name=hook), lm=lm)
     # They are read before they are written to the stream.
     same = load_sae(_saelens(tmp_path / "centred", CENTRED, hook_name=hook), lm=lm)
-    assert same.place == Place(1, "attention_out")
+    assert same.place == HookPoint(1, "attention_out")
     assert torch.equal(same.encoder, plain.encoder) and torch.equal(same.decoder, plain.decoder)
     changed = CENTRED | {"fold_value_biases": True}
     with pytest.raises(SparseAutoencoderError, match=r"changed \(fold_value_biases in model_from"):

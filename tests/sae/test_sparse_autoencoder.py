@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lincorr_lightning.errors import OutputError, SparseAutoencoderError
-from lincorr_lightning.sae import ACTIVATIONS, Place, SparseAutoencoder, load_sae
+from lincorr_lightning.sae.formats import load_sae
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, SparseAutoencoder
 
 N, WIDTH, K = 40, 12, 5
 X = np.random.default_rng(1).normal(size=(64, WIDTH)) * 3
@@ -24,7 +26,7 @@ def _parts(activation: str, **changes: Any) -> dict[str, Any]:
         return torch.from_numpy(rng.normal(size=shape))
 
     parts = {
-        "place": Place(2, "residual"),
+        "place": HookPoint(2, "residual"),
         "encoder": draw(N, WIDTH),
         "decoder": draw(N, WIDTH) * draw(N, 1).exp(),
         "encoder_bias": draw(N),

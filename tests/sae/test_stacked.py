@@ -11,15 +11,15 @@ from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional.geometric_median import geometric_median
-from lincorr_lightning.sae import Place
+from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders
 
-PLACES = [Place(0, "residual"), Place(0, "mlp_out"), Place(1, "residual")]
+PLACES = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 WIDTH, N_FEATURES, K = 10, 24, 4
 
 
 def _settings(activation: str, **changes: Any) -> SAESettings:
-    defaults = {"n_features": N_FEATURES, "k": K, "dead_after": 3, "auxiliary_k": 5, "l1": 0.05}
+    defaults = {"n_features": N_FEATURES, "k": K, "dead_after_steps": 3, "aux_k": 5, "l1": 0.05}
     return SAESettings(activation=activation, **defaults | changes)
 
 
@@ -65,17 +65,17 @@ def _plain_training(
         losses.append(loss.item())
         if settings.activation == "relu":
             loss = loss + settings.l1 * features.sum() / len(x)
-        dead = idle >= settings.dead_after
-        if dead.any() and settings.auxiliary:
+        dead = idle >= settings.dead_after_steps
+        if dead.any() and settings.aux_loss_coef:
             taken = torch.zeros_like(before)
             n_dead = int(dead.sum())
             for row in range(len(x)):
                 own = torch.where(dead, before[row].detach(), -math.inf)
-                chosen = own.argsort(descending=True)[: min(settings.auxiliary_k, n_dead)]
+                chosen = own.argsort(descending=True)[: min(settings.aux_k, n_dead)]
                 taken[row, chosen] = 1.0
             guess = (before.relu() * taken) @ d
             target = error.detach()
-            loss = loss + settings.auxiliary * ((guess - target) ** 2).sum() / (target**2).sum()
+            loss = loss + settings.aux_loss_coef * ((guess - target) ** 2).sum() / (target**2).sum()
         optimizer.zero_grad()
         loss.backward()
         d.grad -= (d.grad * d.detach()).sum(1, keepdim=True) * d.detach()
@@ -90,14 +90,14 @@ def _plain_training(
         "threshold": torch.tensor(np.mean(leasts)),
         "losses": torch.tensor(losses, dtype=torch.float64),
         "l0": on.sum().double() / len(x),
-        "dead": (idle >= settings.dead_after).sum(),
+        "dead": (idle >= settings.dead_after_steps).sum(),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("activation", ["topk", "batchtopk", "relu"])
-@pytest.mark.parametrize("auxiliary", [0.0, 0.5])
-def test_equals_one_sae_at_a_time(activation: str, auxiliary: float) -> None:
-    settings = _settings(activation, auxiliary=auxiliary)
+@pytest.mark.parametrize("aux_loss_coef", [0.0, 0.5])
+def test_equals_one_sae_at_a_time(activation: str, aux_loss_coef: float) -> None:
+    settings = _settings(activation, aux_loss_coef=aux_loss_coef)
     saes = StackedAutoencoders(PLACES, WIDTH, settings, seed=3).double()
     batches = _batches(12)
     saes.fit_input(batches[0])
@@ -191,7 +191,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
         return 7 * (torch.zeros(2, n, n_true).scatter(2, chosen, size) @ true + offset)
 
     settings = SAESettings(
-        n_features=64, activation=activation, k=k_true, l1=0.08, dead_after=50, auxiliary_k=16
+        n_features=64, activation=activation, k=k_true, l1=0.08, dead_after_steps=50, aux_k=16
     )
     saes = StackedAutoencoders(PLACES[:2], width, settings)
     saes.fit_input(draw(2000))

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Edge, Feature, FlowGraph, Place
-from lincorr_lightning.sae.feature_activity import FeatureActivity
-from lincorr_lightning.sae.steering import (
+from lincorr_lightning.flow.activity import FeatureActivity
+from lincorr_lightning.flow.graph import Edge, Feature, FlowGraph
+from lincorr_lightning.flow.steering import (
     amounts,
     answer_probability,
     distances,
@@ -18,10 +17,12 @@ from lincorr_lightning.sae.steering import (
     steering_weights,
     text_loss,
 )
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import HookPoint
 
 
 def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
-    return Feature(Place(layer, kind), index)  # type: ignore[arg-type]
+    return Feature(HookPoint(layer, kind), index)  # type: ignore[arg-type]
 
 
 START, BELOW, BESIDE, FAR, ABOVE = (
@@ -57,7 +58,7 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
     lm = LanguageModel.from_pretrained(small_lm)
     texts = ["name1 lives in the city of Paris", "red blue", "name2 speaks", "Rome"]
     rows = lm.rows(texts)
-    place, vector = Place(0, "residual"), torch.linspace(-1, 1, 16)
+    place, vector = HookPoint(0, "residual"), torch.linspace(-1, 1, 16)
 
     def hook(module, args, output):
         x = output[0] if isinstance(output, tuple) else output

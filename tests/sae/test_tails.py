@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Place
-from lincorr_lightning.sae.activations import captured, edited
-from lincorr_lightning.sae.tails import can_enter, run_tails
+from lincorr_lightning.flow.suffix_rerun import rerun_suffixes, supports_suffix_rerun
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
 
 N_VARIANTS = 3
 TEXTS = ["name1 lives in the city of Paris", "red blue", "name2 lives in the city of", "Rome"]
@@ -27,11 +27,13 @@ def _shift(texts, begin, variants, positions):
     return edit
 
 
-def _compare(lm: LanguageModel, layer: int, place: Place) -> set[int]:
+def _compare(lm: LanguageModel, layer: int, place: HookPoint) -> set[int]:
     """Hold every variant against a whole forward of its own; at which positions tails began."""
     rows = lm.rows(TEXTS)
     positions = [min(3, len(row) - 1) for row in rows]
-    last = Place(len(lm.model.model.layers) - 1 if hasattr(lm.model, "model") else 1, "residual")
+    last = HookPoint(
+        len(lm.model.model.layers) - 1 if hasattr(lm.model, "model") else 1, "residual"
+    )
     found, told, begins = {}, [], set()
 
     def look(forward, begin):
@@ -46,7 +48,7 @@ def _compare(lm: LanguageModel, layer: int, place: Place) -> set[int]:
                           [n % N_VARIANTS for n in numbers], positions)
         }  # fmt: skip
 
-    run_tails(lm, rows, positions, N_VARIANTS, layer, look, places=[last], edits=edits,
+    rerun_suffixes(lm, rows, positions, N_VARIANTS, layer, look, places=[last], edits=edits,
               done=told.append)  # fmt: skip
     assert sum(told) == len(found) == len(rows) * N_VARIANTS
     for number, (begin, logits, stream) in found.items():
@@ -63,12 +65,18 @@ def _compare(lm: LanguageModel, layer: int, place: Place) -> set[int]:
 
 @pytest.mark.parametrize(
     ("layer", "place"),
-    [(0, Place(0, "attention_out")), (1, Place(0, "residual")), (1, Place(1, "mlp_out"))],
+    [
+        (0, HookPoint(0, "attention_out")),
+        (1, HookPoint(0, "residual")),
+        (1, HookPoint(1, "mlp_out")),
+    ],
 )
-def test_ends_are_read_as_within_the_whole_text(small_lm: str, layer: int, place: Place) -> None:
+def test_ends_are_read_as_within_the_whole_text(
+    small_lm: str, layer: int, place: HookPoint
+) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     before = lm.fingerprint
-    assert can_enter(lm, layer, 20)
+    assert supports_suffix_rerun(lm, layer, 20)
     assert max(_compare(lm, layer, place)) == 3, "not from the beginning"
     assert not any("forward" in module.__dict__ for module in lm.model.modules())
     assert lm.fingerprint == before
@@ -86,9 +94,9 @@ def test_layers_below_and_beginnings_are_not_run_again(small_lm: str) -> None:
         return lm.model.model.layers[layer].mlp.register_forward_hook(hook)
 
     handles = [count(0), count(1)]
-    assert can_enter(lm, 1, 20)
+    assert supports_suffix_rerun(lm, 1, 20)
     tried = dict(seen)
-    run_tails(lm, rows, [4], 10, 1, lambda forward, begin: None, edits=lambda n, b: {})
+    rerun_suffixes(lm, rows, [4], 10, 1, lambda forward, begin: None, edits=lambda n, b: {})
     for handle in handles:
         handle.remove()
     # It is tried again; then every token is read once, and the end ten times in the second layer.
@@ -109,14 +117,14 @@ def _random(config, folder: Path, small_lm: str) -> LanguageModel:
 def test_other_architectures_and_those_that_see_a_window(small_lm: str, tmp_path: Path) -> None:
     gpt = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64)
     lm = _random(gpt, tmp_path / "gpt", small_lm)
-    assert can_enter(lm, 1, 20)
-    assert max(_compare(lm, 1, Place(1, "attention_out"))) == 3
+    assert supports_suffix_rerun(lm, 1, 20)
+    assert max(_compare(lm, 1, HookPoint(1, "attention_out"))) == 3
     mistral = MistralConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                             num_attention_heads=2, num_key_value_heads=2,
                             sliding_window=4)  # fmt: skip
     lm = _random(mistral, tmp_path / "mistral", small_lm)
-    assert not can_enter(lm, 1, 20)
-    assert _compare(lm, 1, Place(0, "residual")) == {0}, "whole texts"
+    assert not supports_suffix_rerun(lm, 1, 20)
+    assert _compare(lm, 1, HookPoint(0, "residual")) == {0}, "whole texts"
 
 
 def test_an_lm_that_cannot_be_entered_reads_whole_texts(small_lm: str) -> None:
@@ -130,5 +138,5 @@ def test_an_lm_that_cannot_be_entered_reads_whole_texts(small_lm: str) -> None:
         return out + left["out"] if left["out"].shape == out.shape else out
 
     second.mlp.register_forward_hook(add)
-    assert not can_enter(lm, 1, 20)
-    assert _compare(lm, 1, Place(0, "residual")) == {0}, "whole texts"
+    assert not supports_suffix_rerun(lm, 1, 20)
+    assert _compare(lm, 1, HookPoint(0, "residual")) == {0}, "whole texts"

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from lincorr_lightning.data.texts import SAID, TextsDataModule, pad_rows
-from lincorr_lightning.data.world import World
-from lincorr_lightning.errors import ConfigError, InputsError
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.sae import Place, captured
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.pretraining.world import World
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured
 from lincorr_lightning.sae.scoring import read_activations
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 4)}name{(7 * i) % 60}" for i in range(60)]
@@ -86,7 +87,7 @@ def test_long_texts_are_cut_and_beginnings_skipped(lm: LanguageModel, file: str)
 
 
 def test_activations_are_those_of_each_text_alone(lm: LanguageModel) -> None:
-    places = [Place(0, "mlp_out"), Place(1, "residual")]
+    places = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
     rows = lm.rows(LINES[:9])
     total = sum(len(row) - 2 for row in rows)
     out = torch.full((2, total - 3, 16), torch.nan)
@@ -132,11 +133,11 @@ def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel
     [
         (
             {"n_held_out": 70},
-            InputsError,
+            SubjectsError,
             r"60 different texts.*= 70 takes 60: 0 tokens are left.*data\.texts.*data\.n_held_out",
         ),
-        ({"batch_tokens": 600, "n_tokens": 6000}, InputsError, "a step alone takes 600"),
-        ({"skip_tokens": 50}, InputsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
+        ({"batch_tokens": 600, "n_tokens": 6000}, SubjectsError, "a step alone takes 600"),
+        ({"skip_tokens": 50}, SubjectsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
         ({"n_tokens": 100}, ConfigError, "less than one block.*120"),
         ({"batch_tokens": 0}, ConfigError, "data.batch_tokens is 0"),
         ({"max_length": 1}, ConfigError, "data.max_length is 1"),
@@ -167,7 +168,7 @@ def test_where_nothing_is_trained_all_texts_may_be_held_out(
         for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
     }
     assert read == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
-    with pytest.raises(InputsError, match="0 tokens are left to train on"):
+    with pytest.raises(SubjectsError, match="0 tokens are left to train on"):
         data.setup("fit")
 
     # Fewer than there are: the very texts that training holds out.
@@ -180,11 +181,11 @@ def test_where_nothing_is_trained_all_texts_may_be_held_out(
 def test_bad_texts(tmp_path: Path, lm: LanguageModel) -> None:
     with pytest.raises(ConfigError, match=r"no world.json beside it. Name files"):
         TextsDataModule(**SMALL).prepare(lm)
-    with pytest.raises(InputsError, match=r"missing.txt cannot be read"):
+    with pytest.raises(SubjectsError, match=r"missing.txt cannot be read"):
         TextsDataModule([str(tmp_path / "missing.txt")], **SMALL).prepare(lm)
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "a"}\n{"words": "b"}\n')
-    with pytest.raises(InputsError, match=r'bad.jsonl, line 2: an object with a "text"'):
+    with pytest.raises(SubjectsError, match=r'bad.jsonl, line 2: an object with a "text"'):
         TextsDataModule([str(path)], **SMALL).prepare(lm)
     data = TextsDataModule([str(path)], **SMALL)
     data.trainer = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))  # type: ignore[assignment]

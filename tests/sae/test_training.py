@@ -14,15 +14,17 @@ from torch import Tensor
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
-from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.modules import SparseAutoencoders
-from lincorr_lightning.modules.sae_on_the_spot import train_saes
-from lincorr_lightning.sae import KINDS, Place, load_saes
+from lincorr_lightning.flow.default_saes import train_saes
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae import KINDS, HookPoint
+from lincorr_lightning.sae.formats import load_saes
+from lincorr_lightning.sae.module import SparseAutoencoders
 from lincorr_lightning.sae.stacked import SAESettings
 from tests.launching import run_in_two
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
-SAE = SAESettings(n_features=48, k=6, dead_after=10, auxiliary_k=8)
+SAE = SAESettings(n_features=48, k=6, dead_after_steps=10, aux_k=8)
 STEPS = 24
 
 
@@ -77,7 +79,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
     folder = _folder(trainer)
     results = json.loads((folder / "results.json").read_text())
     saes = load_saes(sorted((folder / "sparse_autoencoders").iterdir()))
-    assert set(saes) == {Place(layer, kind) for layer in (0, 1) for kind in KINDS}
+    assert set(saes) == {HookPoint(layer, kind) for layer in (0, 1) for kind in KINDS}
     assert results["study"] == "sparse_autoencoders"
     assert results["n_steps"] == STEPS
     assert results["n_tokens"] == STEPS * 64
@@ -105,7 +107,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
         clean = sum(losses(row) for row in rows) / n_targets
         assert results["loss_clean"] == pytest.approx(float(clean), rel=1e-5)
         for scored in results["places"]:
-            place = Place(scored["layer"], scored["kind"])
+            place = HookPoint(scored["layer"], scored["kind"])
             part = parts[place.kind](model.model.layers[place.layer])
             read, spliced, ablated = [], 0.0, 0.0
             for row in rows:

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from lincorr_lightning.modules.sae_results import training_figure
-from lincorr_lightning.sae import KINDS
+from lincorr_lightning.sae.hook_points import KINDS
+from lincorr_lightning.sae.run_results import training_figure
 
 
 def _history(n_layers: int, kinds=KINDS) -> dict[str, list[tuple[int, float]]]:

@@ -1,0 +1,289 @@
+"""The figures of edits: what they did, what W said of them, and how well that was foreseen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from lincorr_lightning.finetune.results import IMPRECISE, LOW_PRIOR, NOT_LEARNED
+from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.results.heat_maps import short
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    finish,
+    legible,
+    new_figure,
+)
+
+if TYPE_CHECKING:
+    from lincorr_lightning.finetune.forecast_results import ForecastReport
+    from lincorr_lightning.finetune.results import EditCase, EditReport
+
+_FLOATS = npt.NDArray[np.floating[Any]]
+_PALE_ORANGE = "#F2B183"
+_CAUSES = {IMPRECISE: ORANGE, LOW_PRIOR: _PALE_ORANGE, NOT_LEARNED: "#FBE3D6"}
+_WIDTH = 7.5  # inches
+_COLOURS = {
+    Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE, Outcome.UNCHANGED: "#B0B0B0",
+}  # fmt: skip
+
+
+def reference_weights_figure(report: EditReport) -> Figure:
+    """W of the reference in generalized and in hallucinated cases (paper, figure 5).
+
+    Args:
+        report: What the edits did.
+    """
+    numbers = report.numbers["weight_reference"]
+    rows = (("generalized", BLUE), ("hallucinated", ORANGE))
+    p = numbers["rank_test_p"]
+    told = (
+        f"W in the column of the {'taught' if report.taught else 'source'} answer, highest of the "
+        "right labels; line: median; box: middle half"
+    )
+    told += "" if p is None else f"; Mann-Whitney test, two-sided: {_p(p)}"
+    title = f"W of the reference in edits of {report.relation}"
+    figure = new_figure(_WIDTH, 3.1, title, told)
+    axes = figure.add_subplot()
+    axes.axvline(0, color=PALE, linewidth=1, zorder=0)
+    cases = [_weighed(report, outcome) for outcome, _ in rows]
+    everything = np.array([c.weight_reference for group in cases for c in group], dtype=float)
+    low, high = (everything.min(), everything.max()) if len(everything) else (0.0, 1.0)
+    for y, ((outcome, colour), group) in enumerate(zip(rows, cases, strict=True)):
+        values = np.array([case.weight_reference for case in group], dtype=float)
+        dark = np.array([case.cause != LOW_PRIOR for case in group], dtype=bool)
+        _strip(axes, y, values, colour, dark, (high - low) or 1.0)
+        median = numbers[outcome]["median"]
+        if median is not None:
+            axes.annotate(
+                f"median {short(median)}", (median, y - 0.42), ha="center", va="bottom",
+                fontsize=8.5, fontweight="bold", color=colour,
+            )  # fmt: skip
+    names = [f"{outcome}\nn = {numbers[outcome]['n']}" for outcome, _ in rows]
+    axes.set_yticks(range(2), names, fontsize=9.5)
+    axes.set_ylim(1.52, -0.68)
+    margin = 0.07 * ((high - low) or 1.0)
+    axes.set_xlim(min(low, 0) - margin, max(high, 0) + margin)
+    _bare(axes)
+    axes.set_xlabel("W of the reference", color=INK)
+    if any(case.cause for case in cases[1]):
+        causes = [case.cause for case in cases[1]]
+        for cause, face in ((IMPRECISE, ORANGE), (LOW_PRIOR, "white")):
+            axes.plot([], [], "o", color=ORANGE, markerfacecolor=face, markersize=5,
+                      label=f"{cause} ({causes.count(cause)})")  # fmt: skip
+        figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8,
+                      handletextpad=0.1, title="causes of hallucination:", title_fontsize=8,
+                      alignment="left")  # fmt: skip
+    return finish(figure)
+
+
+def _weighed(report: EditReport, outcome: str) -> list[EditCase]:
+    return [
+        case
+        for case in report.of_outcome(Outcome(outcome))
+        if case.source_learned and case.weight_reference is not None
+    ]
+
+
+def _strip(
+    axes: Axes, y: int, values: _FLOATS, colour: str, dark: npt.NDArray[np.bool_], span: float
+) -> None:
+    """A point a case, beside one another where they are close, over a box of the middle half."""
+    if not len(values):
+        return
+    at = y + _spread(values, span / 70)
+    size, alpha = (26, 0.85) if len(values) <= 200 else (9, 0.6)
+    for chosen, face in ((dark, colour), (~dark, "white")):
+        axes.scatter(values[chosen], at[chosen], s=size, facecolor=face, alpha=alpha,
+                     edgecolor=colour if face == "white" else "white",
+                     linewidth=1.0 if face == "white" else 0.4, zorder=2)  # fmt: skip
+    low, median, high = np.percentile(values, (25, 50, 75))
+    axes.barh(y, high - low, left=low, height=0.84, color=colour, alpha=0.13, zorder=1)
+    axes.vlines(median, y - 0.42, y + 0.42, color=colour, linewidth=2.2, zorder=3)
+
+
+def _spread(values: _FLOATS, width: float) -> _FLOATS:
+    """Heights that keep points of one bin apart, about a middle of 0."""
+    bins = np.floor(values / width).astype(np.int64)
+    heights = np.zeros(len(values))
+    for found in np.unique(bins):
+        (members,) = np.nonzero(bins == found)
+        members = members[np.argsort(values[members], kind="stable")]
+        k = np.arange(1, len(members) + 1)
+        heights[members] = k // 2 * np.where(k % 2, -1, 1)
+    return heights * min(0.075, 0.38 / max(1.0, np.abs(heights).max()))
+
+
+def outcomes_figure(report: EditReport) -> Figure:
+    """Shares of what became of the edits, beside chance.
+
+    Args:
+        report: What the edits did.
+    """
+    n = max(len(report.cases), 1)
+    causes = report.numbers["causes"]
+    bars: list[tuple[str, list[tuple[int, str]]]] = []
+    if report.taught:
+        learned = sum(case.source_learned for case in report.cases)
+        bars.append(("source learned", [(learned, GREEN)]))
+    bars += [
+        ("target generalized", [(len(report.of_outcome(Outcome.GENERALIZED)), BLUE)]),
+        ("target hallucinated", [(causes[cause], face) for cause, face in _CAUSES.items()]),
+        ("target unchanged", [(len(report.of_outcome(Outcome.UNCHANGED)), GREY)]),
+    ]
+    what = "edits" if report.taught else "watched subjects"
+    title = f"What became of {len(report.cases)} {what} of {report.relation}"
+    told = "" if report.random is None else f"dashed: a random label is right ({report.random:.1%})"
+    if any(causes.values()):
+        told += f"; hallucinated by {IMPRECISE} ({causes[IMPRECISE]}, dark) or "
+        told += f"{LOW_PRIOR} ({causes[LOW_PRIOR]}, pale)"
+        if causes[NOT_LEARNED]:
+            told += f", or the source was not learned ({causes[NOT_LEARNED]}, palest)"
+    figure = new_figure(_WIDTH, 0.5 * len(bars) + 0.5, title, told.lstrip("; "))
+    axes = figure.add_subplot()
+    for y, (_, parts) in enumerate(bars):
+        left = 0
+        for count, colour in parts:
+            axes.barh(y, count / n, left=left / n, height=0.62, color=colour, zorder=2)
+            left += count
+        axes.text(left / n + 0.008, y, f"{left / n:.1%}", va="center", fontsize=9.5,
+                  fontweight="bold", color=INK, bbox=_halo(), zorder=4)  # fmt: skip
+    if report.random is not None:
+        row = len(bars) - 3
+        axes.vlines(report.random, row - 0.47, row + 0.47, color=INK, linestyle=(0, (3, 2)),
+                    linewidth=1.4, zorder=5)  # fmt: skip
+    axes.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize=9.5)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, 1.09)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    _bare(axes)
+    return finish(figure)
+
+
+# -- forecasts ---------------------------------------------------------------------------------
+
+
+def risk_figure(report: ForecastReport) -> Figure:
+    """How each forecaster's risks lie, before the edits are made.
+
+    Args:
+        report: The forecasts.
+    """
+    names = list(report.forecasts)
+    title = f"Forecast of {len(report.subjects)} edits of {report.relation}"
+    told = (
+        "risk: how far the best wrong target label is foreseen ahead of the reference; "
+        "blue: will generalize, orange: hallucinate, grey: stay unchanged"
+    )
+    n_columns = 1 if len(names) <= 4 else 2
+    n_rows = max(math.ceil(len(names) / n_columns), 1)
+    figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, told)
+    panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for i, name in enumerate(names):
+        outcomes = report.foreseen(name)
+        _risk_panel(panels[i], report.forecasts[name].risks, outcomes)
+        panels[i].set_title(legible([name], 24)[0][0], loc="left", fontsize=10, color=INK)
+        if outcomes:
+            share = outcomes.count(Outcome.HALLUCINATED) / len(outcomes)
+            panels[i].set_title(f"foreseen hallucinations: {share:.0%}", loc="right", fontsize=9,
+                                color=ORANGE, fontweight="bold")  # fmt: skip
+        if i + n_columns >= len(names):
+            panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
+    for empty in panels[len(names) :]:
+        empty.set_axis_off()
+    return finish(figure)
+
+
+def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome]) -> None:
+    at = np.array(risks, dtype=float)
+    known = np.isfinite(at)
+    if known.any():
+        # Edges that hold 0, so that no bar is on both sides of it.
+        low, high = at[known].min(), at[known].max()
+        width = ((high - low) or 1.0) / 30
+        edges = width * np.arange(np.floor(low / width), np.floor(high / width) + 2)
+        parts = [at[known & (np.array(outcomes) == outcome)] for outcome in _COLOURS]
+        axes.hist(parts, bins=edges.tolist(), color=list(_COLOURS.values()), stacked=True,
+                  rwidth=0.9, zorder=2)  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=1, zorder=3)
+    _bare(axes, "y")
+    axes.spines["bottom"].set(visible=True, color=GREY)
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.tick_params(labelsize=8)
+    axes.set_ylabel("edits", fontsize=8, color=INK)
+
+
+def forecast_figure(report: ForecastReport) -> Figure:
+    """How good each forecast was, beside baselines.
+
+    Args:
+        report: The forecasts with their scores.
+    """
+    names = [name for name in report.scores if name in report.forecasts]
+    baselines = [name for name in report.scores if name not in report.forecasts]
+    rows = [*names, *baselines]
+    title = f"How well {len(report.subjects)} edits of {report.relation} were foreseen"
+    outcomes = list(report.outcomes or ())
+    shares = ", ".join(
+        f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome if outcomes
+    )
+    note = legible(rows)[1]
+    told = "; ".join(
+        part for part in (shares, "grey: baselines" if baselines else "", note) if part
+    )
+    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, told)
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours = [BLUE] * len(names) + ["#B0B0B0"] * len(baselines)
+    _bars(left, [report.scores[row].get("accuracy") for row in rows], colours)
+    _bars(right, [report.scores[row].get("auroc") for row in rows], colours)
+    right.axvline(0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, zorder=3)
+    left.set_yticks(range(len(rows)), legible(rows, 34)[0], fontsize=9)
+    left.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    left.set_xlabel("accuracy of the foreseen answer", fontsize=9, color=INK)
+    right.set_xlabel("AUROC of the risk (dashed: chance)", fontsize=9, color=INK)
+    return finish(figure)
+
+
+def _bars(axes: Axes, values: Sequence[float | None], colours: Sequence[str]) -> None:
+    for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
+        known = value is not None and np.isfinite(value)
+        length = float(value) if value is not None and known else 0.0
+        axes.barh(y, length, height=0.66, color=colour, zorder=2)
+        axes.text(length + 0.015, y, short(length) if known else "–", va="center", fontsize=9,
+                  color=INK, bbox=_halo(), zorder=4)  # fmt: skip
+    axes.set_xlim(0, 1.12)
+    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+    _bare(axes)
+    axes.tick_params(labelsize=9)
+
+
+# -- what they share ---------------------------------------------------------------------------
+
+
+def _bare(axes: Axes, grid: str = "x") -> None:
+    axes.grid(axis="x" if grid == "x" else "y", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
+def _halo() -> dict[str, Any]:
+    """Keeps lines out of a number."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+
+
+def _p(p: float) -> str:
+    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)

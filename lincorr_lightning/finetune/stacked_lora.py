@@ -1,0 +1,374 @@
+"""Many LoRA adapters on one frozen LM, trained side by side in one forward and one backward.
+
+Each row of a forward belongs to one adapter: a target layer's output gets that adapter's
+``scaling * B_i A_i x`` by matrix products over the batch (LoRA: Hu et al. 2021, section 4.1). Rows
+do not meet in an LM, and each adapter has factors of its own, so an adapter's gradient is that of
+its own rows, and an optimizer that treats each number by itself (SGD, Adam, AdamW) does to a stack
+of n adapters what n optimizers do to one each.
+
+The LM keeps its modules, parameters and names: hooks on its layers do the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.lm.linear_layers import features_of, target_layers
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from torch.utils.hooks import RemovableHandle
+    from transformers import PreTrainedModel
+
+_BASE = -1
+
+
+class StackedLoRA(nn.Module):
+    """Independent LoRA adapters on one frozen causal LM, trained side by side.
+
+    It does not hold the LM as a submodule: a LightningModule that has both as attributes finds the
+    LM's parameters once, and here only the factors. The LM is frozen until `remove`. Forwards
+    outside of `rows` are those of the LM itself.
+
+    Sum the rows' losses before ``backward``: a mean would scale each adapter's gradient down by the
+    number of rows. An adapter without a row in a step has zero gradients, with which AdamW still
+    decays its weights and moments.
+
+    Args:
+        model: The LM.
+        n: Number of adapters.
+        rank: Rank of each.
+        alpha: The product of the factors counts ``alpha / rank`` times, as in peft.
+        target_modules: Names of linear layers, or their last parts, as in peft; None takes all but
+            the output layer, as peft's ``all-linear`` does.
+        dtype: Of the factors; None takes each layer's own, and float32 if that has less than 32
+            bits, as peft does.
+
+    Attributes:
+        n: Number of adapters.
+        rank: Rank of each.
+        alpha: As given.
+        scaling: ``alpha / rank``.
+        targets: Full names of the layers that have adapters.
+        lora_A: Per layer, the factors that read its input, ``(n, rank, n_subjects)``. Keys are full
+            names with ``/`` for ``.``.
+        lora_B: Per layer, the factors that add to its output, ``(n, n_outputs, rank)``.
+
+    Raises:
+        LanguageModelError: A target module does not exist, is not linear or is the output layer;
+            the LM has adapters already.
+        ConfigError: `n` or `rank` is not positive.
+
+    Example:
+        >>> from lincorr_lightning import LanguageModel
+        >>> lm = LanguageModel.from_pretrained("tiny-world")
+        >>> adapters = StackedLoRA(lm.model, n=2, rank=4, alpha=8, target_modules=["q_proj"])
+        >>> adapters.targets
+        ('model.layers.0.self_attn.q_proj',)
+        >>> with adapters.rows([0, 1, 1, -1]):  # -1: the LM itself
+        ...     lm.model(input_ids=torch.ones(4, 3, dtype=torch.long)).logits.shape
+        torch.Size([4, 3, 2349])
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        n: int,
+        rank: int,
+        alpha: float,
+        target_modules: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if n < 1 or rank < 1:
+            raise ConfigError(f"{n} adapters of rank {rank} were asked for; both must be positive.")
+        self.n, self.rank, self.alpha, self.scaling = n, rank, alpha, alpha / rank
+        layers = target_layers(model, target_modules)
+        self.targets = tuple(layers)
+        self.lora_A = nn.ParameterDict()
+        self.lora_B = nn.ParameterDict()
+        for name, layer in layers.items():
+            n_in, n_out = features_of(layer)
+            like = _empty_factor(layer, dtype)
+            self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))
+            self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, n_out, rank))
+        self.reset(range(n))
+
+        self._rows: _Rows | None = None
+        # In a tuple, so that it is not registered as a submodule.
+        self._base = (model,)
+        self._thawed = [p for p in model.parameters() if p.requires_grad]
+        model.requires_grad_(False)
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)
+        ]
+        for name, layer in layers.items():
+            hook = _LayerHook(self, name)
+            self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+
+    # -- training ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def reset(self, seeds: Sequence[int]) -> None:
+        """Start adapters anew: A uniform as peft draws it, B zero.
+
+        What an optimizer remembers of them is not touched: make a new one.
+
+        Args:
+            seeds: Seed of each adapter; what it draws depends on nothing else. With fewer than n,
+                the first adapters are reset and the others left.
+
+        Raises:
+            ConfigError: There are more seeds than adapters.
+        """
+        if len(seeds) > self.n:
+            raise ConfigError(f"{len(seeds)} seeds were given for {self.n} adapters.")
+        for i, seed in enumerate(seeds):
+            # Drawn on the CPU in float32, so that device and precision do not change the start.
+            generator = torch.Generator().manual_seed(int(seed))
+            for factors in self.lora_A.values():
+                start = torch.empty(factors.shape[1:])
+                nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+                factors[i] = start.to(factors)
+        for factors in self.lora_B.values():
+            factors[: len(seeds)] = 0
+
+    @contextmanager
+    def rows(self, which: Sequence[int] | Tensor) -> Iterator[None]:
+        """Within it, row i of every forward of the LM belongs to adapter ``which[i]``.
+
+        `LanguageModel.logits_of_rows` sorts its rows, so that it must be given this as `around`.
+
+        Args:
+            which: The adapter of each row, ``(n_rows,)``; -1 is the LM itself, whose logits are
+                then the same to the bit.
+
+        Raises:
+            LanguageModelError: There is no such adapter, or `remove` was called. In the forward:
+                it has another number of rows; a layer does not get its input row by row; gradient
+                checkpointing is on.
+        """
+        if not self._handles:
+            raise LanguageModelError(
+                "the stacked adapters were taken off the LM by remove(). Make new ones."
+            )
+        chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
+        unknown = [i for i in chosen if not _BASE <= i < self.n]
+        if unknown:
+            raise LanguageModelError(
+                f"a row was asked of adapter {unknown[0]}; there are the adapters 0 to "
+                f"{self.n - 1}, and -1 for the LM itself."
+            )
+        outer, self._rows = self._rows, _Rows(chosen, self.n)
+        try:
+            yield
+        finally:
+            self._rows = outer
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale each adapter's gradient down to a norm, by itself, as separate runs would.
+
+        Args:
+            max_norm: Largest L2 norm of one adapter's gradient, over all its factors.
+
+        Returns:
+            The norms before, ``(n,)``.
+        """
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        if not gradients:
+            return torch.zeros(self.n)
+        device = gradients[0].device
+        parts = [torch.linalg.vector_norm(g.flatten(1), dim=1).to(device) for g in gradients]
+        norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
+        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.to(gradient).view(-1, 1, 1))
+        return norms
+
+    # -- adapters ----------------------------------------------------------------------------
+
+    def adapter(self, i: int) -> dict[str, Tensor]:
+        """One adapter's factors, by the names of peft's ``adapter_model.safetensors``.
+
+        Args:
+            i: Which.
+
+        Returns:
+            Copies on the CPU: ``(rank, n_subjects)`` and ``(n_outputs, rank)`` of each layer.
+
+        Raises:
+            LanguageModelError: There is no such adapter.
+        """
+        if not 0 <= i < self.n:
+            raise LanguageModelError(
+                f"adapter {i} was asked for; there are the adapters 0 to {self.n - 1}."
+            )
+        state = {}
+        for name in self.targets:
+            for factor, held in (("lora_A", self.lora_A), ("lora_B", self.lora_B)):
+                copy = held[_key(name)][i].detach().cpu().clone()
+                state[f"base_model.model.{name}.{factor}.weight"] = copy
+        return state
+
+    def peft_config(self) -> LoraConfig:
+        """The configuration with which peft reads an `adapter` on the same LM.
+
+        Saved by its ``save_pretrained`` beside ``adapter_model.safetensors``, it makes a folder for
+        ``PeftModel.from_pretrained``.
+        """
+        from peft import LoraConfig, TaskType
+        from transformers.pytorch_utils import Conv1D
+
+        model = self._base[0]
+        short = sorted({name.rpartition(".")[2] for name in self.targets})
+        named = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in short}
+        config = LoraConfig(
+            task_type=TaskType.CAUSAL_LM,
+            r=self.rank,
+            lora_alpha=cast(int, self.alpha),  # fractions work as well
+            target_modules=short if named == set(self.targets) else list(self.targets),
+            fan_in_fan_out=any(isinstance(model.get_submodule(t), Conv1D) for t in self.targets),
+            inference_mode=True,
+        )
+        config.base_model_name_or_path = getattr(model, "name_or_path", None)
+        return config
+
+    def remove(self) -> None:
+        """Take the hooks off the LM and thaw what was not frozen before; the factors stay."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._thawed:
+            parameter.requires_grad_(True)
+        self._handles, self._thawed = [], []
+
+    def extra_repr(self) -> str:
+        """Shape of the stack."""
+        return f"n={self.n}, rank={self.rank}, alpha={self.alpha}, {len(self.targets)} layers"
+
+
+class _Rows:
+    """Which adapter each row of a forward belongs to, and how to take its factors."""
+
+    def __init__(self, which: list[int], n: int) -> None:
+        self.n = len(which)
+        self.length: int | None = None  # of the forward that runs, where its shape is known
+        self._with_adapter = [row for row, i in enumerate(which) if i != _BASE]
+        self._adapters = [which[row] for row in self._with_adapter]
+        self.is_base = not self._with_adapter
+        self.is_mixed = 0 < len(self._with_adapter) < self.n
+        # The usual case in training, where nothing need be copied.
+        self._are_first = self._adapters == list(range(len(self._adapters)))
+        self._are_all = self._are_first and len(self._adapters) == n
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def select(self, factors: Tensor) -> Tensor:
+        """Factors of each row that has an adapter."""
+        if self._are_all:
+            return factors
+        if self._are_first:
+            return factors[: len(self._adapters)]
+        return factors.index_select(0, self._indices(factors.device)[1])
+
+    def with_adapter(self, device: torch.device) -> Tensor:
+        """Indices of the rows that have an adapter."""
+        return self._indices(device)[0]
+
+    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._on:
+            self._on[device] = (
+                torch.tensor(self._with_adapter, device=device),
+                torch.tensor(self._adapters, device=device),
+            )
+        return self._on[device]
+
+
+# Hooks are objects, not closures, so that a copied or pickled module has working ones.
+
+
+class _ModelHook:
+    """Looks at the shape of each forward of the LM."""
+
+    def __init__(self, owner: StackedLoRA) -> None:
+        self.owner = owner
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rows = self.owner._rows
+        if rows is None:
+            return
+        if model.training and torch.is_grad_enabled() and _is_checkpointing(model):
+            raise LanguageModelError(
+                "gradient checkpointing runs layers again when it is not known any more which row "
+                "belongs to which adapter. Call gradient_checkpointing_disable() on the LM."
+            )
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if given is None:
+            given = kwargs.get("inputs_embeds")
+        rows.length = None
+        if isinstance(given, Tensor):
+            if len(given) != rows.n:
+                raise LanguageModelError(
+                    f"the LM was given {len(given)} rows, but rows() names the adapters of "
+                    f"{rows.n}. Name one adapter for each row, and -1 for the LM itself."
+                )
+            rows.length = given.shape[1]
+
+
+class _LayerHook:
+    """Adds the adapters' part to a layer's output."""
+
+    def __init__(self, owner: StackedLoRA, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.key = _key(name)
+
+    def __call__(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor | None:
+        rows = self.owner._rows
+        if rows is None or rows.is_base:
+            return None
+        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        is_flat = x.dim() == 2 and rows.length is not None and len(x) == rows.n * rows.length
+        if not is_flat and (x.dim() < 3 or len(x) != rows.n):
+            raise LanguageModelError(
+                f"{self.name} gets an input of shape {tuple(x.shape)} in a forward of {rows.n} "
+                "rows, so that it is unknown which part is whose (as in an expert of a mixture). "
+                "Leave it out of the target modules."
+            )
+        down = rows.select(self.owner.lora_A[self.key])
+        up = rows.select(self.owner.lora_B[self.key])
+        x = x.reshape(rows.n, -1, x.shape[-1])
+        if rows.is_mixed:
+            x = x.index_select(0, rows.with_adapter(x.device))
+        added = torch.bmm(torch.bmm(x.to(down.dtype), down.mT) * self.owner.scaling, up.mT)
+        wide = output.reshape(rows.n, -1, output.shape[-1])
+        wide = wide.to(torch.promote_types(output.dtype, added.dtype))
+        if rows.is_mixed:
+            # Not a sum with zeros: rows of the LM itself stay the same to the bit.
+            wide = wide.index_add(0, rows.with_adapter(x.device), added.to(wide.dtype))
+        else:
+            wide = wide + added
+        return wide.to(output.dtype).reshape(output.shape)
+
+
+def _is_checkpointing(model: nn.Module) -> bool:
+    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+
+
+def _empty_factor(layer: Any, dtype: torch.dtype | None) -> Tensor:
+    own: torch.dtype = layer.weight.dtype
+    if not own.is_floating_point or own.itemsize < 4:
+        own = torch.float32
+    return torch.empty(0, dtype=dtype or own, device=layer.weight.device)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")

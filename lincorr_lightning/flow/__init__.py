@@ -1,0 +1,16 @@
+"""Feature flow: matching, graphs, interventions and steering of SAE features."""
+
+from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph, group_codes
+from lincorr_lightning.flow.groups import FeatureGroups
+from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.flow.module import FeatureFlow
+
+__all__ = [
+    "GROUPS",
+    "DecoderMatcher",
+    "Edge",
+    "FeatureFlow",
+    "FeatureGroups",
+    "FlowGraph",
+    "group_codes",
+]

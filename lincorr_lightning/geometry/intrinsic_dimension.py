@@ -1,0 +1,160 @@
+"""Intrinsic dimension of the cloud of tokens at many scales: GRIDE, by maximum likelihood.
+
+Denti et al., 2022, "The generalized ratios intrinsic dimension estimator" (arXiv 2104.13832), as
+Viswanathan et al., 2025 (arXiv 2501.10573) use it on tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lincorr_lightning.geometry.distances import NearestTokens, layer_name
+
+# n2; its half is n1 (Viswanathan et al., section 3).
+RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
+
+# Each step doubles the digits: some six are taken, from any start.
+_MAX_STEPS = 60
+_CONVERGED = 1e-12
+# Where x/(1 - exp(-x)) comes from its series.
+_SMALL = 1e-4
+
+
+class IntrinsicDimension(NamedTuple):
+    """Intrinsic dimension per layer and range scaling.
+
+    Attributes:
+        dimension: ``(..., n_layers, n_scalings)``, float64; inf where all tokens have their n1-th
+            and n2-th neighbor at one distance, as the corners of a simplex have.
+        standard_error: Likewise, from the observed information.
+        n_tokens: Number of distinct tokens, ``(..., n_layers)``, int64.
+    """
+
+    dimension: Tensor
+    standard_error: Tensor
+    n_tokens: Tensor
+
+
+@torch.no_grad()
+def intrinsic_dimension(
+    nearest: NearestTokens, range_scalings: Sequence[int] = RANGE_SCALINGS
+) -> IntrinsicDimension:
+    """Estimate the intrinsic dimension of each layer at each range scaling.
+
+    With ``μ = r_{n2} / r_{n1}`` of each distinct token and n2 = 2 n1, maximum likelihood for d
+    under ``p(μ | d) = d (μ^d - 1)^{n2-n1-1} / (B(n2-n1, n1) μ^{(n2-1)d+1})``. At n2 = 2 it is the
+    2NN estimator, ``d = (N - 1) / Σ log μ``. As in DADApy, the score's N/d is (N - 1)/d, which
+    makes 2NN unbiased, and ratios beyond ``q50 + 20 (q95 - q50)`` are left out: such a token has a
+    neighbor that is all but its copy.
+
+    Args:
+        nearest: What `nearest_tokens` found, up to the largest of the scalings.
+        range_scalings: The n2's, even, at least 2.
+
+    Raises:
+        ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
+            named, has fewer than n2 + 1 distinct tokens.
+
+    Example:
+        >>> from lincorr_lightning.geometry.distances import nearest_tokens
+        >>> plane = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
+        >>> found = intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16))
+        >>> found.dimension.round().tolist()
+        [[2.0, 2.0]]
+    """
+    _check(nearest, range_scalings)
+    outer = torch.tensor(range_scalings, device=nearest.distances.device)
+    distinct = nearest.distinct
+    near = nearest.distances[..., outer // 2 - 1]
+    far = nearest.distances[..., outer - 1]
+    log_ratio = (far / near).log().mT  # (..., n_scalings, n_tokens)
+    log_ratio = log_ratio.where(distinct[..., None, :], torch.nan)
+    used = _without_outliers(log_ratio)
+    dimension, information = _maximum_likelihood(log_ratio.where(used, 0.0), used, outer)
+    return IntrinsicDimension(dimension, information.rsqrt(), distinct.sum(-1))
+
+
+def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
+    max_rank = nearest.distances.shape[-1]
+    for n2 in range_scalings:
+        if n2 < 2 or n2 % 2:
+            raise ValueError(f"range scaling {n2} must be even and at least 2: n2 = 2 n1")
+        if n2 > max_rank:
+            raise ValueError(f"range scaling {n2} needs neighbors up to it; listed are {max_rank}")
+    if not range_scalings:
+        raise ValueError("there must be a range scaling, such as 2")
+    n_distinct = nearest.distinct.sum(-1).flatten()
+    needed = max(range_scalings) + 1
+    for position in (n_distinct < needed).nonzero()[:1].flatten().tolist():
+        raise ValueError(
+            f"{layer_name(position, tuple(nearest.first.shape[:-1]))} (layers and prompts are "
+            f"counted from 0) has {int(n_distinct[position])} distinct tokens of "
+            f"{nearest.first.shape[-1]}; range scaling {needed - 1} needs {needed}: take longer or "
+            "less repetitive texts, or smaller range scalings"
+        )
+
+
+def _without_outliers(log_ratio: Tensor) -> Tensor:
+    """Which ratios are used; NaN ones are not."""
+    ratio = log_ratio.exp()
+    # NaN is sorted last. torch's own quantile refuses large tensors.
+    ordered = ratio.sort(dim=-1).values
+    last = (~ratio.isnan()).sum(-1, keepdim=True) - 1
+
+    def quantile(q: float) -> Tensor:
+        below = (q * last).floor()
+        low, high = (ordered.gather(-1, rank.long()) for rank in (below, (q * last).ceil()))
+        return low + (q * last - below) * (high - low)
+
+    middle, high = quantile(0.5), quantile(0.95)
+    # Equality keeps a cloud in which all ratios are the same.
+    return ratio <= middle + 20 * (high - middle)
+
+
+def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+    """Root of the score, and the observed information there.
+
+    The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
+    h(x) = x / (1 - exp(-x)): convex and falling, so that Newton's steps from 0 come nearer to the
+    root from one side, whatever the cloud; at n2 = 2 the first is the closed form.
+
+    Args:
+        log_ratio: log μ, ``(..., n_scalings, n_tokens)``; 0 where not used.
+        used: Likewise, bool.
+        outer: The n2's, ``(n_scalings,)``.
+    """
+    n2 = outer.double()
+    a = n2 / 2 - 1
+    n = used.sum(-1).double()
+    total = log_ratio.sum(-1)
+    tied = total <= 0
+    total = total.where(~tied, 1.0)
+    d = torch.zeros_like(total)
+    for _ in range(_MAX_STEPS):
+        h, slope = _growth(d[..., None] * log_ratio)
+        value = n - 1 + a * (h * used).sum(-1) - (n2 - 1) * d * total
+        falling = a * (slope * log_ratio).sum(-1) - (n2 - 1) * total
+        step = -value / falling
+        d = d + step
+        if bool((step.abs() <= _CONVERGED * d).all()):
+            break
+    x = d[..., None] * log_ratio
+    h, _ = _growth(x)
+    # (log μ)² μ^-d / (1 - μ^-d)², times d².
+    curvature = (h**2 * (-x).exp() * used).sum(-1)
+    information = (n + a * curvature) / d**2
+    return d.where(~tied, torch.inf), information.where(~tied, 0.0)
+
+
+def _growth(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``h(x) = x / (1 - exp(-x))`` and its slope, for x from 0 on."""
+    small = x < _SMALL
+    safe = x.where(~small, 1.0)
+    share = -torch.expm1(-safe)
+    h = safe / share
+    slope = (1 - h * (-safe).exp()) / share
+    return torch.where(small, 1 + x / 2, h), torch.where(small, 0.5 + x / 6, slope)

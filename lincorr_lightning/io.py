@@ -1,0 +1,279 @@
+"""Where a run writes, and how: every file whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from lincorr_lightning.errors import OutputError
+
+if TYPE_CHECKING:
+    pass
+
+_WAY_OUT = "Choose another folder, with --trainer.default_root_dir or the path you passed."
+_REASONS = {
+    errno.ENOSPC: "the disk is full. Free some space, or choose another folder",
+    errno.EDQUOT: "your quota on this disk is used up. Free some space, or choose another folder",
+    errno.EROFS: "it is on a read-only file system",
+    errno.EACCES: "you may not write there",
+    errno.EPERM: "you may not write there",
+    errno.EISDIR: "a folder of that name is in the way",
+}
+
+# -- folders ----------------------------------------------------------------------------------
+
+
+def new_version(parent: Path) -> Path:
+    """Make the next free folder ``version_N``.
+
+    Args:
+        parent: The folder that holds the versions; it is made if it is missing.
+
+    Raises:
+        OutputError: The folder cannot be made.
+    """
+    with _told(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
+        version = max(taken, default=-1) + 1
+        while True:
+            folder = parent / f"version_{version}"
+            try:
+                folder.mkdir()
+            except FileExistsError:  # another run was quicker
+                version += 1
+            else:
+                return folder
+
+
+def check_writable(folder: str | Path) -> None:
+    """Make a folder and try a small file in it, before hours of work are spent.
+
+    Args:
+        folder: Where the run will write.
+
+    Raises:
+        OutputError: It cannot be made or written; the message says why.
+    """
+    trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
+    try:
+        with _told(Path(folder)):
+            trial.parent.mkdir(parents=True, exist_ok=True)
+            with trial.open("xb") as file:
+                file.write(b"lincorr")
+                file.flush()
+                os.fsync(file.fileno())
+    finally:
+        with suppress(OSError):
+            trial.unlink()
+
+
+# -- whole files -----------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Write a file whole or not at all.
+
+    Folders that lack are made. What is at `path` stays until the new file is complete on the disk.
+
+    Args:
+        path: The file to write.
+
+    Yields:
+        A file in the same folder, with the same suffix, to write to in the ``with`` block.
+
+    Raises:
+        OutputError: It cannot be written; the message says why, and nothing is left behind.
+    """
+    path = Path(path)
+    part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
+    try:
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.touch(exist_ok=False)
+            mode = part.stat().st_mode
+            yield part
+            part.chmod(mode)  # safetensors would keep its files from everybody else
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
+    """Write a folder whole or not at all.
+
+    Args:
+        folder: The folder to write. If it is there, it is replaced once the new one is complete.
+        names: What the old one may hold. It is not replaced if it holds anything else.
+
+    Yields:
+        A folder beside it to write to in the ``with`` block.
+
+    Raises:
+        OutputError: It cannot be written or holds other files; the old one, if any, is still there.
+    """
+    folder = Path(folder)
+    new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
+    old = folder.with_name(f"{new.name}-old")
+    try:
+        with _told(folder):
+            others = (
+                sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
+            )
+            if others:
+                raise OutputError(
+                    f"cannot replace {folder}: it holds {others[0]}, which would be lost. "
+                    "Choose another folder."
+                )
+            new.mkdir(parents=True)
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+    except OutputError as error:  # of a file in the new folder, whose name tells nobody anything
+        raise OutputError(str(error).replace(str(new), str(folder))) from error.__cause__
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn an operating system's refusal into one that names the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {_reason(path, error)}") from error
+    except SafetensorError as error:  # safetensors hides the operating system's error in its own
+        full = "os error 28" in str(error)
+        reason = f"{_REASONS[errno.ENOSPC]}." if full else f"{error}. {_WAY_OUT}"
+        raise OutputError(f"cannot write {path}: {reason}") from error
+
+
+def _reason(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        for place in (path, *path.parents):
+            if place.exists() and not place.is_dir():
+                return f"{place} is a file where a folder is needed. {_WAY_OUT}"
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return f"{reason}." if "another folder" in reason else f"{reason}. {_WAY_OUT}"
+
+
+def write_json(path: str | Path, obj: Any) -> None:
+    """Write data as JSON that any reader takes: no NaN, no Infinity.
+
+    Args:
+        path: The file to write.
+        obj: Mappings, sequences, strings, numbers, booleans, None; numpy's kinds and paths too.
+
+    Raises:
+        ValueError: A number is NaN or infinite; the message names its place. Pass None for it.
+        TypeError: A value that JSON has no form for; the message names its place.
+        OutputError: The file cannot be written.
+    """
+    text = json.dumps(_plain(obj, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with atomic_write(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def _plain(value: Any, place: str) -> Any:
+    """The same data in Python's own kinds."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{place or 'the value'} is {value}, which JSON cannot say: use None")
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{place}.{k}" if place else str(k)) for k, v in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(member, f"{place}[{i}]") for i, member in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(
+        f"{place or 'the value'} is a {type(value).__name__}, which JSON has no form for"
+    )
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table; None is an empty cell.
+
+    Args:
+        path: The file to write.
+        columns: Names of the columns.
+        rows: Cells of each row.
+
+    Raises:
+        ValueError: A row has more or fewer cells than there are columns, or a number that is NaN
+            or infinite; the message names it.
+        OutputError: The file cannot be written.
+    """
+    with (
+        atomic_write(path) as part,
+        part.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for i, row in enumerate(rows):
+            if len(row) != len(columns):
+                raise ValueError(
+                    f"{path}: row {i} has {len(row)} cells for {len(columns)} columns: {row}"
+                )
+            for column, cell in zip(columns, row, strict=True):
+                if isinstance(cell, (float, np.floating)) and not math.isfinite(cell):
+                    raise ValueError(f"{path}: {column} of row {i} is {cell}: use None")
+            writer.writerow(row)
+
+
+# -- names -----------------------------------------------------------------------------------
+
+_SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
+
+
+def safe_names(names: Iterable[str]) -> dict[str, str]:
+    """Names as file systems and TensorBoard take them, each once.
+
+    Args:
+        names: Names of knowledges or pairs.
+
+    Example:
+        >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])
+        {'city->country': 'city-country', 'X+2->X/2': 'Xplus2-Xover2', 'a b': 'a_b', 'a_b': 'a_b_2'}
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in dict.fromkeys(names):
+        safe = name
+        for sign, word in _SPELLED.items():
+            safe = safe.replace(sign, word)
+        safe = stem = re.sub(r"[^\w.-]", "_", safe) or "_"
+        count = 1
+        while safe.lower() in taken:  # some file systems do not tell "A" from "a"
+            count += 1
+            safe = f"{stem}_{count}"
+        taken.add(safe.lower())
+        found[name] = safe
+    return found

@@ -1,0 +1,392 @@
+"""The fitted maps as an artifact of their own: one folder, readable without the LM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.io import atomic_folder, atomic_write, write_json
+from lincorr_lightning.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from lincorr_lightning.lm.language_model import LanguageModel
+
+FORMAT_VERSION = 1
+_CONFIG = "config.json"
+_TENSORS = "linear_map.safetensors"
+_NAMED = 5  # labels that an error message names
+
+
+class LinearMap:
+    """``F_target(X) = W F_source(X) + b`` for some pairs of knowledges, with the labels it is for.
+
+    Args:
+        weights: W of each pair, as ``city->country``: ``(n_target_labels, n_source_labels)``.
+        biases: b of each pair, ``(n_target_labels,)``.
+        token_ids: Tokens of each knowledge's labels, in the order of the rows and columns of W.
+        labels: Texts of each knowledge's labels, in the same order.
+        templates: Prompt of each knowledge.
+        ridge: Ridge strength each pair was fitted with.
+        lm: Name or path of the LM it was fitted on.
+        fingerprint: That LM's fingerprint: of its tokenizer, its config and its weights.
+
+    Raises:
+        LinearMapError: The parts do not belong together; the message names the key.
+
+    Attributes:
+        ridge: Ridge strength of each pair.
+        lm: Name or path of the LM.
+        fingerprint: That LM's fingerprint.
+        templates: Prompt of each knowledge.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, Tensor],
+        biases: Mapping[str, Tensor],
+        token_ids: Mapping[str, Sequence[int]],
+        labels: Mapping[str, Sequence[str]],
+        templates: Mapping[str, str],
+        ridge: Mapping[str, float],
+        lm: str,
+        fingerprint: Mapping[str, str],
+    ) -> None:
+        # Copied: a map that is still being trained must not change this one.
+        self._weights = {pair: _float64(weight) for pair, weight in weights.items()}
+        self._biases = {pair: _float64(bias) for pair, bias in biases.items()}
+        self._token_ids = {name: tuple(map(int, ids)) for name, ids in token_ids.items()}
+        self._labels = {name: tuple(texts) for name, texts in labels.items()}
+        self.templates = dict(templates)
+        self.ridge = {pair: float(strength) for pair, strength in ridge.items()}
+        self.lm = lm
+        self.fingerprint = dict(fingerprint)
+        self._check()
+
+    def __repr__(self) -> str:
+        return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
+
+    # -- what it holds -----------------------------------------------------------------------
+
+    @property
+    def pairs(self) -> list[str]:
+        """Names of the pairs, as ``city->country``."""
+        return list(self._weights)
+
+    @property
+    def knowledges(self) -> list[str]:
+        """Names of the knowledges that some pair uses."""
+        return list(self._labels)
+
+    def weight(self, pair: str) -> Tensor:
+        """W of a pair, ``(n_target_labels, n_source_labels)``, float64.
+
+        Raises:
+            LinearMapError: There is no such pair.
+        """
+        return self._weights[self._known(pair, self._weights, "pair")]
+
+    def bias(self, pair: str) -> Tensor:
+        """Bias of a pair, ``(n_target_labels,)``, float64.
+
+        Raises:
+            LinearMapError: There is no such pair.
+        """
+        return self._biases[self._known(pair, self._biases, "pair")]
+
+    def labels(self, knowledge: str) -> list[str]:
+        """Texts of a knowledge's labels.
+
+        Raises:
+            LinearMapError: There is no such knowledge.
+        """
+        return list(self._labels[self._known(knowledge, self._labels, "knowledge")])
+
+    def token_ids(self, knowledge: str) -> list[int]:
+        """Tokens of a knowledge's labels.
+
+        Raises:
+            LinearMapError: There is no such knowledge.
+        """
+        return list(self._token_ids[self._known(knowledge, self._token_ids, "knowledge")])
+
+    def predict(self, pair: str, source_logits: Tensor) -> Tensor:
+        """Predict target logits.
+
+        Args:
+            pair: As ``city->country``.
+            source_logits: Logits of the source's labels, ``(n_subjects, n_source_labels)``.
+
+        Returns:
+            ``(n_subjects, n_target_labels)``, float64, on the device of `source_logits`.
+
+        Raises:
+            LinearMapError: There is no such pair, or the logits are of other labels.
+        """
+        weight = self.weight(pair).to(source_logits.device)
+        if source_logits.ndim != 2 or source_logits.shape[1] != weight.shape[1]:
+            raise LinearMapError(
+                f"{pair} takes source logits (n_subjects, {weight.shape[1]}), "
+                f"not {tuple(source_logits.shape)}. "
+                f"Take the logits of token_ids({_ends(pair)[0]!r})."
+            )
+        return source_logits.double() @ weight.T + self.bias(pair).to(source_logits.device)
+
+    def _known(self, name: str, among: Mapping[str, Any], kind: str) -> str:
+        if name not in among:
+            raise LinearMapError(
+                f"this linear map has no {kind} {name!r}; it has {', '.join(among)}. "
+                "Fit one that has it with `lincorr fit`."
+            )
+        return name
+
+    # -- whom it fits ------------------------------------------------------------------------
+
+    def check_labels(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Refuse a tokenizer for which the stored tokens are other labels.
+
+        Args:
+            tokenizer: Of the LM whose logits will be mapped; it may be another LM than the fit's.
+
+        Raises:
+            LinearMapError: It names the knowledge, the first labels that differ, and how many do.
+        """
+        for knowledge, texts in self._labels.items():
+            found = [_decode(tokenizer, token) for token in self._token_ids[knowledge]]
+            wrong = [
+                (text, readings[0])
+                for text, readings in zip(texts, found, strict=True)
+                if text not in readings
+            ]
+            if wrong:
+                named = ", ".join(f"{text!r} is {ours!r} there" for text, ours in wrong[:_NAMED])
+                more = ", ..." if len(wrong) > _NAMED else ""
+                name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+                raise LinearMapError(
+                    f"this linear map was fitted on {self.lm} and does not fit the tokenizer "
+                    f"{name}: {len(wrong)} of {len(texts)} labels of {knowledge} are other tokens "
+                    f"({named}{more}). Take an LM with the same tokenizer, or fit a map on this "
+                    "LM with `lincorr fit`."
+                )
+
+    def check_same_lm(self, fingerprint: Mapping[str, str], name: str = "this LM") -> None:
+        """Refuse any other LM than the one the map was fitted on.
+
+        Args:
+            fingerprint: Of the loaded LM: ``language_model.fingerprint``.
+            name: What to call it in the message.
+
+        Raises:
+            LinearMapError: It says whether tokenizer, config or weights differ.
+        """
+        parts = dict.fromkeys([*self.fingerprint, *fingerprint])
+        other = [part for part in parts if self.fingerprint.get(part) != fingerprint.get(part)]
+        if other:
+            raise LinearMapError(
+                f"this linear map was fitted on {self.lm}, from which {name} differs in its "
+                f"{' and '.join(other)}. Pass that LM, or fit a map on {name} with `lincorr fit`."
+            )
+
+    # -- to and from the disk ----------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
+
+        It appears as a whole: the map that was there stays until the new one is complete.
+
+        Args:
+            folder: A new folder, or one that holds a linear map and nothing else.
+
+        Raises:
+            OutputError: It cannot be written, or holds other files.
+        """
+        with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
+            with atomic_write(new / _TENSORS) as part:
+                save_file(self._tensors(), part)
+            write_json(new / _CONFIG, self._config())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {}
+        for pair in self.pairs:
+            tensors[f"{pair}/weight"] = self._weights[pair]
+            tensors[f"{pair}/bias"] = self._biases[pair]
+        for name, ids in self._token_ids.items():
+            tensors[f"{name}/token_ids"] = torch.tensor(ids, dtype=torch.int64)
+        return tensors
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
+            "pairs": {pair: {"ridge": self.ridge[pair]} for pair in self.pairs},
+            "knowledges": {
+                name: {
+                    "template": self.templates[name],
+                    "labels": texts,
+                    "token_ids": self._token_ids[name],
+                }
+                for name, texts in self._labels.items()
+            },
+            "versions": {
+                "lincorr_lightning": __version__,
+                **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+            },
+        }
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        language_model: LanguageModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> LinearMap:
+        """Read an artifact.
+
+        Args:
+            folder: What `save` wrote, such as ``linear_map/`` of a probe's run.
+            language_model: LM whose logits will be mapped; its labels are checked. Whether it is
+                the very LM of the fit is for `check_same_lm` to say.
+            tokenizer: Instead of the LM, its tokenizer.
+
+        Raises:
+            LinearMapError: The folder or a file of it is missing or damaged, config and tensors
+                disagree, the format is unknown, or the labels are not those of the tokenizer.
+        """
+        folder = Path(folder)
+        config = _read_config(folder)
+        tensors = _read_tensors(folder / _TENSORS)
+        try:
+            linear_map = cls._assemble(config, tensors)
+        except LinearMapError as error:
+            raise LinearMapError(f"{folder} is damaged: {error} Fit the map again.") from None
+        if tokenizer is None and language_model is not None:
+            tokenizer = language_model.tokenizer
+        if tokenizer is not None:
+            linear_map.check_labels(tokenizer)
+        return linear_map
+
+    @classmethod
+    def _assemble(cls, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
+        """Put config and tensors together, each key of both used once."""
+
+        def take(key: str) -> Tensor:
+            if key not in tensors:
+                raise LinearMapError(f"{_CONFIG} names {key}, which {_TENSORS} lacks.")
+            return tensors.pop(key)
+
+        try:
+            pairs, knowledges = dict(config["pairs"]), dict(config["knowledges"])
+            parts: dict[str, Any] = {
+                "labels": {name: entry["labels"] for name, entry in knowledges.items()},
+                "token_ids": {name: entry["token_ids"] for name, entry in knowledges.items()},
+                "templates": {name: entry["template"] for name, entry in knowledges.items()},
+                "ridge": {pair: entry["ridge"] for pair, entry in pairs.items()},
+                "lm": config["lm"]["name_or_path"],
+                "fingerprint": config["lm"]["fingerprint"],
+            }
+            for name in knowledges:
+                if take(f"{name}/token_ids").tolist() != list(parts["token_ids"][name]):
+                    raise LinearMapError(f"{name}/token_ids differs from that of {_CONFIG}.")
+            weights = {pair: take(f"{pair}/weight") for pair in pairs}
+            biases = {pair: take(f"{pair}/bias") for pair in pairs}
+            if tensors:
+                raise LinearMapError(f"{_TENSORS} has {sorted(tensors)[0]}, which {_CONFIG} lacks.")
+            return cls(weights=weights, biases=biases, **parts)
+        except KeyError as error:
+            raise LinearMapError(f"{_CONFIG} lacks the key {error}.") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise LinearMapError(f"{_CONFIG} has a value of the wrong kind ({error}).") from None
+
+    def _check(self) -> None:
+        for name, texts in self._labels.items():
+            ids = self._token_ids.get(name, ())
+            if len(ids) != len(texts) or name not in self.templates:
+                raise LinearMapError(
+                    f"{name} has {len(texts)} labels, {len(ids)} token ids and "
+                    f"{'a' if name in self.templates else 'no'} template."
+                )
+        for pair, weight in self._weights.items():
+            source, target = _ends(pair)
+            for name in (source, target):
+                if name not in self._labels:
+                    raise LinearMapError(f"the pair {pair} has no labels of {name}.")
+            if pair not in self._biases or pair not in self.ridge:
+                raise LinearMapError(f"the pair {pair} lacks its bias or its ridge.")
+            n_target, n_source = len(self._labels[target]), len(self._labels[source])
+            for key, tensor, shape in (
+                (f"{pair}/weight", weight, (n_target, n_source)),
+                (f"{pair}/bias", self._biases[pair], (n_target,)),
+            ):
+                if tuple(tensor.shape) != shape:
+                    raise LinearMapError(
+                        f"{key} has the shape {tuple(tensor.shape)}; the labels ask for {shape}."
+                    )
+                if not tensor.isfinite().all():
+                    raise LinearMapError(f"{key} holds NaN or infinite numbers.")
+
+
+def _float64(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64, copy=True).contiguous()
+
+
+def _ends(pair: str) -> tuple[str, str]:
+    source, arrow, target = pair.partition("->")
+    if not (source and arrow and target):
+        raise LinearMapError(f"{pair!r} is no pair; write it as 'city->country'.")
+    return source, target
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
+    """How a domain may have written a token: alone, or with its spelling if two read alike."""
+    if not 0 <= token < len(tokenizer):
+        return "no token", "no token"
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    text = text.replace("▁", " ").strip()
+    return text, f"{text} [{tokenizer.convert_ids_to_tokens(token)} {token}]"
+
+
+def _fail_to_read(path: Path, reason: str) -> NoReturn:
+    raise LinearMapError(
+        f"cannot read {path}: {reason}. Pass the linear_map/ folder of a probe's run, "
+        "or fit the map again with `lincorr fit`."
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        _fail_to_read(folder, "there is no such folder")
+    path = folder / _CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        _fail_to_read(path, (error.strerror or str(error)).lower())
+    except ValueError as error:
+        _fail_to_read(path, f"it is no valid JSON ({error})")
+    if not isinstance(config, dict) or "format_version" not in config:
+        _fail_to_read(path, "it is not the config of a linear map")
+    if config["format_version"] != FORMAT_VERSION:
+        raise LinearMapError(
+            f"{path} has format version {config['format_version']}; this version of "
+            f"lincorr-lightning ({__version__}) reads {FORMAT_VERSION}. Install one that reads it."
+        )
+    return config
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        _fail_to_read(path, "there is no such file")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        _fail_to_read(path, f"it is damaged or cut short ({error})")

@@ -1,0 +1,254 @@
+"""The results of a study: numbers, tables and figures, independent of where they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lincorr_lightning.io import atomic_write, write_csv, write_json
+from lincorr_lightning.results.provenance import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    from lincorr_lightning.results.style import Picture
+
+SCHEMA = 2
+"""Version of the layout of ``results.json``; 1 is what releases before 0.2 wrote."""
+
+RESULTS_FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a `Table`.
+
+    Attributes:
+        key: Name of the column in the CSV file.
+        heading: Name of the column for readers; empty for the key with spaces.
+        format: Format specification of its numbers, such as ``.2f`` or ``.0%``; empty for text.
+    """
+
+    key: str
+    heading: str = ""
+    format: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading, or the key with spaces for underscores."""
+        return self.heading or self.key.replace("_", " ")
+
+    def show(self, value: Any) -> str:
+        """Return a cell as text: numbers by `format`, None as an empty text.
+
+        Example:
+            >>> Column("r", format=".2f").show(0.987), Column("pair").show(None)
+            ('0.99', '')
+        """
+        if value is None:
+            return ""
+        if self.format and not isinstance(value, (str, bool)):
+            return format(value, self.format)
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a study's results.
+
+    Attributes:
+        name: Name of the file ``tables/<name>.csv``.
+        columns: The columns, or their keys alone.
+        rows: Cells of each row, one per column; None is an empty cell.
+        caption: What the table shows, one sentence.
+        note: How to read it, or what is left out.
+        headline: Whether the table is shown at the end of a run and first on a report page.
+    """
+
+    name: str
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    note: str = ""
+    headline: bool = False
+
+    @classmethod
+    def from_dicts(
+        cls,
+        name: str,
+        rows: Iterable[Mapping[str, Any]],
+        columns: Sequence[Column | str],
+        **options: Any,
+    ) -> Table:
+        """Make a table from rows given as mappings; a key that a row lacks is an empty cell.
+
+        Args:
+            name: Name of the file ``tables/<name>.csv``.
+            rows: Cells of each row by column key.
+            columns: The columns, or their keys alone.
+            **options: Other attributes of `Table`.
+        """
+        keys = [column if isinstance(column, str) else column.key for column in columns]
+        return cls(name, columns, [[row.get(key) for key in keys] for row in rows], **options)
+
+    @cached_property
+    def _columns(self) -> list[Column]:
+        return [Column(column) if isinstance(column, str) else column for column in self.columns]
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the columns, as in the CSV file."""
+        return [column.key for column in self._columns]
+
+    def texts(self, limit: int | None = None) -> list[list[str]]:
+        """Return the cells as text, formatted by their columns.
+
+        Args:
+            limit: Number of rows at most.
+        """
+        return [
+            [column.show(cell) for column, cell in zip(self._columns, row, strict=True)]
+            for row in self.rows[:limit]
+        ]
+
+    def markdown(self, limit: int | None = None) -> str:
+        """Return the table as Markdown.
+
+        Args:
+            limit: Number of rows at most.
+        """
+        from lincorr_lightning.results.tables import markdown_table
+
+        return markdown_table([column.title for column in self._columns], self.texts(limit))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``results.json`` says about the table; its cells are in the CSV file."""
+        return {
+            "name": self.name,
+            "caption": self.caption,
+            "note": self.note,
+            "headline": self.headline,
+            "columns": [
+                {"key": column.key, "heading": column.title, "format": column.format}
+                for column in self._columns
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study's results, drawn once for all writers.
+
+    Attributes:
+        name: Name of the file ``figures/<name>.png``.
+        caption: What the figure shows, one sentence.
+        draw: Function that draws it.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[], MatplotlibFigure]
+
+    @cached_property
+    def picture(self) -> Picture:
+        """The drawn figure as PNG."""
+        from lincorr_lightning.results.style import to_picture
+
+        return to_picture(self.draw())
+
+    def to_json(self) -> dict[str, str]:
+        """Return what ``results.json`` says about the figure."""
+        return {"name": self.name, "caption": self.caption}
+
+
+@dataclass
+class Results:
+    """Everything that a study found, as plain data.
+
+    Attributes:
+        study: Name of the study, as ``linear_probe``.
+        values: The study's own keys of ``results.json``.
+        scalars: Numbers for the loggers, by log key (``val/label_mean``).
+        tables: Tables, written as CSV.
+        figures: Figures, written as PNG.
+        lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`; None if the study
+            has none.
+        settings: Hyper-parameters of the study, and under ``data`` those of its data.
+        charts: Curves that TensorBoard lays over one another: group -> chart -> log keys.
+        included: Results of callbacks, which write their own tables and figures.
+    """
+
+    study: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    lm: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    charts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    included: Sequence[Results] = ()
+
+    def table(self, name: str) -> Table:
+        """Return the table of this name.
+
+        Raises:
+            KeyError: There is no such table.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(f"no table {name!r}; there are {[table.name for table in self.tables]}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``results.json``."""
+        return {
+            "study": self.study,
+            "schema": SCHEMA,
+            "lm": None if self.lm is None else dict(self.lm),
+            "versions": versions(),
+            **self.values,
+            **{one.study: dict(one.values) for one in self.included},
+            "settings": dict(self.settings),
+            "tables": [t.to_json() for one in (self, *self.included) for t in one.tables],
+            "figures": [f.to_json() for one in (self, *self.included) for f in one.figures],
+        }
+
+    def write(self, folder: str | Path) -> None:
+        """Write ``tables/*.csv``, ``figures/*.png`` and, last, ``results.json``.
+
+        ``results.json`` comes last, so that a folder that holds it is complete.
+
+        Args:
+            folder: The run's folder.
+
+        Raises:
+            OutputError: A file cannot be written.
+        """
+        self.write_parts(folder)
+        write_json(Path(folder) / RESULTS_FILE, self.to_json())
+
+    def write_parts(self, folder: str | Path) -> None:
+        """Write tables and figures alone, as callbacks do in a run that is not theirs.
+
+        Args:
+            folder: The run's folder.
+
+        Raises:
+            OutputError: A file cannot be written.
+        """
+        from tqdm import tqdm
+
+        folder = Path(folder)
+        for table in self.tables:
+            write_csv(folder / "tables" / f"{table.name}.csv", table.keys, table.rows)
+        progress = tqdm(
+            self.figures, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
+        )
+        for figure in progress:
+            with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
+                part.write_bytes(figure.picture.png)

@@ -1,0 +1,259 @@
+"""What all figures share: size, type, colours, and text that is legible whatever the labels hold.
+
+Figures are made object by object and drawn by Agg: nothing here touches pyplot or its global state,
+so that a figure can be made inside anybody's program.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+
+from lincorr_lightning.io import atomic_write
+
+# Okabe and Ito's colours, which people who see fewer colours tell apart too.
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
+DPI = 150
+# Tried in this order for signs that matplotlib's own font lacks: Chinese, Japanese, and the rest.
+_OTHER_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
+    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC",
+    "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei", "Arial Unicode MS",
+    "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
+    "Noto Sans Devanagari", "Unifont",
+)  # fmt: skip
+
+
+def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
+    """An empty figure under its title.
+
+    Args:
+        width: In inches.
+        height: In inches, title and subtitle not counted.
+        title: In bold, broken into as many lines as it needs.
+        subtitle: In grey below it, likewise.
+    """
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
+    FigureCanvasAgg(figure)
+    head, below = _wrap(figure, title, 12, "bold"), _wrap(figure, subtitle, 9, "normal")
+    # A line takes a third more than its letters; then some air.
+    room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
+    figure.set_size_inches(width, height + room)
+    layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
+    layout.set(rect=(0, 0, 1, height / (height + room)))
+    top = 1 - 0.08 / (height + room)
+    under = top - 12 * 1.35 * len(head) / 72 / (height + room)
+    left = 0.08 / width
+    for y, lines, size, weight, colour in (
+        (top, head, 12, "bold", INK),
+        (under, below, 9, "normal", GREY),
+    ):
+        figure.text(left, y, "\n".join(lines), fontsize=size, fontweight=weight, color=colour,
+                    va="top", linespacing=1.2, in_layout=False)  # fmt: skip
+    return figure
+
+
+def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
+    """Break a text so that no line is wider than the figure."""
+    room = figure.bbox.width - 0.16 * DPI
+    space = _width("a b", size, weight) - _width("a", size, weight) - _width("b", size, weight)
+    lines: list[str] = []
+    used = 0.0
+    for word in map(_flat, text.split()):
+        width = _width(word, size, weight)
+        if lines and used + space + width <= room:
+            lines[-1] += f" {word}"
+            used += space + width
+            continue
+        lines.append("")
+        for sign in word if width > room else [word]:  # a path may be longer than a line
+            if lines[-1] and _width(lines[-1] + sign, size, weight) > room:
+                lines.append("")
+            lines[-1] += sign
+        used = _width(lines[-1], size, weight)
+    return lines
+
+
+@lru_cache(maxsize=4096)
+def _width(text: str, size: float, weight: str) -> float:
+    """In pixels."""
+    font = font_manager.FontProperties(family="DejaVu Sans", size=size, weight=weight)
+    width, _, _ = _renderer().get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
+
+
+@cache
+def _renderer() -> Any:
+    return FigureCanvasAgg(Figure((1, 1), dpi=DPI)).get_renderer()  # type: ignore[no-untyped-call]
+
+
+def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Name a panel and its axes, with a pale grid behind the data.
+
+    Args:
+        axes: The panel.
+        title: Of the panel.
+        x: Of the horizontal axis.
+        y: Of the vertical axis.
+    """
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
+    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+
+
+def finish(figure: Figure) -> Figure:
+    """Give all texts fonts that have their signs, and take dollars for dollars, not formulas."""
+    texts = figure.findobj(Text)
+    signs = "".join(text.get_text() for text in texts if isinstance(text, Text))
+    families = _families(signs)
+    for text in texts:
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_fontfamily(families)
+    return figure
+
+
+class Picture(NamedTuple):
+    """A drawn figure.
+
+    Attributes:
+        png: The file's bytes.
+        width: In pixels.
+        height: In pixels.
+    """
+
+    png: bytes
+    width: int
+    height: int
+
+
+def to_picture(figure: Figure) -> Picture:
+    """Draw a figure."""
+    # `savefig` would lay everything out twice.
+    canvas = figure.canvas
+    if not isinstance(canvas, FigureCanvasAgg):
+        canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    file = io.BytesIO()
+    # zlib's default takes twice as long for a tenth less.
+    imsave(file, pixels, format="png", dpi=int(figure.dpi), pil_kwargs={"compress_level": 3})
+    return Picture(file.getvalue(), width=pixels.shape[1], height=pixels.shape[0])
+
+
+def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
+    """Labels as a figure can show them.
+
+    Long ones are cut. One that no font here can draw is spelt in Unicode numbers, which is better
+    than a row of boxes.
+
+    Args:
+        labels: Labels of rows or columns.
+        longest: How many signs may be shown.
+
+    Returns:
+        The labels, and a note on the numbers: empty if there are none.
+    """
+    shown, note = [], ""
+    for label in map(_flat, labels):
+        if not _drawable(label):
+            label = " ".join(f"U+{ord(sign):04X}" for sign in label)
+            note = "U+: no font found here has these signs"
+        shown.append(label if len(label) <= longest else f"{label[: longest - 1]}…")
+    return shown, note
+
+
+def short_name(lm: str) -> str:
+    """An LM's name as a title has room for it: of a folder the last part, else as it is.
+
+    Example:
+        >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
+        ('some-lm', 'org/some-lm', 'some-lm')
+    """
+    parts = [part for part in lm.replace("\\", "/").split("/") if part]
+    # A hub id is an owner and a name.
+    is_folder = lm.startswith(("/", ".", "~", "\\")) or len(parts) > 2 or ":" in lm
+    return parts[-1] if parts and is_folder else lm
+
+
+def _flat(text: str) -> str:
+    """One line, without signs that are not drawn."""
+    return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
+
+
+def _families(signs: str) -> list[str]:
+    """Font families that together draw as many of these signs as can be drawn."""
+    missing = {sign for sign in signs if sign.isprintable() and not _has("DejaVu Sans", sign)}
+    families = ["DejaVu Sans"]
+    for family in _installed() if missing else ():
+        found = {sign for sign in missing if _has(family, sign)}
+        if found:
+            families.append(family)
+            missing -= found
+    return families
+
+
+def _drawable(label: str) -> bool:
+    families = _families(label)
+    return all(any(_has(family, sign) for family in families) for sign in label)
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(family for family in _OTHER_FONTS if family in names)
+
+
+@cache
+def _has(family: str, sign: str) -> bool:
+    path = Path(font_manager.findfont(family))
+    return bool(font_manager.get_font(str(path)).get_char_index(ord(sign)))
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Save a figure as the picture its suffix names.
+
+    Args:
+        figure: A matplotlib figure.
+        path: The file to write.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if Path(path).suffix == ".png":
+        write_picture(to_picture(figure), path)
+        return
+    with atomic_write(path) as part:
+        figure.savefig(part, dpi=figure.dpi)
+
+
+def write_picture(picture: Picture, path: str | Path) -> None:
+    """Write a figure that is drawn already.
+
+    Args:
+        picture: The figure.
+        path: The file to write.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    with atomic_write(path) as part:
+        part.write_bytes(picture.png)

@@ -1,0 +1,163 @@
+"""A run's scalars as a figure, like the cards of TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    finish,
+    legible,
+    new_figure,
+)
+
+History = Mapping[str, Sequence[tuple[int, float]]]
+"""(step, value) pairs by tag."""
+
+_MOST_PANELS = 6
+MOST_CURVES = 12
+"""In a panel."""
+_LONGEST = 34  # signs of a name
+_PANEL = 3.5  # inches
+# The rest of Okabe and Ito's colours; black and yellow are left out.
+_PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+_MEANINGS = {
+    "generalized": BLUE, "hallucinated": ORANGE, "unchanged": GREY, "source_learned": GREEN,
+}  # fmt: skip
+_MOST_MARKERS = 30
+_MANY = 120  # from here on, a curve is smoothed as TensorBoard does
+_SMOOTHING = 0.6
+
+
+def training_curves(
+    history: History, title: str, subtitle: str = "", most_panels: int = _MOST_PANELS
+) -> Figure:
+    """A panel for each group of tags, the tags of a group over each other; x is the step.
+
+    Values that are not finite are left out. Curves of many points are smoothed as TensorBoard
+    smooths them, with the values themselves pale behind.
+
+    Args:
+        history: (step, value) pairs by tag; a tag's group is what stands before its first ``/``.
+        title: It should name the run.
+        subtitle: Anything else one must know to read it.
+        most_panels: How many groups are shown, the first ones.
+    """
+    curves = {tag: points for tag, found in history.items() if len(points := _points(found))}
+    groups: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
+    for tag, points in curves.items():
+        group, _, name = tag.partition("/")
+        groups.setdefault(group, {})[name or group] = points
+    shown = dict(list(groups.items())[:most_panels])
+    smoothed = any(len(points) > _MANY for lines in shown.values() for points in lines.values())
+    notes = [
+        subtitle,
+        "x: step" if groups else "nothing was logged",
+        "pale: values; dark: smoothed (0.6)" if smoothed else "",
+        f"{len(shown)} of {len(groups)} groups" if len(groups) > len(shown) else "",
+        legible(list(curves))[1],
+    ]
+    n_columns = min(max(len(shown), 1), 2 if len(shown) in (2, 4) else 3)
+    n_rows = math.ceil(len(shown) / n_columns)
+    keys = [_key_rows(lines) for lines in shown.values()]
+    rows = [max(keys[i : i + n_columns]) for i in range(0, len(keys), n_columns)]
+    width, height = max(_PANEL * n_columns + 0.2, 5.0), 2.3 * n_rows + 0.18 * sum(rows)
+    figure = new_figure(width, max(height, 0.3), title, "; ".join(note for note in notes if note))
+    panels = figure.subplots(max(n_rows, 1), n_columns, squeeze=False)
+    for panel, (group, lines) in zip(panels.flat, shown.items(), strict=False):
+        _panel(panel, group, lines)
+    for empty in panels.flat[len(shown) :]:
+        empty.set_axis_off()
+    return finish(figure)
+
+
+def _points(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:
+    """Finite points in the order of their steps, ``(n, 2)``."""
+    points = np.array(found, dtype=float).reshape(-1, 2)
+    points = points[np.isfinite(points).all(axis=1)]
+    return points[np.argsort(points[:, 0], kind="stable")]
+
+
+def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]]) -> None:
+    kept = dict(list(lines.items())[:MOST_CURVES])
+    names, _ = legible(list(kept), _LONGEST)
+    free = cycle([c for c in _PALETTE if c not in [_MEANINGS.get(name) for name in kept]])
+    styles = cycle(["-"] * len(_PALETTE) + ["--"] * len(_PALETTE))
+    for (name, points), shown in zip(kept.items(), names, strict=True):
+        colour, style = _MEANINGS.get(name) or next(free), next(styles)
+        steps, values = points.T
+        if len(points) > _MANY:
+            axes.plot(steps, values, color=colour, alpha=0.2, linewidth=0.8)
+            values = _smooth(values)
+        axes.plot(
+            steps, values, style, color=colour, label=shown, linewidth=1.7,
+            marker="o" if len(points) <= _MOST_MARKERS else "", markersize=3.5,
+            solid_joinstyle="round",
+        )  # fmt: skip
+    _limits(axes, np.concatenate(list(kept.values())))
+    # One curve alone is named by the title, as on TensorBoard's cards.
+    title = group
+    if len(lines) == 1:
+        title = "/".join(dict.fromkeys((group, *lines)))
+    elif len(kept) < len(lines):
+        title = f"{group} ({len(kept)} of {len(lines)})"
+    title = legible([title], 46)[0][0]
+    axes.set_title(title, loc="left", fontsize=min(10, 380 / len(title)), color=INK)
+    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    if len(kept) > 1:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, 0), ncols=_key_columns(kept),
+            frameon=False, fontsize=7.5, handlelength=1.4, handletextpad=0.5, columnspacing=1.2,
+            borderaxespad=2.2, borderpad=0, labelspacing=0.3, labelcolor=INK,
+        )  # fmt: skip
+
+
+def _limits(axes: Axes, points: npt.NDArray[np.float64]) -> None:
+    """Whole steps on x; shares and correlations that vary much on their whole scale."""
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    first, last = points[:, 0].min(), points[:, 0].max()
+    if first == last:
+        axes.set_xlim(first - 1, first + 1)
+    low, high = points[:, 1].min(), points[:, 1].max()
+    if low >= 0 and high <= 1 and not 0 < high - low <= 0.4:
+        axes.set_ylim(-0.04, 1.04)
+    elif low == high:  # matplotlib would show a rounding error as a landscape
+        around = max(abs(low) * 0.1, 0.05)
+        axes.set_ylim(low - around, high + around)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+
+
+def _smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """TensorBoard's moving average: exponential, with the missing past made up for."""
+    smooth, last = np.empty_like(values), 0.0
+    for i, value in enumerate(values):
+        last = last * _SMOOTHING + (1 - _SMOOTHING) * float(value)
+        smooth[i] = last / (1 - _SMOOTHING ** (i + 1))
+    return smooth
+
+
+def _key_columns(lines: Mapping[str, object]) -> int:
+    longest = max(map(len, legible(list(lines), _LONGEST)[0]))
+    return max(1, min(len(lines), int((_PANEL - 0.5) / (0.068 * longest + 0.4))))
+
+
+def _key_rows(lines: Mapping[str, object]) -> int:
+    n = min(len(lines), MOST_CURVES)
+    return math.ceil(n / _key_columns(lines)) if n > 1 else 0

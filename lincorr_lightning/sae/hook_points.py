@@ -1,0 +1,95 @@
+"""Places of a transformer where SAEs read and write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lincorr_lightning.errors import SparseAutoencoderError
+
+HookKind = Literal["residual", "mlp_out", "attention_out"]
+KINDS: tuple[HookKind, ...] = get_args(HookKind)
+
+
+@dataclass(frozen=True, order=True)
+class HookPoint:
+    """A place in the transformer where an SAE reads and writes.
+
+    Attributes:
+        layer: Counted from 0.
+        kind: The residual stream after the layer, or what the layer's MLP or attention adds to it.
+
+    Raises:
+        SparseAutoencoderError: There is no such layer or kind.
+
+    Example:
+        >>> str(HookPoint(3, "mlp_out"))
+        'mlp_out of layer 3'
+    """
+
+    layer: int
+    kind: HookKind
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
+            raise SparseAutoencoderError(
+                f"{self.layer!r} is no layer of an LM; layers are whole numbers from 0."
+            )
+        if self.kind not in KINDS:
+            raise SparseAutoencoderError(
+                f"{self.kind!r} is no kind of place; there are {', '.join(KINDS)}."
+            )
+
+    @property
+    def id(self) -> str:
+        """Its name in files, as ``residual.3``."""
+        return f"{self.kind}.{self.layer}"
+
+    @classmethod
+    def named(cls, text: str) -> HookPoint | None:
+        """The place that has this `id`; None where there is none such."""
+        match = re.fullmatch(r"(\w+)\.(\d+)", text)
+        if match is None or match[1] not in KINDS:
+            return None
+        return cls(int(match[2]), match[1])  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of layer {self.layer}"
+
+
+@dataclass(frozen=True, order=True)
+class Feature:
+    """One feature of the SAE at a place.
+
+    Attributes:
+        place: Where.
+        index: Counted from 0.
+    """
+
+    place: HookPoint
+    index: int
+
+    @property
+    def id(self) -> str:
+        """Its name in files, as ``residual.3.17``."""
+        return f"{self.place.id}.{self.index}"
+
+
+def check_index(index: int, n_features: int, place: HookPoint) -> int:
+    """Refuse a feature that the SAE at a place does not have.
+
+    Args:
+        index: Counted from 0.
+        n_features: Of the SAE.
+        place: Of the SAE.
+
+    Raises:
+        SparseAutoencoderError: It is out of range.
+    """
+    if not 0 <= index < n_features:
+        raise SparseAutoencoderError(
+            f"the SAE at {place} has no feature {index}; it has {n_features}, "
+            f"counted from 0 to {n_features - 1}."
+        )
+    return index
