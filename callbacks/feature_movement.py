@@ -9,8 +9,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.callbacks.watcher import RelationCallback, adapter_ids, edits_of, independent
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.results.loggers import tensorboard_writers

@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.callbacks.watcher import (
     RelationCallback,
     adapter_ids,
@@ -20,6 +19,7 @@ from lincorr_lightning.callbacks.watcher import (
     queries,
     relation_of_edits,
 )
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.finetune.results import EditReport
 from lincorr_lightning.finetune.sampling import Edit, resolve_edits

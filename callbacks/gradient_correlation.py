@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.callbacks.watcher import (
     LEAST,
     RelationCallback,
@@ -20,6 +19,7 @@ from lincorr_lightning.callbacks.watcher import (
     independent,
     queries,
 )
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lincorr_lightning.callbacks.gathering import gather
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.io import atomic_write, write_csv
 from lincorr_lightning.results.run_folder import run_folder
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from torch import distributed
 
 from lincorr_lightning.errors import SubjectsError
+
+T = TypeVar("T")
 
 
 class DataShard(NamedTuple):
@@ -89,3 +93,16 @@ def batch_edges(
     n_batches = max(n_batches, min(n_steps * n_processes, n // least))
     # Exact, so that the batches of a step end where the step of one process does.
     return [round(Fraction(i * n, n_batches)) for i in range(n_batches + 1)]
+
+
+def gather(own: T) -> list[T]:
+    """What every process passes, in the order of their ranks; every process must call it.
+
+    Args:
+        own: Anything that can be pickled.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [own]
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, own)
+    return gathered

@@ -4,6 +4,10 @@ The program `lincorr` shows their message alone, without a traceback: it is writ
 who can act on it, and names the file, key, prompt or label and the way out.
 """
 
+from __future__ import annotations
+
+import math
+
 
 class LincorrError(Exception):
     """Base class of everything this package raises on purpose."""
@@ -47,3 +51,46 @@ class ReportError(LincorrError):
 
 class OutputError(LincorrError):
     """The run's folder cannot be written."""
+
+
+def require(
+    name: str,
+    value: float,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Check that a setting is a finite number within its range.
+
+    Args:
+        name: The setting as the user writes it, such as ``data.n_edits``.
+        value: Its value.
+        at_least: Lowest value.
+        above: Value that it must exceed.
+        at_most: Highest value.
+        below: Value that it must stay under.
+
+    Raises:
+        ConfigError: The number is out of range, NaN or infinite; the message names the setting, its
+            value and the range.
+
+    Example:
+        >>> require("data.fit_fraction", 0.5, above=0, below=1)
+        >>> require("data.n_edits", 0, at_least=1)
+        Traceback (most recent call last):
+        ...
+        lincorr_lightning.errors.ConfigError: data.n_edits is 0; it must be at least 1.
+    """
+    bounds = {
+        "at least": (at_least, lambda bound: value >= bound),
+        "above": (above, lambda bound: value > bound),
+        "at most": (at_most, lambda bound: value <= bound),
+        "below": (below, lambda bound: value < bound),
+    }
+    given = {word: (bound, holds) for word, (bound, holds) in bounds.items() if bound is not None}
+    if math.isfinite(value) and all(holds(bound) for bound, holds in given.values()):
+        return
+    allowed = " and ".join(f"{word} {bound}" for word, (bound, _) in given.items()) or "finite"
+    raise ConfigError(f"{name} is {value}; it must be {allowed}.")

@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import LeastSquares, hit_rates, summarize

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.gathering import gather
 from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.geometry.distances import nearest_tokens

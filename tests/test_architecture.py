@@ -1,0 +1,131 @@
+"""Imports point one way: every module imports from layers below its own, and no two import each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "lincorr_lightning"
+
+# From the ground up. A module imports from lower layers and from its own package.
+LAYERS = [
+    ["version", "errors"],
+    ["io"],
+    ["functional"],
+    ["distributed"],
+    ["knowledge"],
+    ["lm"],
+    ["metrics", "linear_map"],
+    ["results"],
+    ["data", "frozen_lm"],
+    ["sae"],
+    ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],
+    ["callbacks"],
+    ["failure_callbacks"],
+    ["lightning_cli"],
+    ["cli"],
+    ["__main__"],
+]
+LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
+STUDIES = ["probe", "finetune", "ablation", "geometry", "sae", "flow", "pretraining"]
+
+
+def _module_name(file: Path) -> str:
+    parts = list(file.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] == "callbacks":
+        parts = [PACKAGE, *parts]
+    return ".".join(part for part in parts if part != "__init__")
+
+
+FILES = {
+    _module_name(file): file
+    for folder in (PACKAGE, "callbacks")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def _imports(module: str) -> set[str]:
+    """Modules of this package that a module imports, in functions and under TYPE_CHECKING too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in FILES else str(node.module))
+    return {name for name in found if name.split(".")[0] == PACKAGE and name != module}
+
+
+IMPORTS = {module: _imports(module) for module in FILES}
+# A package's __init__ only hands out the names of its modules.
+EDGES = {
+    module: {name for name in names if name in FILES and FILES[name].name != "__init__.py"}
+    for module, names in IMPORTS.items()
+    if FILES[module].name != "__init__.py"
+}
+
+
+def _part(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def _cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(module: str) -> list[str] | None:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return None
+        path.append(module)
+        for name in sorted(graph.get(module, ())):
+            found = visit(name)
+            if found:
+                return found
+        done.add(path.pop())
+        return None
+
+    for module in graph:
+        found = visit(module)
+        if found:
+            return list(found)
+    return None
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {_part(module) for module in FILES} - {"__init__", "configs"} == set(LAYER)
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_imports_point_down(module: str) -> None:
+    own = _part(module)
+    if own in ("__init__", "configs"):
+        return
+    wrong = sorted(
+        name
+        for name in IMPORTS[module]
+        if _part(name) not in ("__init__", own) and LAYER[_part(name)] >= LAYER[own]
+    )
+    assert not wrong, f"{module} imports from its own or a higher layer: {wrong}"
+
+
+def test_no_modules_import_each_other() -> None:
+    assert _cycle(EDGES) is None
+
+
+def test_callbacks_use_no_lightning_module_of_a_study() -> None:
+    studies = {f"{PACKAGE}.{study}.module" for study in STUDIES}
+    for module, names in EDGES.items():
+        if module.startswith(f"{PACKAGE}.callbacks"):
+            assert not names & studies, f"{module} imports {sorted(names & studies)}"
+
+
+def test_the_cycle_finder_finds_a_cycle() -> None:
+    assert _cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
