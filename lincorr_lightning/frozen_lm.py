@@ -13,7 +13,7 @@ from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.io import check_writable, write_json
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_if_asked
+from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.provenance import versions
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
@@ -48,7 +48,7 @@ class FrozenLMModule(L.LightningModule):
     def configure_model(self) -> None:
         """Load the LM's weights; Lightning places them, or they are split over the processes."""
         self.lm.load()
-        shard_if_asked(self.lm, self)
+        shard_lm(self.lm, self.device_mesh)
 
     def setup(self, stage: str) -> None:
         """Refuse what would give wrong numbers or lose them, before hours are spent on it.

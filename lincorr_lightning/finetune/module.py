@@ -31,7 +31,7 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_if_asked
+from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 PROTOCOLS, METHODS = ("joint", "independent"), ("full", "lora")
@@ -213,7 +213,7 @@ class SourceFinetune(L.LightningModule):
             model.requires_grad_(True)
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
-        shard_if_asked(self.lm, self)
+        shard_lm(self.lm, self.device_mesh)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over what is trained."""

@@ -1,4 +1,4 @@
-"""Cutting prompts of unequal length into forwards that fit the memory."""
+"""Micro-batches: prompts of unequal length in forward passes that fit the memory."""
 
 from __future__ import annotations
 
@@ -13,59 +13,65 @@ from lincorr_lightning.lm.sharding import RankSync
 
 _log = logging.getLogger(__name__)
 
-# On a CPU a forward is fastest while what passes between two layers stays in its cache; an
-# accelerator needs much at once, up to about its own start.
+# On a CPU a forward pass is fastest while the activations between two layers stay in the cache; an
+# accelerator needs large batches.
 _START_NUMBERS_CPU = 2**19
 _START_TOKENS_CPU = (256, 4096)
 _START_TOKENS_ACCELERATOR = 32768
 
 
 class MicroBatches:
-    """Runs something on rows of unequal length, in batches of like length.
+    """Runs a function on rows of unequal length, in batches of similar length.
 
     Args:
-        tokens_per_forward: Most tokens in one batch, padding included (a single longer row goes
-            alone). None begins with a size that suits the device, and halves it for good whenever
+        tokens_per_forward: Maximum tokens of a batch, padding included; a single longer row is a
+            batch of its own. None starts with a size that suits the device and halves it whenever
             memory runs out.
-        width: Numbers in the LM's hidden state of a token; None: not known.
+        width: Hidden size of the LM; None if unknown.
+
+    Attributes:
+        rank_sync: Synchronization of ranks if the LM is sharded, else None.
     """
 
     def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
-        self.lock_step: RankSync | None = None
+        self.rank_sync: RankSync | None = None
 
     def run(
         self,
         lengths: Sequence[int],
         device_type: str,
-        ask: Callable[[list[int]], None],
-        alike: bool = False,
+        forward: Callable[[list[int]], None],
+        equal_lengths: bool = False,
     ) -> None:
-        """Call `ask` with the indices of each batch.
+        """Call `forward` with the indices of each batch.
 
-        The longest rows come first, so that memory runs out at once if it does.
+        The longest rows come first, so that a lack of memory shows at once.
 
         Args:
             lengths: Tokens of each row.
-            device_type: Where the forwards run, such as ``cuda``.
-            ask: Deals with one batch in one forward; it is called again with a part of it if memory
-                ran out.
-            alike: Whether rows of a batch must be of one length, so that nothing is padded.
+            device_type: Device of the forward passes, such as ``cuda``.
+            forward: Function that runs a batch in one forward pass; it is called again with a part
+                of the batch if memory ran out.
+            equal_lengths: Whether rows of a batch must have the same length, so that nothing is
+                padded.
 
         Raises:
-            LanguageModelError: Not even one row fits, or `tokens_per_forward` is too large.
+            LanguageModelError: A single row does not fit, or `tokens_per_forward` is too large.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        if self.lock_step is not None:
-            self._run_in_step(self.lock_step, order, lengths, device_type, ask, alike)
+        if self.rank_sync is not None:
+            self._run_synchronized(
+                self.rank_sync, order, lengths, device_type, forward, equal_lengths
+            )
             return
         start = 0
         while start < len(order):
             tokens = self.fixed or self.adapted or self._start(device_type)
-            batch = _next_batch(order, start, lengths, tokens, alike)
-            error = _memory_error(ask, batch)
+            batch = _next_batch(order, start, lengths, tokens, equal_lengths)
+            error = _memory_error(forward, batch)
             if error is None:
                 start += len(batch)
                 continue
@@ -74,32 +80,32 @@ class MicroBatches:
                 torch.cuda.empty_cache()
             self._shrink(len(batch), lengths[batch[0]], error)
 
-    def _run_in_step(
+    def _run_synchronized(
         self,
-        lock_step: RankSync,
+        rank_sync: RankSync,
         order: list[int],
         lengths: Sequence[int],
         device_type: str,
-        ask: Callable[[list[int]], None],
-        alike: bool,
+        forward: Callable[[list[int]], None],
+        equal_lengths: bool,
     ) -> None:
-        """Ask as often as the process that has most to ask."""
+        """Run as many forward passes as the rank that has most: sharded LMs need all ranks."""
         tokens = self.fixed or self._start(device_type)
         batches: list[list[int]] = []
         start = 0
         while start < len(order):
-            batches.append(_next_batch(order, start, lengths, tokens, alike))
+            batches.append(_next_batch(order, start, lengths, tokens, equal_lengths))
             start += len(batches[-1])
-        # Agreed on once; a process that is done asks its shortest row again.
-        n_idle = lock_step.most(len(batches)) - len(batches)
+        # A rank that is done runs its shortest row again.
+        n_idle = rank_sync.max(len(batches)) - len(batches)
         for batch in [*batches, *[order[-1:]] * n_idle]:
-            error = _memory_error(ask, batch)
+            error = _memory_error(forward, batch)
             if error is not None:
                 raise LanguageModelError(
-                    f"a forward of batch size {len(batch)} and sequence length "
+                    f"a forward pass of batch size {len(batch)} and sequence length "
                     f"{lengths[batch[0]]} does not fit the memory: {error}. Lower "
-                    f"lm.tokens_per_forward (it is {tokens}), which a split LM cannot adapt by "
-                    "itself, or take more processes."
+                    f"lm.tokens_per_forward (it is {tokens}; it does not adapt for a sharded LM), "
+                    "or use more ranks."
                 )
 
     def _start(self, device_type: str) -> int:
@@ -109,34 +115,34 @@ class MicroBatches:
         return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
 
     def _shrink(self, n_rows: int, length: int, error: str) -> None:
-        where = f"a forward of batch size {n_rows} and sequence length {length}"
+        where = f"a forward pass of batch size {n_rows} and sequence length {length}"
         if n_rows == 1:
             raise LanguageModelError(
-                f"{where} does not fit the memory: {error}. Take a smaller LM, set lm.dtype to "
+                f"{where} does not fit the memory: {error}. Use a smaller LM, set lm.dtype to "
                 "bfloat16, or use a device with more memory."
             )
         if self.fixed is not None:
             raise LanguageModelError(
                 f"{where} does not fit the memory: {error}. Lower lm.tokens_per_forward (it is "
-                f"{self.fixed}), or set it to null to let it adapt."
+                f"{self.fixed}), or set it to null to adapt to the memory."
             )
         self.adapted = max(1, n_rows * length // 2)
-        _log.warning("%s ran out of memory; at most %d tokens from now on.", where, self.adapted)
+        _log.warning("%s ran out of memory; using at most %d tokens.", where, self.adapted)
 
 
 def _next_batch(
-    order: list[int], start: int, lengths: Sequence[int], tokens: int, alike: bool
+    order: list[int], start: int, lengths: Sequence[int], tokens: int, equal_lengths: bool
 ) -> list[int]:
-    """The next rows that together have so many tokens, the longest first."""
+    """Return the next rows that have at most `tokens` tokens together."""
     longest = lengths[order[start]]
     batch = order[start : start + max(1, tokens // longest)]
-    return [row for row in batch if lengths[row] == longest] if alike else batch
+    return [row for row in batch if lengths[row] == longest] if equal_lengths else batch
 
 
-def _memory_error(ask: Callable[[list[int]], None], batch: list[int]) -> str | None:
-    """What went wrong if memory ran out, None if nothing did."""
+def _memory_error(forward: Callable[[list[int]], None], batch: list[int]) -> str | None:
+    """Run a batch; return the reason if memory ran out, else None."""
     try:
-        ask(batch)
+        forward(batch)
     except (RuntimeError, MemoryError) as error:
         why = oom_reason(error)
         if why is None:

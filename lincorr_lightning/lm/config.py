@@ -1,4 +1,4 @@
-"""Which LM is asked, and how it is read."""
+"""Configuration of a language model: where it is, its dtype, and how prompts are read."""
 
 from __future__ import annotations
 
@@ -15,50 +15,49 @@ TINY_WORLD = "tiny-world"
 
 @dataclass(frozen=True)
 class LMConfig:
-    """Which LM is asked, and how it is read.
+    """Which language model to load, and how to read its logits.
 
-    The default precision is float32, whatever the checkpoint is stored in: bfloat16 has steps of
-    0.125 at logits of 16 to 32, and its scores change with the batch size. On the tiny world it
-    moves r by 2e-4 and W by one part in a hundred; ``benchmarks/half_precision.py`` tells it of
-    any LM.
+    The default dtype is float32, whatever the checkpoint is stored in: bfloat16 has steps of 0.125
+    at logits of 16 to 32, and its scores change with the batch size. On the tiny world it changes r
+    by 2e-4 and W by one percent; ``benchmarks/half_precision.py`` measures it for any LM.
 
     Raises:
-        LanguageModelError: A setting has no meaning.
+        LanguageModelError: A setting is invalid.
     """
 
     name_or_path: str = TINY_WORLD
-    """A checkpoint's folder, a hub id such as openai-community/gpt2, or tiny-world (packaged)."""
+    """Folder of a checkpoint, a hub id such as openai-community/gpt2, or tiny-world (packaged)."""
 
     revision: str | None = None
-    """Branch, tag or commit of a hub id; null takes its main branch."""
+    """Branch, tag or commit of a hub id; null for its main branch."""
 
     dtype: Dtype = "float32"
-    """Precision of weights and forward; auto takes the checkpoint's. Head rows are in float64."""
+    """Dtype of weights and forward pass; auto takes the checkpoint's. Head rows are in float64."""
 
     attn_implementation: str | None = None
-    """Attention kernel, such as eager, sdpa or flash_attention_2; null lets transformers choose."""
+    """Attention implementation: eager, sdpa or flash_attention_2; null lets transformers choose."""
 
     add_bos: bool | None = None
-    """Whether prompts begin with the BOS token; null does as the tokenizer itself does."""
+    """Whether prompts begin with the BOS token; null follows the tokenizer."""
 
     tokens_per_forward: int | None = None
-    """Most tokens, with padding, of one forward; null starts high and halves if memory runs out."""
+    """Maximum tokens of a forward pass, padding included; null halves it when memory runs out."""
 
     share_prefixes: bool | Literal["auto"] = "auto"
-    """Whether what the prompts of one X begin with is read once: auto where it saves and is the
-    same (float32: to rounding), true: an LM that cannot is an error, false: never."""
+    """Whether the common prefix of a subject's prompts is computed once: auto where it saves time
+    and gives the same logits, true to fail where the LM does not support it, false for never."""
 
     compile: bool = False
-    """Whether torch.compile fuses the LM's layers: minutes at the start, faster on a GPU."""
+    """Whether to run torch.compile on the LM's layers: minutes at the start, faster on a GPU."""
 
     trust_remote_code: bool = False
-    """Whether to run Python code that the checkpoint brings along."""
+    """Whether to run Python code that comes with the checkpoint."""
 
     cache_dir: str | None = None
-    """Folder in which hub downloads are kept; null takes the one of Hugging Face."""
+    """Folder of hub downloads; null for Hugging Face's default."""
 
     local_files_only: bool = False
-    """Whether to look for a hub id among earlier downloads only."""
+    """Whether a hub id is looked up among earlier downloads only."""
 
     def __post_init__(self) -> None:
         if not self.name_or_path:
@@ -76,5 +75,5 @@ class LMConfig:
         if self.tokens_per_forward is not None and self.tokens_per_forward < 1:
             raise LanguageModelError(
                 f"lm.tokens_per_forward is {self.tokens_per_forward}; it must be at least 1, or "
-                "null to let it adapt."
+                "null to adapt to the memory."
             )

@@ -1,4 +1,4 @@
-"""Prompts to token ids, with one rule for what stands before them and nothing after them."""
+"""Encoding of prompts: token ids with one rule for leading special tokens, and no trailing ones."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ _MIN_PROBE = 3
 
 
 class PromptEncoder:
-    """Turns prompts into token ids.
+    """Converts prompts to token ids.
 
-    A prompt begins with the special tokens that the tokenizer itself puts in front of a text (BOS
-    for most LMs, none for others), once, also if the prompt's text already has them. Nothing
-    follows it: an EOS or SEP that a tokenizer appends would move the position that predicts the
-    answer.
+    A prompt starts with the special tokens that the tokenizer puts before a text (BOS for most
+    LMs), exactly once, also if the prompt's text already has them. No EOS or SEP follows: it would
+    move the position that predicts the answer.
 
     Args:
-        tokenizer: Any Hugging Face tokenizer, fast or slow, with or without padding token.
-        vocab_size: Number of the LM's token embeddings.
-        max_length: Most tokens that the LM has positions for; None: no limit is known.
-        add_bos: Whether prompts begin with BOS; None does as the tokenizer does.
+        tokenizer: Any Hugging Face tokenizer, with or without a padding token.
+        vocab_size: Number of token embeddings of the LM.
+        max_length: Number of positions of the LM; None if no limit is known.
+        add_bos: Whether prompts start with BOS; None follows the tokenizer.
 
     Raises:
-        LanguageModelError: `add_bos` asks for a BOS that the tokenizer lacks.
+        LanguageModelError: `add_bos` is True and the tokenizer has no BOS token.
     """
 
     def __init__(
@@ -51,15 +50,18 @@ class PromptEncoder:
         in_vocabulary = (
             isinstance(pad, int) and pad >= 0 and (vocab_size is None or pad < vocab_size)
         )
-        # Padding stands on the right, where nothing that counts attends to it: any id will do.
+        # Any id will do: padding is on the right, where no true token attends to it.
         self.pad_id: int = pad if in_vocabulary else 0
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each prompt, unpadded.
+        """Return the token ids of each prompt, unpadded.
+
+        Args:
+            prompts: The prompts.
 
         Raises:
-            SubjectsError: A prompt without tokens, or longer than the LM can read.
-            LanguageModelError: A token that the LM has no embedding for.
+            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            LanguageModelError: The LM has no embedding for a token.
         """
         if isinstance(prompts, str):
             raise SubjectsError(
@@ -84,7 +86,7 @@ class PromptEncoder:
         if len(row) <= len(self.prefix) or not prompt.strip():
             raise SubjectsError(
                 f"prompt {index} ({prompt!r}) has no tokens of its own, so there is no position "
-                "to read. Leave empty prompts out."
+                "to read. Remove empty prompts."
             )
         if self.max_length is not None and len(row) > self.max_length:
             raise SubjectsError(
@@ -95,11 +97,14 @@ class PromptEncoder:
             raise LanguageModelError(
                 f"prompt {index} ({prompt!r}) has the token id {max(row)}, but the LM has "
                 f"embeddings for {self.vocab_size} tokens only: tokenizer and weights do not "
-                "belong together. Take both from one checkpoint."
+                "match. Use both from one checkpoint."
             )
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows on the right.
+        """Pad rows of token ids on the right.
+
+        Args:
+            rows: Token ids of each prompt.
 
         Returns:
             Token ids and attention mask, both ``(n_rows, longest)``.
@@ -113,7 +118,10 @@ class PromptEncoder:
         return input_ids, mask
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
-        """Encode and pad.
+        """Encode and pad prompts.
+
+        Args:
+            prompts: The prompts.
 
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
@@ -124,9 +132,9 @@ class PromptEncoder:
         return BatchEncoding({"input_ids": input_ids, "attention_mask": mask})
 
     def probe(self) -> list[int]:
-        """Some token ids, at least three, to try an LM with."""
+        """Return at least three token ids of a short text, to test an LM with."""
         ids = self.prefix + self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
-        # A tokenizer of few words may know none of these.
+        # A small vocabulary may have none of these words.
         return ids if len(ids) >= _MIN_PROBE else [*ids, 0, 1, 0][: self.max_length]
 
 
@@ -140,13 +148,13 @@ def _prefix(tokenizer: PreTrainedTokenizerBase, add_bos: bool | None) -> list[in
     if bos is None:
         raise LanguageModelError(
             f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
-            "Leave lm.add_bos null."
+            "Set lm.add_bos to null."
         )
     return own if bos in own else [bos]
 
 
 def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that the tokenizer puts before a text, found by looking, not by its settings."""
+    """Return the ids that the tokenizer puts before a text, from an encoded text."""
     plain = tokenizer(_PLAIN_TEXT, add_special_tokens=False)["input_ids"]
     full = tokenizer(_PLAIN_TEXT)["input_ids"]
     for start in range(len(full) - len(plain) + 1):

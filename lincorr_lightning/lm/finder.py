@@ -1,4 +1,4 @@
-"""Finding the LM inside somebody's LightningModule."""
+"""Search for the causal LM inside any LightningModule."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
-    """Find the one Hugging Face causal LM in a module, by its type.
+    """Return the one Hugging Face causal LM in a module.
 
-    It may lie at any depth, also inside a peft wrapper (whose adapters are layers of it, so that
-    they count) or a `LanguageModel`.
+    The LM may be at any depth, also inside a `LanguageModel` or a peft wrapper, whose adapters are
+    layers of the LM.
 
     Args:
         module: A LightningModule, or any module.
-        name: Which LM, by its name in ``module.named_modules()``, where there are several.
+        name: Name of the LM in ``module.named_modules()``, if there are several.
 
     Raises:
-        LanguageModelError: There is none, or several and no `name`; or peft prepends a learned
-            prompt, which the LM itself does not know of.
+        LanguageModelError: There is no causal LM, or several and no `name`; or peft prepends a
+            learned prompt, which the LM alone does not see.
     """
     from transformers import PreTrainedModel
 
@@ -38,8 +38,8 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
         if getattr(peft_config, "is_prompt_learning", False):
             raise LanguageModelError(
                 f"{type(module).__name__} holds a peft model that prepends a learned prompt "
-                f"({type(peft_config).__name__}): the LM asked by itself would not see it. Use an "
-                "adapter that changes layers, such as LoRA."
+                f"({type(peft_config).__name__}), which the LM alone does not see. Use an adapter "
+                "that changes layers, such as LoRA."
             )
         inside_found = any(path.startswith(f"{outer}.") or outer == "" for outer in found)
         if isinstance(part, PreTrainedModel) and not inside_found and _predicts(part):
@@ -49,11 +49,11 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
     where = type(module).__name__ if name is None else f"{name!r} of {type(module).__name__}"
     if not found:
         raise LanguageModelError(
-            f"no Hugging Face causal LM lies in {where}. Keep the transformers module (or a "
+            f"there is no Hugging Face causal LM in {where}. Keep the transformers module (or a "
             "LanguageModel) as an attribute of it."
         )
     listed = ", ".join(f"{path} ({type(part).__name__})" for path, part in found.items())
-    raise LanguageModelError(f"several LMs lie in {where}: {listed}. Say which one by its name.")
+    raise LanguageModelError(f"there are several LMs in {where}: {listed}. Pass the name of one.")
 
 
 def _predicts(model: PreTrainedModel) -> bool:

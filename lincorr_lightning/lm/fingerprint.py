@@ -1,4 +1,4 @@
-"""Telling LMs apart: hashes that are the same on every machine and differ with any change."""
+"""Fingerprints of LMs: hashes that are the same on every machine and differ after any change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-# Under transformers' common names, which every architecture's configuration answers to.
+# Transformers' common names, which the configuration of every architecture understands.
 _CONFIG_KEYS = (
     "model_type",
     "vocab_size",
@@ -34,7 +34,7 @@ _TEXTS = (
     " x = 12345.678\n\tprint(x)",
     "L'été à Zürich: «¿Qué?» 東京は日本の首都。 Москва القاهرة 🙂",
 )
-# Prime, so that no matrix has rows of a whole number of lanes: swapped rows change the sums.
+# A prime, so that no row is a whole number of lanes and swapped rows change the sums.
 _LANES = 4093
 
 
@@ -50,14 +50,14 @@ def _json(value: Any) -> bytes:
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int]) -> str:
-    """Hash of the vocabulary, of how texts are split, and of what stands before a prompt.
+    """Return a hash of the vocabulary, of how some texts are split, and of the prompt prefix.
 
-    What a tokenizer does is hashed, not its file: that holds whatever else was last asked of it
-    (padding, truncation), and is written in another order by another release.
+    The behavior of the tokenizer is hashed and not its file, which also holds padding and
+    truncation settings and changes between releases.
 
     Args:
         tokenizer: Any Hugging Face tokenizer.
-        prefix: Special tokens that every prompt begins with.
+        prefix: Special tokens before every prompt.
     """
     encoded = tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]
     return _digest(

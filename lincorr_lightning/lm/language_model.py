@@ -1,4 +1,4 @@
-"""Any causal LM, asked for the logits of a few tokens after each of many prompts."""
+"""A causal LM that returns the logits of a few tokens after each of many prompts."""
 
 from __future__ import annotations
 
@@ -49,23 +49,24 @@ if TYPE_CHECKING:
 
 
 class _NotLoadedError(LanguageModelError, AttributeError):
-    """The weights are asked for before `LanguageModel.load`; an AttributeError for `hasattr`."""
+    """The weights are accessed before `LanguageModel.load`; an AttributeError for `hasattr`."""
 
 
 class LanguageModel(nn.Module):
-    """A causal LM that is asked for domain logits.
+    """A causal LM and its tokenizer, with methods that return domain logits.
 
-    Making one reads the tokenizer and the configuration only; `load` reads the weights, which stay
-    where they are put: device and strategy are Lightning's business.
+    The constructor reads the tokenizer and the configuration only; `load` reads the weights. Device
+    and strategy are left to Lightning.
 
     Args:
-        config: Which LM, and how it is read.
+        config: Which LM to load, and how to read its logits.
 
     Attributes:
-        config: As given.
+        config: The configuration.
         tokenizer: The LM's tokenizer.
         model: The Hugging Face module, after `load`.
-        reads_prompts: In words, how `joint_logits` read the prompts of an X; None before.
+        reads_prompts: How `joint_logits` reads the prompts of a subject, in words; None before the
+            first call.
 
     Raises:
         LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
@@ -84,7 +85,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config if isinstance(config, LMConfig) else LMConfig(**config)
         self._checkpoint = find_checkpoint(self.config)
-        # The configuration first: of an encoder the tokenizer's errors would only mislead.
+        # The configuration first: for an encoder, errors about the tokenizer would mislead.
         model_config = read_config(self._checkpoint)
         self._prepare(read_tokenizer(self._checkpoint), model_config)
 
@@ -100,8 +101,8 @@ class LanguageModel(nn.Module):
             longest if isinstance(longest, int) and longest > 0 else None,
             self.config.add_bos,
         )
-        self._readings: dict[type, LogitMethod] = {}
-        self._why_not_shared: dict[type, str | None] = {}
+        self._logit_methods: dict[type, LogitMethod] = {}
+        self._sharing_errors: dict[type, str | None] = {}
         self.reads_prompts: str | None = None
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
@@ -109,7 +110,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
-        """Make and load an LM.
+        """Load an LM, frozen and in eval mode.
 
         Args:
             name_or_path: A folder, a hub id, or ``tiny-world``.
@@ -124,12 +125,12 @@ class LanguageModel(nn.Module):
     def from_module(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> LanguageModel:
-        """Ask an LM that is in memory, such as one in training, without changing it.
+        """Wrap an LM that is in memory, such as one in training, without changing it.
 
         Args:
             model: The Hugging Face module; it is neither copied, frozen nor moved.
             tokenizer: Its tokenizer.
-            **options: Fields of `LMConfig` that concern asking: `add_bos`, `tokens_per_forward`,
+            **options: Fields of `LMConfig` for reading: `add_bos`, `tokens_per_forward`,
                 `share_prefixes`.
         """
         lm = cls.__new__(cls)
@@ -153,7 +154,10 @@ class LanguageModel(nn.Module):
         return "model" in self._modules
 
     def load(self) -> LanguageModel:
-        """Read the weights, frozen and in eval mode; does nothing when they are there.
+        """Load the weights, frozen and in eval mode, unless they are loaded already.
+
+        Returns:
+            This object.
 
         Raises:
             LanguageModelError: The weights are missing, incomplete or damaged.
@@ -163,30 +167,29 @@ class LanguageModel(nn.Module):
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
             if self.config.compile:
-                # The backbone alone: the head is stood in for anew at each forward.
+                # The backbone alone: the forward of the head is patched in each forward pass.
                 model.base_model.compile(dynamic=True)
             self.model = model
         return self
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a piece of it."""
-        return self._batches.lock_step is not None
+        """Whether the LM is sharded over ranks."""
+        return self._batches.rank_sync is not None
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Split the weights over processes, all of which must then ask at the same times.
+        """Shard the weights over ranks, all of which must then take part in every forward pass.
 
         Args:
-            mesh: The processes, in one dimension, or in ``data_parallel`` and
-                ``tensor_parallel``; those of the latter share each product.
+            mesh: Ranks in one dimension, or in the dimensions ``data_parallel`` and
+                ``tensor_parallel``.
 
         Raises:
-            LanguageModelError: The LM does not say what its layers are, or how its matrices can be
-                split.
+            LanguageModelError: The LM does not declare its layers, or has no tensor-parallel plan.
         """
         whole = self.fingerprint["weights"]
-        self._batches.lock_step = shard(self.model, mesh)
-        # Afterwards it would take all processes to tell.
+        self._batches.rank_sync = shard(self.model, mesh)
+        # Computing it after sharding would need all ranks.
         self._weights_print = self._weights_state(), whole
 
     def _weights_state(self) -> object:
@@ -194,12 +197,12 @@ class LanguageModel(nn.Module):
 
     @property
     def prefix(self) -> list[int]:
-        """Ids of the special tokens that a prompt begins with, such as BOS."""
+        """Ids of the special tokens before each prompt, such as BOS."""
         return list(self._encoder.prefix)
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens that the LM has positions for; None: no limit is known."""
+        """Number of positions of the LM; None if no limit is known."""
         return self._encoder.max_length
 
     def in_batches(
@@ -209,45 +212,49 @@ class LanguageModel(nn.Module):
 
         Args:
             lengths: Tokens of each row.
-            ask: Deals with one batch in one forward; it is called again with a part of it if memory
-                ran out.
-            alike: Whether rows of a batch must be of one length, so that nothing is padded.
+            ask: Function that runs a batch in one forward pass; it is called again with a part of
+                the batch if memory ran out.
+            alike: Whether rows of a batch must have the same length, so that nothing is padded.
 
         Raises:
-            LanguageModelError: Not even one row fits, or ``lm.tokens_per_forward`` is too large.
+            LanguageModelError: A single row does not fit, or ``lm.tokens_per_forward`` is too
+                large.
         """
         self._batches.run(lengths, self.model.device.type, ask, alike)
 
-    # -- asking ------------------------------------------------------------------------------
+    # -- logits ------------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
         """Encode prompts as `domain_logits` does.
+
+        Args:
+            prompts: The prompts.
 
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
 
         Raises:
-            SubjectsError: A prompt without tokens, or longer than the LM can read.
-            LanguageModelError: A token that the LM has no embedding for.
+            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            LanguageModelError: The LM has no embedding for a token.
         """
         return self._encoder.encode(prompts)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits of some tokens after each row, in one forward; differentiable.
+        """Return the logits of some tokens after each row, in one forward pass; differentiable.
 
         Args:
             input_ids: Token ids, padded on either side, ``(n_rows, length)``.
             attention_mask: 1 at true tokens, same shape.
-            token_ids: The tokens to read, ``(n_labels,)``.
+            token_ids: Tokens to read, ``(n_labels,)``.
 
         Returns:
-            ``(n_rows, n_labels)``, float64. Head rows are multiplied in float64.
+            ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
         input_ids, mask, last = pad_right(input_ids, attention_mask)
-        return read_logits(self.model, input_ids, mask, last, token_ids, self._reading())
+        return read_logits(self.model, input_ids, mask, last, token_ids, self._logit_method())
 
     def last_hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """What the LM's head is given after each row, in one forward; differentiable.
+        """Return the input of the head after each row, in one forward pass; differentiable.
 
         Args:
             input_ids: Token ids, padded on either side, ``(n_rows, length)``.
@@ -259,43 +266,45 @@ class LanguageModel(nn.Module):
         return read_hidden(self.model, *pad_right(input_ids, attention_mask))
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
-        """Logits of some tokens after each prompt.
+        """Return the logits of some tokens after each prompt.
 
-        The LM is asked in eval mode and its own precision, whatever mode and autocast it is in;
-        both are as before afterwards.
+        The LM runs in eval mode and its own dtype, whatever its mode and the active autocast; both
+        are restored.
 
         Args:
-            prompts: The prompts, of any lengths.
-            token_ids: The tokens to read; those of several domains may stand one after another.
+            prompts: Prompts of any lengths.
+            token_ids: Tokens to read, of one domain or of several in a row.
 
         Returns:
             ``(n_prompts, n_labels)``, float64, on the LM's device, in the order of `prompts`.
 
         Raises:
-            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-            SubjectsError: A prompt without tokens, or longer than the LM can read.
-            LanguageModelError: A token that the LM does not have, or too little memory.
+            NonFiniteError: The logits after a prompt are NaN or infinite.
+            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            LanguageModelError: The LM does not have a token, or memory ran out.
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each prompt, for `logits_of_rows`, which may be asked again and again.
+        """Return the token ids of each prompt, for `logits_of_rows`.
+
+        Args:
+            prompts: The prompts.
 
         Raises:
-            SubjectsError: A prompt without tokens, or longer than the LM can read.
-            LanguageModelError: A token that the LM has no embedding for.
+            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            LanguageModelError: The LM has no embedding for a token.
         """
         return self._encoder.rows(prompts)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Lay token ids side by side for a forward of one's own.
+        """Pad rows of token ids on the right.
 
         Args:
-            rows: Token ids of each prompt, as `rows` gives them.
+            rows: Token ids of each prompt, as returned by `rows`.
 
         Returns:
-            Token ids padded on the right and attention mask, ``(n_rows, longest)``, on the LM's
-            device.
+            Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.
         """
         ids, mask = self._encoder.pad(rows)
         return ids.to(self.model.device), mask.to(self.model.device)
@@ -305,38 +314,45 @@ class LanguageModel(nn.Module):
         self,
         rows: Sequence[Sequence[int]],
         token_ids: Sequence[int] | Tensor,
-        around: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     ) -> Tensor:
-        """Do what `domain_logits` does, for prompts that are token ids already.
+        """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
         Args:
-            rows: Token ids of each prompt, of any lengths, as `rows` gives them.
-            token_ids: The tokens to read.
-            around: Makes a context to run each forward in, from the indices of the rows that are
-                in it; an LM that answers each row in another state needs it.
+            rows: Token ids of each prompt, as returned by `rows`.
+            token_ids: Tokens to read.
+            context: Function that returns the context manager of a forward pass, given the indices
+                of its rows; needed where each row is read under an adapter of its own.
+
+        Returns:
+            ``(n_rows, n_labels)``, float64, on the LM's device.
+
+        Raises:
+            NonFiniteError: The logits after a prompt are NaN or infinite.
+            LanguageModelError: The LM does not have a token, or memory ran out.
         """
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
 
-        def ask(batch: list[int]) -> None:
+        def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
             last = to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
-            reading = self._reading()
-            with around(batch) if around is not None else nullcontext():
-                part = read_logits(self.model, to_device(ids, device), None, last, tokens, reading)
+            method = self._logit_method()
+            with context(batch) if context is not None else nullcontext():
+                part = read_logits(self.model, to_device(ids, device), None, last, tokens, method)
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
         with evaluating(self.model), torch.autocast(device.type, enabled=False):
-            self.in_batches([len(row) for row in rows], ask)
+            self.in_batches([len(row) for row in rows], forward)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
             index = int((~finite).nonzero()[0])
             prompt = self.tokenizer.decode(list(rows[index][len(self._encoder.prefix) :]))
             raise NonFiniteError(
-                f"the LM {self.config.name_or_path} answers prompt {index} ({prompt!r}) with NaN "
-                f"or infinite logits in {self.model.dtype}. If they come from float16, set "
-                "lm.dtype to bfloat16 or float32; else its weights are broken."
+                f"the LM {self.config.name_or_path} gives NaN or infinite logits after prompt "
+                f"{index} ({prompt!r}) in {self.model.dtype}. With float16, set lm.dtype to "
+                "bfloat16 or float32; otherwise its weights are broken."
             )
         return logits
 
@@ -346,35 +362,35 @@ class LanguageModel(nn.Module):
         prompts: Sequence[Sequence[str]],
         token_ids: Sequence[Sequence[int] | Tensor],
     ) -> Tensor:
-        """Logits of several domains side by side, each after its own prompt about each X.
+        """Return the logits of several domains side by side, each after its own prompt.
 
-        What `domain_logits` gives for one domain after the other; what the prompts about one X
-        begin with is read once, if `LMConfig.share_prefixes` allows.
+        The values are those of `domain_logits` for each domain; the common prefix of a subject's
+        prompts is computed once, if `LMConfig.share_prefixes` allows.
 
         Args:
-            prompts: Of each domain, one about each X, in one order of the X's.
-            token_ids: The tokens of each domain.
+            prompts: For each domain, one prompt per subject, in the same order of subjects.
+            token_ids: Tokens of each domain.
 
         Returns:
             ``(n_subjects, n_labels of all domains)``, float64, on the LM's device.
 
         Raises:
-            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-            SubjectsError: A prompt without tokens, or longer than the LM can read.
-            LanguageModelError: A token that the LM does not have, too little memory, or
-                prefixes that must be shared and cannot.
+            NonFiniteError: The logits after a prompt are NaN or infinite.
+            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            LanguageModelError: The LM does not have a token, memory ran out, or prefix sharing is
+                required and not supported.
         """
         flat = self.rows(list(chain.from_iterable(prompts)))
         n_subjects = len(prompts[0])
         rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(len(prompts))]
-        lock_step = self._batches.lock_step
-        if lock_step is not None and self.config.share_prefixes is not False:
-            self._why_not()  # all try at the same time
+        rank_sync = self._batches.rank_sync
+        if rank_sync is not None and self.config.share_prefixes is not False:
+            self._sharing_error()  # a forward pass, in which all ranks must take part
         plan = plan_reading(
-            self.model, rows, self.config.share_prefixes, self._batches.fixed, self._why_not
+            self.model, rows, self.config.share_prefixes, self._batches.fixed, self._sharing_error
         )
-        if lock_step is not None and lock_step.any(not plan.trees):
-            plan = Plan([], plan.why if not plan.trees else "one by one, as another process must")
+        if rank_sync is not None and rank_sync.any(not plan.trees):
+            plan = Plan([], plan.why if not plan.trees else "one by one, as another rank must")
         self.reads_prompts = plan.why
         if plan.trees:
             device = self.model.device
@@ -384,11 +400,11 @@ class LanguageModel(nn.Module):
                     self.model, plan.trees, n_subjects, tokens, self._batches, self._encoder.pad_id
                 )
             finite = bool(logits.isfinite().all())
-            if finite if lock_step is None else not lock_step.any(not finite):
+            if finite if rank_sync is None else not rank_sync.any(not finite):
                 return logits
-            # A masked NaN is NaN still, and spreads through a tree: ask which prompt it comes from.
-        asked = zip(rows, token_ids, strict=True)
-        return torch.cat([self.logits_of_rows(*domain) for domain in asked], dim=1)
+            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+        domains = zip(rows, token_ids, strict=True)
+        return torch.cat([self.logits_of_rows(*domain) for domain in domains], dim=1)
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long)
@@ -396,37 +412,37 @@ class LanguageModel(nn.Module):
         if tokens.dim() != 1 or len(unknown):
             what = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"
             raise LanguageModelError(
-                f"the LM {self.config.name_or_path} was asked for {what}; it has the tokens 0 to "
+                f"the LM {self.config.name_or_path} does not have {what}; its tokens are 0 to "
                 f"{self._vocab_size - 1}. Build the domain with this LM's tokenizer."
             )
         return tokens
 
-    def _reading(self) -> LogitMethod:
-        """How this LM's logits can be got; tried once for each kind of head it is given."""
+    def _logit_method(self) -> LogitMethod:
+        """Return the logit method of this LM; selected once for each type of its head."""
         kind: type = type(head_of(self.model))
-        if kind not in self._readings:
+        if kind not in self._logit_methods:
             probe = self._encoder.probe()
             device = self.model.device.type
             with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
-                self._readings[kind] = select_logit_method(self.model, probe, self._vocab_size)
-        return self._readings[kind]
+                self._logit_methods[kind] = select_logit_method(self.model, probe, self._vocab_size)
+        return self._logit_methods[kind]
 
-    def _why_not(self) -> str | None:
-        """Why prompts cannot share what they begin with; None: they can. Tried as `_reading` is."""
+    def _sharing_error(self) -> str | None:
+        """Return why this LM does not support prefix sharing, or None; tested once, as above."""
         kind: type = type(head_of(self.model))
-        if kind not in self._why_not_shared:
-            reading, device = self._reading(), self.model.device.type
+        if kind not in self._sharing_errors:
+            method, device = self._logit_method(), self.model.device.type
             with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
-                self._why_not_shared[kind] = prefix_sharing_error(
-                    self.model, reading, self._encoder.probe(), self._vocab_size
+                self._sharing_errors[kind] = prefix_sharing_error(
+                    self.model, method, self._encoder.probe(), self._vocab_size
                 )
-        return self._why_not_shared[kind]
+        return self._sharing_errors[kind]
 
     # -- identity ----------------------------------------------------------------------------
 
     @property
     def info(self) -> dict[str, Any]:
-        """Name or path, dtype, fingerprint and number of parameters, as ``results.json`` has them."""
+        """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         fingerprint = self.fingerprint
         return {
             "name_or_path": self.config.name_or_path,
@@ -437,20 +453,17 @@ class LanguageModel(nn.Module):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Hashes that tell whether another LM is this one.
+        """Hashes that identify the LM: ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
-        Of the tokenizer (vocabulary, and how it splits some texts), of the configuration (shape
-        and architecture), of the precision, and of the weights: exact sums over all their bits, so
-        that one changed bit shows. Reads the weights once, at memory speed; a frozen LM's are kept.
-
-        Returns:
-            ``tokenizer``, ``config``, ``dtype`` and ``weights``.
+        They cover the tokenizer's vocabulary and how it splits some texts, the shape and
+        architecture, the dtype, and exact sums over all bits of the weights, so that one changed
+        bit shows. The weights are read once, at memory speed; for a frozen LM the hash is cached.
         """
         parameters = list(self.model.parameters())
         state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in parameters)
         known = self._weights_print
-        # In pieces, weights lie elsewhere after a forward, and one process cannot tell by itself.
+        # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
             known = self._weights_print = (state, fingerprint_weights(self.model))
         return {

@@ -1,4 +1,4 @@
-"""The linear layers of an LM, and choosing among them by name."""
+"""Linear layers of an LM, selected by name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def target_layers(
     model: PreTrainedModel, target_modules: Sequence[str] | None
 ) -> dict[str, nn.Module]:
-    """Find the linear layers that adapters are to be put on.
+    """Return the linear layers that get adapters.
 
     Args:
         model: The LM.
-        target_modules: Full names, or their last parts, as in peft; None takes all but the output
-            layer, as peft's ``all-linear`` does.
+        target_modules: Full names or last parts of names, as in peft; None takes all linear layers
+            but the output layer, like peft's ``all-linear``.
 
     Returns:
-        The layers by full name, in the LM's order.
+        Layers by full name, in the LM's order.
 
     Raises:
-        LanguageModelError: A target does not exist, is not linear or is the output layer; the LM
+        LanguageModelError: A target does not exist, is not linear or is the output layer; or the LM
             has peft adapters already.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -55,20 +55,22 @@ def target_layers(
         found = {name for name in modules if name == target or name.endswith(f".{target}")}
         if not found or found - set(linear):
             own = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            what = "has no module" if not found else "cannot have an adapter per row on"
+            what = "has no module" if not found else "cannot have an adapter on"
             why = "" if not found else " (not a linear layer, or the output layer)"
             raise LanguageModelError(
                 f"{type(model).__name__} {what} {target!r}{why}. Its linear layers are: {own}."
             )
         chosen |= found
     if not chosen:
-        raise LanguageModelError("no target module is named. Name some, or None for all.")
+        raise LanguageModelError(
+            "target_modules is empty. Name some modules, or pass null for all."
+        )
     return {name: part for name, part in linear.items() if name in chosen}
 
 
 def features_of(layer: Any) -> tuple[int, int]:
-    """Number of inputs and of outputs of a linear layer."""
+    """Return the numbers of input and output features of a linear layer."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
-    n_in, n_out = layer.weight.shape  # Conv1D keeps its weight the other way round
+    n_in, n_out = layer.weight.shape  # the weight of Conv1D is transposed
     return n_in, n_out

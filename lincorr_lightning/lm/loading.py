@@ -1,4 +1,4 @@
-"""From a name to a tokenizer, a configuration and weights, with errors a user can act on."""
+"""Loading of tokenizer, configuration and weights by name, with errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MANY = 5
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a checkpoint lies, as transformers wants to be told.
+    """Location of a checkpoint.
 
     Attributes:
-        config: What was asked for.
+        config: The LM's configuration.
         location: A folder or a hub id.
-        is_folder: Which of the two.
-        is_online: Whether the hub may be asked.
+        is_folder: Whether `location` is a folder.
+        is_online: Whether files may be downloaded.
     """
 
     config: LMConfig
@@ -43,10 +43,10 @@ class Checkpoint:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of every ``from_pretrained``."""
+        """Keyword arguments for ``from_pretrained``."""
         options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
         if self.is_folder:
-            # A folder is complete or wrong; it is never completed from the network.
+            # Files that a folder lacks are not downloaded.
             return options | {"local_files_only": True}
         return options | {
             "revision": self.config.revision,
@@ -59,14 +59,17 @@ class Checkpoint:
 
 
 def find_checkpoint(config: LMConfig) -> Checkpoint:
-    """Tell folders from hub ids.
+    """Resolve a name to a folder or a hub id.
 
-    A name that is a folder is that folder. Of the others, whatever cannot be a hub id, or looks
-    like a path, is a folder that is missing.
+    An existing folder takes precedence. A name that cannot be a hub id, or looks like a path, is a
+    missing folder.
+
+    Args:
+        config: The LM's configuration.
 
     Raises:
-        LanguageModelError: The folder is missing or holds no checkpoint, or a revision is asked of
-            a folder.
+        LanguageModelError: The folder is missing or holds no checkpoint, or `config` has a revision
+            and the name is a folder.
     """
     name = config.name_or_path
     path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
@@ -76,7 +79,7 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
         if config.revision is not None:
             raise LanguageModelError(
                 f"lm.revision is {config.revision!r}, but {path} is a folder, which has no "
-                "revisions. Leave lm.revision null, or pass a hub id."
+                "revisions. Set lm.revision to null, or pass a hub id."
             )
         return Checkpoint(config, str(path), is_folder=True, is_online=False)
     way_out = (
@@ -87,7 +90,7 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
         raise LanguageModelError(f"the LM {name} is a file, not a folder. {way_out}")
     if name == TINY_WORLD:
         raise LanguageModelError(
-            f"the packaged LM is missing: there is no folder {path}. Install the package again."
+            f"the packaged LM is missing: there is no folder {path}. Reinstall the package."
         )
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise LanguageModelError(f"the LM's folder {name} does not exist. {way_out}")
@@ -105,15 +108,15 @@ def _check_folder(path: Path) -> None:
         shown = ", ".join(inside[:_MANY]) + (", ..." if len(inside) > _MANY else "")
         deeper = [child.parent.name for child in sorted(path.glob("*/config.json"))][:_MANY]
         hint = f" Did you mean one of its folders {', '.join(deeper)}?" if deeper else ""
-        adapter = " It is a peft adapter: merge it into its LM and save that."
+        adapter = " It is a peft adapter: merge it into its LM and save the merged LM."
         raise LanguageModelError(
-            f"the LM's folder {path} has no config.json (it holds {shown}), so it is no Hugging "
+            f"the LM's folder {path} has no config.json (it holds {shown}), so it is not a Hugging "
             f"Face checkpoint.{adapter if 'adapter_config.json' in inside else hint}"
         )
 
 
 def _can_ask_hub(config: LMConfig) -> bool:
-    """Ask once, quickly: every single download would retry for twenty seconds before it fails."""
+    """Check once whether the hub can be reached: each download would retry for twenty seconds."""
     import huggingface_hub
     from huggingface_hub import constants, errors
 
@@ -124,8 +127,8 @@ def _can_ask_hub(config: LMConfig) -> bool:
             config.name_or_path, revision=config.revision, timeout=_HUB_TIMEOUT_S
         )
     except errors.HfHubHTTPError:
-        return True  # it answered; what is wrong with the name is told by the download
-    except Exception as error:  # whatever the HTTP library of the day raises
+        return True  # the hub answered; the download reports what is wrong with the name
+    except Exception as error:  # depends on the HTTP library
         _log.warning(
             "The Hugging Face hub cannot be reached (%s); looking for %s among earlier downloads.",
             error,
@@ -146,14 +149,14 @@ def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> It
         yield
     except LanguageModelError:
         raise
-    except Exception as error:  # the readers behind transformers raise anything
+    except Exception as error:  # transformers' readers raise errors of many types
         if not checkpoint.is_folder and not checkpoint.is_online:
             name = checkpoint.location
             raise LanguageModelError(
-                f"{name} is no folder here, and as a hub id it is not among earlier downloads and "
-                "the Hugging Face hub cannot be asked (no network, or offline mode). Pass the "
-                f"folder of a checkpoint as lm.name_or_path, or run `hf download {name}` where "
-                "there is network."
+                f"{name} is not a folder, and as a hub id it is not among earlier downloads and "
+                "the Hugging Face hub cannot be reached (no network, or offline mode). Pass the "
+                f"folder of a checkpoint as lm.name_or_path, or run `hf download {name}` on a "
+                "machine with network access."
             ) from error
         raise LanguageModelError(
             f"{what} of {checkpoint} cannot be read: {_first_line(error)}. {hint()}"
@@ -161,20 +164,20 @@ def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> It
 
 
 def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
-    """Read config.json and refuse what is no causal LM.
+    """Read config.json.
 
     Args:
-        checkpoint: Where it lies.
-        must_be_causal: Whether encoders and encoder-decoders are refused.
+        checkpoint: Location of the checkpoint.
+        must_be_causal: Whether to refuse encoders and encoder-decoders.
 
     Raises:
-        LanguageModelError: It cannot be read, or belongs to what is refused.
+        LanguageModelError: The configuration cannot be read, or is not that of a causal LM.
     """
     from transformers import AutoConfig
 
-    hint = "Is the checkpoint complete, and its architecture known to this transformers?"
+    hint = "Is the checkpoint complete, and its architecture known to this transformers version?"
     if not checkpoint.config.trust_remote_code:
-        hint += " If it brings its own Python code that you trust, set lm.trust_remote_code."
+        hint += " If it comes with Python code that you trust, set lm.trust_remote_code."
     with _explained(checkpoint, "config.json", lambda: hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -193,7 +196,7 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         kind = "an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
-        kind = "no language model"
+        kind = "a model without a language-modeling head"
     if kind is not None:
         name = (config.architectures or [type(config).__name__])[0]
         raise LanguageModelError(
@@ -203,16 +206,19 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """Read the tokenizer, fast or slow.
+    """Read the tokenizer.
+
+    Args:
+        checkpoint: Location of the checkpoint.
 
     Raises:
-        LanguageModelError: There is none, or it cannot be read, or it knows no word.
+        LanguageModelError: The tokenizer is missing, cannot be read, or has an empty vocabulary.
     """
     from transformers import AutoTokenizer
 
     way_out = (
-        "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) of the LM this "
-        "checkpoint was made from into it."
+        "Copy the tokenizer files (tokenizer.json, tokenizer_config.json, ...) of the base LM into "
+        "it."
     )
     if checkpoint.is_folder:
         folder = Path(checkpoint.location)
@@ -222,20 +228,24 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
-    # For many architectures transformers makes up an empty tokenizer where the files are missing.
+    # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LanguageModelError(
-            f"the tokenizer of {checkpoint} knows no token but its {len(tokenizer)} special ones: "
-            f"its vocabulary is missing. {way_out}"
+            f"the tokenizer of {checkpoint} has {len(tokenizer)} special tokens and no others: its "
+            f"vocabulary is missing. {way_out}"
         )
     return tokenizer
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
-    """Read the weights; where they are put is the caller's business.
+    """Read the weights, on the CPU.
+
+    Args:
+        checkpoint: Location of the checkpoint.
+        config: Configuration of the model.
 
     Raises:
-        LanguageModelError: A file is missing or damaged, or some weights are not in it.
+        LanguageModelError: A file is missing or damaged, or lacks some weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -252,15 +262,15 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         shown = ", ".join(missing[:_MANY])
         more = f" and {len(missing) - _MANY} more" if len(missing) > _MANY else ""
         raise LanguageModelError(
-            f"the weights of {checkpoint} lack {shown}{more}, which would be filled at random. "
-            f"Its config.json says {type(model).__name__}: save the checkpoint again with that "
-            "class, or mend the config (tie_word_embeddings, if the head is missing)."
+            f"the weights of {checkpoint} lack {shown}{more}, which would be initialized at "
+            f"random. Its config.json is for {type(model).__name__}: save the checkpoint again "
+            "with that class, or correct the config (tie_word_embeddings, if the head is missing)."
         )
     return model
 
 
 def _weights_hint(checkpoint: Checkpoint) -> str:
-    """Name the damaged file, if that is what it is."""
+    """Return a hint that names the damaged file, if there is one."""
     from safetensors import SafetensorError, safe_open
 
     if checkpoint.is_folder:

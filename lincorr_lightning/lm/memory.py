@@ -1,15 +1,15 @@
-"""Knowing that memory ran out, whatever ran out of it."""
+"""Recognition of out-of-memory errors of any allocator."""
 
 from __future__ import annotations
 
 import torch
 
-# The CPU's allocator and CUDA's libraries have no exception of their own.
+# The CPU allocator and CUDA libraries raise plain RuntimeErrors.
 _SIGNS = ("DefaultCPUAllocator", "ALLOC_FAILED", "CUDA out of memory")
 
 
 def oom_reason(error: BaseException) -> str | None:
-    """What went wrong, in one line, if memory ran out; None if something else did.
+    """Return a one-line reason if an error means that memory ran out, else None.
 
     Example:
         >>> oom_reason(MemoryError("no room. And more"))

@@ -1,4 +1,4 @@
-"""Looking at a module without leaving a trace on it."""
+"""Temporary eval mode that restores each submodule's own mode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torch import nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in eval mode for a while; each submodule gets its own mode back.
+    """Put a module in eval mode inside a ``with`` block and restore each submodule's mode after it.
 
-    ``module.train()`` afterwards would not do: parts that were meant to stay in eval mode, such as
-    a frozen LM in a LightningModule, would be switched.
+    ``module.train()`` afterwards would also switch submodules that are meant to stay in eval mode,
+    such as a frozen LM in a LightningModule.
+
+    Args:
+        module: The module.
     """
     training = [part for part in module.modules() if part.training]
     module.eval()

@@ -1,10 +1,10 @@
-"""Prompts that begin alike as one row of a forward, which reads what they share once.
+"""Prompts with common prefixes as one row of a forward pass, which computes each prefix once.
 
-The prompts about one X begin with BOS and X, and go on in few ways (" lives in the city of",
-" lives in the country of"): as token ids they are the paths of a tree. Its nodes, depth first, are
-a row; each attends to its ancestors alone and has its depth as its position, so that it sees what
-it would see in its own prompt. Prompts that share nothing are a tree with several roots. Whether an
-LM heeds such a mask and such positions is tried, never taken for granted: `shared_prefixes`.
+The prompts of one subject start with BOS and the subject and continue in a few ways (" lives in the
+city of", " lives in the country of"): their token ids are paths in a tree. The nodes of the tree,
+depth first, are one row; each node attends to its ancestors only and its position is its depth, so
+that it sees what it would see in its own prompt. Prompts without a common prefix are a tree with
+several roots. `shared_prefixes` tests for each LM whether it respects such masks and positions.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from lincorr_lightning.lm.head import to_device
 
-MOST_NODES = 256
-"""Tokens of a tree; attention within a row grows with their square, what is saved does not."""
+MAX_NODES = 256
+"""Maximum nodes of a tree: attention within a row grows quadratically, the savings do not."""
 
 _ALIGNED = 8
 
 
 class PromptTree(NamedTuple):
-    """Prompts as paths from the root, or from one of several roots.
+    """Prompts as paths from a root.
 
     Attributes:
-        token_ids: Of each node, depth first.
-        parents: Of each node, smaller than itself; -1 at a root.
-        ends: Each prompt's index, and the node it ends at.
+        token_ids: Token of each node, depth first.
+        parents: Parent of each node, -1 for a root; a parent precedes its children.
+        ends: Pairs of a prompt's index and the node at which it ends.
     """
 
     token_ids: list[int]
@@ -39,12 +39,12 @@ class PromptTree(NamedTuple):
 
 
 class TreeBatch(NamedTuple):
-    """Trees as the LM takes them.
+    """Trees as inputs of an LM.
 
     Attributes:
         input_ids: Padded on the right, ``(n_trees, length)``.
         position_ids: Depth of each node, same shape.
-        attention_mask: 0 at ancestors and at the node itself, else the dtype's least number,
+        attention_mask: 0 at ancestors and at the node itself, else the lowest number of the dtype,
             ``(n_trees, 1, length, length)``.
     """
 
@@ -53,27 +53,29 @@ class TreeBatch(NamedTuple):
     attention_mask: Tensor
 
 
-def grow_trees(rows: Mapping[int, Sequence[int]], most: int = MOST_NODES) -> Iterator[PromptTree]:
-    """Make prompts to trees.
+def grow_trees(
+    rows: Mapping[int, Sequence[int]], max_nodes: int = MAX_NODES
+) -> Iterator[PromptTree]:
+    """Build trees from prompts.
 
     Args:
-        rows: Token ids of each prompt, none empty, by the prompt's index.
-        most: Nodes of a tree; a longer prompt is a tree by itself.
+        rows: Token ids of each prompt, not empty, by the prompt's index.
+        max_nodes: Maximum nodes of a tree; a longer prompt is a tree of its own.
 
     Yields:
-        Trees that hold each prompt once.
+        Trees that together contain each prompt once.
     """
     token_ids: list[int] = []
     parents: list[int] = []
     ends: list[tuple[int, int]] = []
-    path: list[int] = []  # nodes of the prompt before
+    path: list[int] = []  # nodes of the previous prompt
     for row, index in sorted((list(row), index) for index, row in rows.items()):
         shared = 0
         for node, token in zip(path, row, strict=False):
             if token_ids[node] != token:
                 break
             shared += 1
-        if ends and len(token_ids) + len(row) - shared > most:
+        if ends and len(token_ids) + len(row) - shared > max_nodes:
             yield PromptTree(token_ids, tuple(parents), ends)
             token_ids, parents, ends, path, shared = [], [], [], [], 0
         del path[shared:]
@@ -88,9 +90,9 @@ def grow_trees(rows: Mapping[int, Sequence[int]], most: int = MOST_NODES) -> Ite
 
 @lru_cache(maxsize=256)
 def _shape(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Which nodes each node sees, ``(n, n)`` bool, and its depth, ``(n,)``.
+    """Return the ancestors of each node, ``(n, n)`` bool, and its depth, ``(n,)``.
 
-    X's of as many tokens give trees of the same shape, so that few shapes serve a whole run.
+    Subjects with the same number of tokens give trees of the same shape, so the cache stays small.
     """
     sees = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
@@ -102,17 +104,17 @@ def _shape(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def pack_trees(
     trees: Sequence[PromptTree], pad_id: int, dtype: torch.dtype, device: torch.device
 ) -> TreeBatch:
-    """Pad trees to one length, with the mask that keeps their branches apart.
+    """Pad trees to one length and build the mask that separates their branches.
 
     Args:
-        trees: At least one.
-        pad_id: Any token id; nothing attends to padding, and padding only to itself.
-        dtype: The LM's.
-        device: The LM's.
+        trees: At least one tree.
+        pad_id: Any token id; only padding attends to padding.
+        dtype: Dtype of the LM.
+        device: Device of the LM.
     """
     length = max(len(tree.token_ids) for tree in trees)
     if device.type != "cpu":
-        length += -length % _ALIGNED  # an accelerator's kernels would copy any other mask
+        length += -length % _ALIGNED  # attention kernels copy masks that are not aligned
     ids = [tree.token_ids + [pad_id] * (length - len(tree.token_ids)) for tree in trees]
     kinds = {parents: kind for kind, parents in enumerate({tree.parents: 0 for tree in trees})}
     sees = torch.eye(length, dtype=torch.bool).repeat(len(kinds), 1, 1)
@@ -127,6 +129,6 @@ def pack_trees(
     return TreeBatch(
         to_device(torch.tensor(ids), device),
         to_device(depths[which], device),
-        # Trees of one shape need one mask.
+        # Trees of the same shape share one mask.
         mask.expand(len(trees), -1, -1, -1) if len(kinds) == 1 else mask[to_device(which, device)],
     )

@@ -1,4 +1,4 @@
-"""An LM in pieces, one a process: every process must take part in each of its forwards."""
+"""Sharding of an LM over ranks, all of which must take part in each forward pass."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ if TYPE_CHECKING:
 
 
 class RankSync:
-    """What the processes that hold an LM's pieces must agree on; each must call it as often.
+    """Collective decisions of the ranks that share an LM; every rank must call them equally often.
 
     Args:
-        device_type: Where they run, such as ``cuda``.
+        device_type: Device of the ranks, such as ``cuda``.
     """
 
     def __init__(self, device_type: str) -> None:
         self._device = torch.device(device_type)
 
     def any(self, own: bool) -> bool:
-        """Whether it is so on any process."""
-        return bool(self.most(own))
+        """Return whether `own` is true on any rank."""
+        return bool(self.max(own))
 
-    def most(self, own: int) -> int:
-        """The largest of all processes' numbers."""
-        told = torch.tensor(int(own), device=self._device)
-        distributed.all_reduce(told, distributed.ReduceOp.MAX)
-        return int(told)
+    def max(self, own: int) -> int:
+        """Return the maximum of `own` over all ranks."""
+        number = torch.tensor(int(own), device=self._device)
+        distributed.all_reduce(number, distributed.ReduceOp.MAX)
+        return int(number)
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
-    """Split an LM's weights over all processes of a run.
+    """Shard an LM over all ranks of a run.
 
-    Over the processes of a mesh's ``tensor_parallel``, matrices are split (`split_matrices`); over
-    those of its ``data_parallel``, or of a mesh of one dimension, weights are (`shard_weights`).
+    The mesh dimension ``tensor_parallel`` splits matrices (`split_matrices`); ``data_parallel``, or
+    the only dimension of a mesh, shards weights (`shard_weights`).
 
     Args:
-        model: The whole LM, with the same weights on each process.
-        mesh: The processes, in one dimension, or in these two.
+        model: The whole LM, with the same weights on each rank.
+        mesh: Ranks in one dimension, or in these two.
+
+    Returns:
+        Synchronization of the ranks for forward passes.
 
     Raises:
-        LanguageModelError: The LM does not say what its layers are, or how its matrices are split.
+        LanguageModelError: The LM does not declare its layers, or has no tensor-parallel plan.
     """
     data = mesh
     if "tensor_parallel" in (mesh.mesh_dim_names or ()):
@@ -61,17 +64,17 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
 
 
 def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Split an LM's weights by torch's ``fully_shard``.
+    """Shard an LM's weights by torch's ``fully_shard``.
 
-    A layer's weights are together only while it runs; embedding, last norm and head, tied or not,
-    while the LM does. So the head's rows can be read in a forward as if it were whole.
+    The weights of a layer are gathered while the layer runs; embedding, last norm and head, tied or
+    not, while the LM runs. So the head's rows can be read during a forward pass.
 
     Args:
-        model: The whole LM, with the same weights on each process.
-        mesh: The processes, in one dimension.
+        model: The whole LM, with the same weights on each rank.
+        mesh: Ranks in one dimension.
 
     Raises:
-        LanguageModelError: The LM does not say what its layers are.
+        LanguageModelError: The LM does not declare its layers.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -79,9 +82,9 @@ def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
         raise LanguageModelError(
-            f"{type(model).__name__} cannot be split over processes: it does not say which of its "
-            "modules are layers (_no_split_modules). Lay configs/trainer/ddp.yaml over the study, "
-            "which gives each process the whole LM."
+            f"{type(model).__name__} cannot be sharded: it does not declare which of its modules "
+            "are layers (_no_split_modules). Add --config configs/trainer/ddp.yaml, which gives "
+            "each rank the whole LM."
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh)

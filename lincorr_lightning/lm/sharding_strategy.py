@@ -1,8 +1,8 @@
-"""Which of Lightning's strategies a study can run under, and its LM in pieces."""
+"""Lightning strategies that studies support, and the one that shards the LM."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 from lightning.pytorch.strategies import (
@@ -14,17 +14,20 @@ from lightning.pytorch.strategies import (
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.language_model import LanguageModel
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for an LM in pieces, with `auto` for as many processes as there are.
+    """`ModelParallelStrategy` whose sizes may be ``auto``.
 
     Args:
-        data_parallel_size: Over how many processes, or groups of them, a layer's weights are split
-            and X's are dealt out; ``auto`` takes all that `tensor_parallel_size` leaves.
-        tensor_parallel_size: How many processes share a matrix product; ``auto`` takes those of one
-            machine.
-        save_distributed_checkpoint: Whether a checkpoint is a folder of pieces, or one file that
-            any number of processes loads.
+        data_parallel_size: Number of data shards, over which each layer's weights are sharded;
+            ``auto`` takes world size / `tensor_parallel_size`.
+        tensor_parallel_size: Number of ranks that share a matrix product; ``auto`` takes the ranks
+            of one machine.
+        save_distributed_checkpoint: Whether a checkpoint is a folder of shards, instead of one file
+            that loads at any world size.
     """
 
     def __init__(
@@ -36,78 +39,83 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint)
 
     def setup_environment(self) -> None:
-        """Find out how many processes there are.
+        """Resolve ``auto`` sizes.
 
         Raises:
-            ConfigError: They cannot be dealt out so.
+            ConfigError: The product of the sizes is not the world size.
         """
         n = self.num_nodes * self.num_processes
-        together = self._tensor_parallel_size
-        if together == "auto":
-            together = self.num_processes
-        groups = n // together if self._data_parallel_size == "auto" else self._data_parallel_size
-        if groups * together != n:
+        tensor = self._tensor_parallel_size
+        if tensor == "auto":
+            tensor = self.num_processes
+        data = n // tensor if self._data_parallel_size == "auto" else self._data_parallel_size
+        if data * tensor != n:
             raise ConfigError(
-                f"trainer.strategy splits the LM over {groups} times {together} processes "
-                f"(data_parallel_size times tensor_parallel_size), but there are {n}. Set "
-                "data_parallel_size to auto and tensor_parallel_size to a divisor of "
-                f"{n}, or change trainer.devices."
+                f"trainer.strategy has data_parallel_size {data} times tensor_parallel_size "
+                f"{tensor}, but the world size is {n}. Set data_parallel_size to auto and "
+                f"tensor_parallel_size to a divisor of {n}, or change trainer.devices."
             )
-        self._data_parallel_size, self._tensor_parallel_size = groups, together
+        self._data_parallel_size, self._tensor_parallel_size = data, tensor
         super().setup_environment()
 
 
 def check_strategy(trainer: Any) -> None:
-    """Refuse a strategy under which the LM's numbers would not be its own.
+    """Check that a study can run under the Trainer's strategy.
+
+    Args:
+        trainer: The run's Trainer.
 
     Raises:
-        ConfigError: It says which strategies there are.
+        ConfigError: The strategy is not supported; the message names those that are.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, (ModelParallelStrategy, DDPStrategy, SingleDeviceStrategy)):
         raise ConfigError(
-            f"trainer.strategy is {type(strategy).__name__}, which cannot split an LM that is "
-            "asked outside of its training step. Lay configs/trainer/fsdp.yaml or "
-            "configs/trainer/tensor_parallel.yaml over the study (pieces of the LM on each GPU), "
-            "or configs/trainer/ddp.yaml (all of it on each)."
+            f"trainer.strategy is {type(strategy).__name__}, which does not support forward passes "
+            "outside of training_step. Add --config configs/trainer/fsdp.yaml or "
+            "configs/trainer/tensor_parallel.yaml (the LM sharded over GPUs), or "
+            "configs/trainer/ddp.yaml (the whole LM on each GPU)."
         )
 
 
 def refuse_sharding(trainer: Any, what: str) -> None:
-    """Refuse what needs the whole LM, or averages gradients as DDP does.
+    """Refuse a study or setting that needs the whole LM on each rank.
 
     Args:
-        trainer: The run's trainer.
-        what: The study, or a setting.
+        trainer: The run's Trainer.
+        what: The study or setting.
 
     Raises:
-        ConfigError: The strategy splits the LM.
+        ConfigError: The strategy shards the LM.
     """
     if is_sharded(trainer):
         raise ConfigError(
-            f"{what} cannot run with the LM in pieces, as trainer.strategy has it. Lay "
-            "configs/trainer/ddp.yaml over the study, which gives each process the whole LM."
+            f"{what} does not support a sharded LM (trainer.strategy). Add --config "
+            "configs/trainer/ddp.yaml, which gives each rank the whole LM."
         )
 
 
 def is_sharded(trainer: L.Trainer) -> bool:
-    """Whether each process holds a piece of the LM."""
+    """Return whether the Trainer's strategy shards the LM over ranks."""
     return isinstance(trainer.strategy, ModelParallelStrategy)
 
 
-def shard_if_asked(lm: LanguageModel, module: L.LightningModule) -> None:
-    """Split a loaded LM over the processes, if the strategy is to; does nothing the second time.
+def shard_lm(lm: LanguageModel, mesh: DeviceMesh | None) -> None:
+    """Shard a loaded LM over a device mesh; does nothing without a mesh or if it is sharded.
+
+    Args:
+        lm: The LM.
+        mesh: `LightningModule.device_mesh`: None under strategies that do not shard.
 
     Raises:
-        ConfigError: The LM is compiled, and its matrices are to be split.
-        LanguageModelError: It cannot be split.
+        ConfigError: The LM is compiled and the mesh has tensor parallelism.
+        LanguageModelError: The LM cannot be sharded.
     """
-    mesh = module.device_mesh
     if mesh is None or lm.is_sharded:
         return
     if lm.config.compile and mesh["tensor_parallel"].size() > 1:
         raise ConfigError(
-            "model.lm.compile is true, but an LM whose matrices are split is not compiled here. "
-            "Set it to false, or lay configs/trainer/fsdp.yaml over the study."
+            "model.lm.compile is true, which tensor parallelism does not support. Set it to false, "
+            "or use configs/trainer/fsdp.yaml."
         )
     lm.shard(mesh)

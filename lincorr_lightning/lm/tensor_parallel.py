@@ -1,4 +1,4 @@
-"""An LM's matrices in pieces, one a process, all of which share each product."""
+"""Tensor parallelism: an LM's matrices split over ranks, which share each product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-# transformers' names, and what torch calls the same.
+# Transformers' names of parallel styles, and torch's equivalents.
 _BY_OUTPUTS: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
@@ -30,28 +30,28 @@ _BY_INPUTS: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise": RowwiseParallel,
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-# Whole on each process, which uses it for its own heads: the gradient is the sum of theirs.
+# Replicated on each rank, which uses it for its own heads: the gradient is the sum over ranks.
 _SUMMED = "replicated_with_grad_allreduce"
 _KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
 
 
 def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) -> None:
-    """Split an LM's linear layers over processes, by the plan that transformers has for it.
+    """Split an LM's linear layers over ranks, by transformers' tensor-parallel plan.
 
-    Queries, keys, values and the first matrices of the feed-forward network are split by their
-    outputs, those that follow them by their inputs, so that a layer's processes meet twice.
-    Adapters are split as their layers are. Embedding, norms and head, tied or not, stay whole on
-    each process, and are used there as in any other LM; so the head's rows can be read.
+    Query, key, value and the first feed-forward matrices are split by output features, the matrices
+    that follow them by input features, so that each layer needs two reductions. Adapters are split
+    like their layers. Embedding, norms and head, tied or not, are replicated, so that the head's
+    rows can be read.
 
     Args:
-        model: The whole LM, with the same weights on each process; adapters, if any, are in it.
-        mesh: The processes, in one dimension.
-        n_groups: How many such groups of processes there are, over which the pieces are split again
-            afterwards; torch splits no piece unevenly.
+        model: The whole LM, with the same weights and adapters on each rank.
+        mesh: Ranks in one dimension.
+        n_groups: Number of data shards, over which the split matrices are sharded again; torch
+            requires even sizes.
 
     Raises:
-        LanguageModelError: There is no such plan, it has a style that torch has not, or a number
-            of heads or a layer's width cannot be divided by the number of processes.
+        LanguageModelError: Transformers has no plan for this LM, the plan has an unknown style, or
+            a number of heads or a width is not divisible by the number of ranks.
     """
     plan = _plan(model)
     _check_sizes(model, plan, mesh.size(), n_groups)
@@ -62,7 +62,7 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
             if make is not None:
                 parallelize_module(layer, mesh, make(), src_data_rank=None)
     summed = {module for name, module in _named(model, plan) if plan[name] == _SUMMED}
-    # Tied weights are one parameter, and are to stay one.
+    # Tied weights stay one parameter.
     whole: dict[int, nn.Parameter] = {}
     for module in list(model.modules()):
         own = {n: p for n, p in module._parameters.items() if p is not None and not _is_split(p)}
@@ -72,54 +72,56 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
                 whole[id(parameter)] = nn.Parameter(copies, parameter.requires_grad)
             module.register_parameter(name, whole[id(parameter)])
         if own:
-            _use_as_ever(module, list(own), mesh, module in summed)
+            _compute_locally(module, list(own), mesh, module in summed)
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:
-    """Style of each module that has one, by its name with ``*`` for each number."""
+    """Return the style of each module of the plan, by its name with ``*`` for each number."""
     kept = [model.get_input_embeddings(), head_of(model) or model]  # type: ignore[no-untyped-call]
     names = {_generic(name): module for name, module in model.named_modules()}
     names |= {_generic(name): None for name, _ in model.named_parameters()}  # type: ignore[misc]
-    # A family's plan may speak of layers that this LM has not.
-    told = {name: style for name, style in (model.tp_plan or {}).items() if name in names}
-    plan = {name: style for name, style in told.items() if names[name] not in kept}
+    # The plan of a model family may name layers that this LM lacks.
+    present = {name: style for name, style in (model.tp_plan or {}).items() if name in names}
+    plan = {name: style for name, style in present.items() if names[name] not in kept}
     unknown = sorted({style for style in plan.values() if style not in _KNOWN})
     unknown += [name for name in plan if names[name] is None]
     if not plan or unknown:
-        why = f"there is no way here to split {', '.join(unknown)}"
-        raise _refusal(model, why if unknown else "transformers has no plan of how")
+        why = f"{', '.join(unknown)} is not supported"
+        raise _refusal(model, why if unknown else "transformers has no plan for it")
     return plan
 
 
 def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int, n_groups: int) -> None:
     config = model.config.get_text_config()
-    # Heads are dealt out whole, but for an attention that gathers what it has of all processes.
+    # Ranks have whole heads, unless the attention gathers its outputs over all ranks.
     if any(style == "colwise" and "att" in name for name, style in plan.items()):
         for key in ("num_attention_heads", "num_key_value_heads"):
             heads = getattr(config, key, None)
             for number in heads if isinstance(heads, list) else [heads]:
                 if number and number % n:
-                    raise _refusal(model, f"its {key}, {number}, cannot be divided by {n}")
+                    raise _refusal(model, f"its {key}, {number}, is not divisible by {n}")
     for name, module in _named(model, plan):
         for layer in _layers(module, plan[name]):
             if plan[name] not in _BY_OUTPUTS and plan[name] not in _BY_INPUTS:
                 continue
             if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
-                raise _refusal(model, f"{name} is a {type(layer).__name__}, no plain linear layer")
+                raise _refusal(
+                    model, f"{name} is a {type(layer).__name__}, not a plain linear layer"
+                )
             by_outputs = plan[name] in _BY_OUTPUTS
             width = layer.out_features if by_outputs else layer.in_features
-            pieces = n * n_groups if by_outputs else n
-            if width % pieces:
+            n_parts = n * n_groups if by_outputs else n
+            if width % n_parts:
                 raise _refusal(
-                    model, f"the width of {name}, {width}, cannot be divided by {pieces}"
+                    model, f"the width of {name}, {width}, is not divisible by {n_parts}"
                 )
 
 
 def _refusal(model: PreTrainedModel, why: str) -> LanguageModelError:
     return LanguageModelError(
-        f"{model.name_or_path} ({type(model).__name__}) cannot be split over processes matrix by "
-        f"matrix: {why}. Lay configs/trainer/fsdp.yaml over the study, which splits each layer's "
-        "weights, or configs/trainer/ddp.yaml, which gives each process the whole LM."
+        f"{model.name_or_path} ({type(model).__name__}) does not support tensor parallelism: "
+        f"{why}. Use configs/trainer/fsdp.yaml, which shards each layer's weights, or "
+        "configs/trainer/ddp.yaml, which gives each rank the whole LM."
     )
 
 
@@ -128,17 +130,17 @@ def _generic(name: str) -> str:
 
 
 def _named(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """Modules that the plan speaks of, by their names in it."""
+    """Yield the modules of the plan with their names in it."""
     for name, module in list(model.named_modules()):
         if _generic(name) in plan:
             yield _generic(name), module
 
 
 def _layers(module: Any, style: str) -> list[Any]:
-    """A layer, and that half of its adapters which is split with it."""
+    """Return a layer and the adapter matrices that are split with it."""
     if not hasattr(module, "base_layer"):
         return [module]
-    # The other half has the rank on the side that is split, and stays whole.
+    # The other adapter matrix would be split along its rank, and is replicated.
     half = module.lora_B if style in _BY_OUTPUTS else module.lora_A
     return [module.base_layer, *half.values()]
 
@@ -147,11 +149,11 @@ def _is_split(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor)
 
 
-def _use_as_ever(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:
-    """Let a module compute with plain tensors where its parameters are the same on all processes.
+def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:
+    """Let a module compute with local tensors where its parameters are replicated.
 
-    Its parameters are of one kind with those that are split, so that norms, optimizers and
-    checkpoints treat all alike; what they are multiplied with is a plain tensor.
+    Its parameters are DTensors like the split ones, so that gradient norms, optimizers and
+    checkpoints treat all of them the same way; the activations are plain tensors.
     """
     kept: dict[str, nn.Parameter] = {}
 
@@ -177,5 +179,5 @@ def _use_as_ever(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: 
         kept.clear()
 
     module.register_forward_pre_hook(enter)
-    # Also after a forward that ran out of memory.
+    # Also after a forward pass that ran out of memory.
     module.register_forward_hook(leave, always_call=True)

@@ -1,4 +1,4 @@
-"""Subjects X from a tokenizer's vocabulary (paper, section 3.2: arbitrary strings will do)."""
+"""Sampling of subjects from a tokenizer's vocabulary (paper, section 3.2: arbitrary strings)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _UNUSABLE = frozenset({"Cc", "Cf", "Cs", "Co"})
 
 
 def usable_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Strings of the vocabulary that can stand as a subject.
+    """Return the strings of the vocabulary that can be a subject.
 
-    Each id is decoded on its own and stripped. Left out are special and added tokens, strings that
-    are empty, contain white space, a control character or a part of a character, and repetitions
-    (" Paris" and "Paris" are one X). WordPiece's ``##`` is taken off.
+    Each id is decoded on its own and stripped. Special and added tokens are excluded, and strings
+    that are empty or contain white space, a control character or an incomplete character.
+    Duplicates are merged (" Paris" and "Paris" are one subject), and WordPiece's ``##`` is removed.
 
     Args:
         tokenizer: Any Hugging Face tokenizer.
 
     Returns:
-        The strings, each once, in the order of their token ids.
+        Distinct strings in the order of their token ids.
     """
     left_out = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     ids = sorted(set(tokenizer.get_vocab().values()) - left_out)
@@ -62,21 +62,21 @@ def _is_usable(string: str) -> bool:
 def sample_subjects(
     tokenizer: PreTrainedTokenizerBase, n: int, words_per_subject: int = 1, seed: int = 0
 ) -> list[str]:
-    """Sample subjects X: seeded, without replacement, the same on every machine.
+    """Sample subjects without replacement, reproducibly on every machine.
 
-    The sample of a smaller `n` is the beginning of that of a larger one.
+    The sample of a smaller `n` is a prefix of the sample of a larger one.
 
     Args:
-        tokenizer: Whose vocabulary is sampled.
-        n: How many X's.
-        words_per_subject: Vocabulary strings joined, by a space, to one X.
-        seed: Of the sample.
+        tokenizer: Tokenizer whose vocabulary is sampled.
+        n: Number of subjects.
+        words_per_subject: Number of vocabulary strings of a subject, joined by spaces.
+        seed: Seed of the sample.
 
     Returns:
-        `n` different strings.
+        `n` distinct strings.
 
     Raises:
-        SubjectsError: More are asked for than there are.
+        SubjectsError: The vocabulary has fewer subjects, or `words_per_subject` is below 1.
     """
     if words_per_subject < 1:
         raise SubjectsError(f"words_per_subject is {words_per_subject}; it must be at least 1.")
@@ -84,8 +84,8 @@ def sample_subjects(
     available = len(strings) ** words_per_subject
     if n > available:
         raise SubjectsError(
-            f"{n} X's are asked for; with words_per_subject {words_per_subject} the vocabulary gives "
-            f"{available}; lower n_subjects or raise words_per_subject."
+            f"n_subjects is {n}, but the vocabulary has {available} subjects of "
+            f"{words_per_subject} string(s). Lower n_subjects or raise words_per_subject."
         )
     return [_spell(index, strings, words_per_subject) for index in _sample(available, n, seed)]
 
@@ -99,9 +99,10 @@ def _spell(index: int, strings: list[str], n_words: int) -> str:
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:
-    """Shuffle ``range(population)`` as far as `n`, remembering only what was moved (Fisher-Yates).
+    """Yield the first `n` members of a Fisher-Yates shuffle of ``range(population)``.
 
-    Made of PCG64's raw words, whose stream NumPy keeps for ever; that of its samplers it does not.
+    It uses PCG64's raw words: NumPy guarantees their stream across versions, and not that of its
+    samplers.
     """
     bits = np.random.PCG64(seed)
     n_words = -(-population.bit_length() // 64) or 1
@@ -113,7 +114,7 @@ def _sample(population: int, n: int, seed: int) -> Iterator[int]:
 
 
 def _below(bound: int, bits: np.random.PCG64, n_words: int) -> int:
-    """A uniform integer below a bound, by rejection."""
+    """Return a uniform integer below a bound, by rejection sampling."""
     space = 1 << (64 * n_words)
     limit = space - space % bound
     while True:

@@ -77,7 +77,7 @@ def test_nothing_is_lost_when_memory_runs_out_late() -> None:
 def test_a_single_row_that_does_not_fit() -> None:
     with pytest.raises(LanguageModelError, match="batch size 1 and sequence length 9 does not fit"):
         run(MicroBatches(), Memory(LENGTHS, limit=8))
-    with pytest.raises(LanguageModelError, match=r"CUDA out of memory\. Take a smaller LM"):
+    with pytest.raises(LanguageModelError, match=r"CUDA out of memory\. Use a smaller LM"):
         run(MicroBatches(9), Memory(LENGTHS, limit=8))
 
 

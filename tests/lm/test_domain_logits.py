@@ -43,7 +43,7 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
-    assert [reading.name for reading in lm._readings.values()] == ["ROWS"]
+    assert [reading.name for reading in lm._logit_methods.values()] == ["ROWS"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -192,14 +192,14 @@ def test_unknown_architecture(
         ours = lm.domain_logits(small.prompts, small.token_ids)
     naive = small.naive(model, small.prompts, small.token_ids)
     assert (ours - naive).abs().max() <= TOLERANCE
-    assert [used.name for used in lm._readings.values()] == [reading]
+    assert [used.name for used in lm._logit_methods.values()] == [reading]
     assert ("slower" in caplog.text) is (reading != "ROWS")
 
 
 @pytest.mark.parametrize("kind", [Functional, Flat])
 def test_hidden_state_that_cannot_be_seen(kind: type, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_module(kind(small.architectures["llama"]()), small.tokenizer())
-    with pytest.raises(LanguageModelError, match=f"{kind.__name__} computes its logits without"):
+    with pytest.raises(LanguageModelError, match=f"{kind.__name__} does not pass the hidden state"):
         lm.last_hidden(torch.tensor([[4, 5]]), torch.tensor([[1, 1]]))
 
 
@@ -303,7 +303,7 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
         model.get_input_embeddings().weight[tokenizer.get_vocab()["Lima"]] = float("nan")
     lm = LanguageModel.from_module(model, tokenizer)
     assert lm.domain_logits(["Paris", "Oslo"], small.token_ids).isfinite().all()
-    with pytest.raises(NonFiniteError, match=r"prompt 1 \('Lima lives in the city of'\).*NaN"):
+    with pytest.raises(NonFiniteError, match=r"NaN.*prompt 1 \('Lima lives in the city of'\)"):
         lm.domain_logits(["Paris", *small.prompts[1:]], small.token_ids)
 
 
@@ -318,7 +318,7 @@ def test_nan_everywhere(small: SimpleNamespace, caplog: pytest.LogCaptureFixture
 def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
     with pytest.raises(
-        LanguageModelError, match=rf"token id 99; it has the tokens 0 to {small.vocab - 1}"
+        LanguageModelError, match=rf"token id 99; its tokens are 0 to {small.vocab - 1}"
     ):
         lm.domain_logits(["Paris"], [4, 99])
     with pytest.raises(LanguageModelError, match="token id -1"):
@@ -337,6 +337,6 @@ def test_half_precision_takes_the_fast_way(
     ours = half.domain_logits(small.prompts, small.token_ids)
     expected = exact.domain_logits(small.prompts, small.token_ids)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert [reading.name for reading in half._readings.values()] == ["ROWS"]
+    assert [reading.name for reading in half._logit_methods.values()] == ["ROWS"]
     # Not on the dtype's own grid: the head's product was not rounded to it.
     assert not torch.equal(ours, ours.to(half.model.dtype).double())

@@ -70,7 +70,7 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
     t5 = hf.T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
     others = {"a": encoder, "b": backbone, "c": hf.T5ForConditionalGeneration(t5)}
     assert causal_lm_of(Module(**others, lm=llama)) is llama
-    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM lies in Module"):
+    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Module"):
         causal_lm_of(Module(**others))
 
 
@@ -89,5 +89,5 @@ def test_several_are_listed_and_one_can_be_named(
     with pytest.raises(LanguageModelError, match=message):
         causal_lm_of(module)
     assert causal_lm_of(module, "reference") is module.reference
-    with pytest.raises(LanguageModelError, match="lies in 'judge' of Module"):
+    with pytest.raises(LanguageModelError, match="in 'judge' of Module"):
         causal_lm_of(module, "judge")

@@ -156,7 +156,7 @@ def test_missing_tokenizer(folder: Path) -> None:
     assert f"of the folder {folder}" in refusal(folder)
     (folder / "tokenizer_config.json").unlink()
     message = refusal(folder)
-    assert f"the folder {folder} has no tokenizer. Copy the tokenizer's files" in message
+    assert f"the folder {folder} has no tokenizer. Copy the tokenizer files" in message
 
 
 @pytest.mark.parametrize("name", ["LlamaTokenizer", "GPT2Tokenizer"])
@@ -164,7 +164,7 @@ def test_tokenizer_made_up_of_nothing(folder: Path, name: str) -> None:
     # transformers silently makes an empty tokenizer of such a folder.
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    assert "its vocabulary is missing. Copy the tokenizer's files" in refusal(folder)
+    assert "its vocabulary is missing. Copy the tokenizer files" in refusal(folder)
 
 
 def test_slow_tokenizer_without_padding_token(tmp_path: Path, small: SimpleNamespace) -> None:
@@ -204,7 +204,7 @@ def test_weights_that_would_be_random(folder: Path) -> None:
     save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
     message = refusal(folder)
     assert "lack model.layers.0.mlp.down_proj.weight" in message
-    assert "and 1 more, which would be filled at random" in message
+    assert "and 1 more, which would be initialized at random" in message
     fewer = {name: value for name, value in weights.items() if name != "lm_head.weight"}
     save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
     assert "lack lm_head.weight, which" in refusal(folder)
@@ -234,7 +234,7 @@ def test_tied_head_is_not_missed(lm_folder: Folder) -> None:
             r"an encoder-decoder \(T5ForConditionalGeneration\)"),
         (lambda: hf.ViTModel(hf.ViTConfig(
             hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-            image_size=8, patch_size=8)), r"no language model \(ViTModel\)"),
+            image_size=8, patch_size=8)), r"a model without a language-modeling head \(ViTModel\)"),
     ],
 )  # fmt: skip
 def test_not_a_causal_lm(
@@ -252,7 +252,7 @@ def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **options: asked.append(host))
     message = refusal("some-org/some-lm")
     assert not asked
-    assert "some-org/some-lm is no folder here" in message
+    assert "some-org/some-lm is not a folder" in message
     assert "not among earlier downloads" in message
     assert "Pass the folder" in message and "hf download some-org/some-lm" in message
 

@@ -80,7 +80,7 @@ def test_shared_equals_single_prompts(
     assert expected.std() > 0.1
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
     assert lm.reads_prompts is not None
-    assert lm.reads_prompts.startswith("one by one" if architecture in ALONE else "together")
+    assert lm.reads_prompts.startswith("one by one" if architecture in ALONE else "with shared prefixes")
     if architecture in ALONE:
         with pytest.raises(LanguageModelError, match=r"lm\.share_prefixes is true, but"):
             LanguageModel.from_pretrained(str(folder), share_prefixes=True).joint_logits(
@@ -147,8 +147,8 @@ def test_sliding_window(window: int, small: SimpleNamespace) -> None:
     ours = lm.joint_logits(prompts(), DOMAINS)
     expected = naive(model, small)
     assert (ours - expected).abs().max() <= TOLERANCE
-    narrow = f"one by one: its attention sees {window} tokens back"
-    assert (lm.reads_prompts or "").startswith(narrow if window == 4 else "together")
+    narrow = f"one by one: its attention window is {window} tokens"
+    assert (lm.reads_prompts or "").startswith(narrow if window == 4 else "with shared prefixes")
     # The window is felt, so that reading past it would be seen.
     config.sliding_window = 64
     wide = small.model(config)
@@ -191,7 +191,7 @@ def test_an_lm_that_only_seems_to_heed_mask_and_positions(
     model.load_state_dict(small.model(config).state_dict())
     lm = LanguageModel.from_module(model.eval().to(dtype), small.tokenizer())
     lm.joint_logits(prompts(), DOMAINS)
-    assert lm.reads_prompts == "one by one: its logits would not be the same"
+    assert lm.reads_prompts == "one by one: its logits would change"
 
 
 def test_head_that_is_not_linear(small: SimpleNamespace) -> None:
@@ -200,7 +200,7 @@ def test_head_that_is_not_linear(small: SimpleNamespace) -> None:
     lm = LanguageModel.from_module(model, small.tokenizer())
     ours = lm.joint_logits(prompts(), DOMAINS)
     assert (ours - naive(model, small)).abs().max() <= TOLERANCE
-    assert lm.reads_prompts == "one by one: its head is no plain linear layer"
+    assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -209,7 +209,7 @@ def test_half_precision(dtype: str, lm_folder: Folder, small: SimpleNamespace) -
     half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype=dtype)
     ours = half.joint_logits(prompts(), DOMAINS)
     expected = exact.joint_logits(prompts(), DOMAINS)
-    assert (half.reads_prompts or "").startswith("together")
+    assert (half.reads_prompts or "").startswith("with shared prefixes")
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
 
 
@@ -264,7 +264,7 @@ def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
     expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model, small)
     assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
-    assert (lm.reads_prompts or "").startswith("together")
+    assert (lm.reads_prompts or "").startswith("with shared prefixes")
     first = lm.domain_logits(prompts()[0], DOMAINS[0])
     assert (first - expected[:, : len(DOMAINS[0])]).abs().max() <= TOLERANCE
     assert lm.model.model._compiled_call_impl is not None

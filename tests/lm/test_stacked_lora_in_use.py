@@ -98,13 +98,13 @@ def test_asking_through_a_language_model(
             with stack.rows([i]):
                 expected[row] = lm.domain_logits([prompt], tokens)[0]
     ours = lm.logits_of_rows(
-        lm.rows(prompts), tokens, around=lambda rows: stack.rows([which[row] for row in rows])
+        lm.rows(prompts), tokens, context=lambda rows: stack.rows([which[row] for row in rows])
     )
     tolerance = 1e-4 if dtype == torch.float32 else 1e-10
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
     is_base = torch.tensor(which) == -1
     assert ((ours - base).abs().amax(1) > 1e-3)[~is_base].all()
-    assert [reading.name for reading in lm._readings.values()] == ["ROWS"]
+    assert [reading.name for reading in lm._logit_methods.values()] == ["ROWS"]
 
 
 def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:

@@ -127,7 +127,7 @@ def test_more_combinations_than_64_bits_can_count(small: SimpleNamespace) -> Non
 def test_more_than_there_are(small: SimpleNamespace) -> None:
     tokenizer = small.tokenizer()
     n = len(usable_strings(tokenizer))
-    message = rf"the vocabulary gives {n}; lower n_subjects or raise words_per_subject"
+    message = rf"the vocabulary has {n} subjects of"
     with pytest.raises(SubjectsError, match=message):
         sample_subjects(tokenizer, n + 1)
     with pytest.raises(SubjectsError, match=rf"gives {n * n}; lower"):

@@ -153,14 +153,14 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
 
 def test_out_of_memory_says_what_to_lower() -> None:
     class Alone:
-        def most(self, own: int) -> int:
+        def max(self, own: int) -> int:
             return own
 
     def fail(batch: list[int]) -> None:
         raise torch.OutOfMemoryError("no memory. Much more is said")
 
     batches = MicroBatches(64)
-    batches.lock_step = Alone()  # type: ignore[assignment]
+    batches.rank_sync = Alone()  # type: ignore[assignment]
     with pytest.raises(
         LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
     ):
@@ -169,12 +169,12 @@ def test_out_of_memory_says_what_to_lower() -> None:
 
 def test_every_process_asks_as_often_as_the_busiest() -> None:
     class Busier:
-        def most(self, own: int) -> int:
+        def max(self, own: int) -> int:
             return own + 3
 
     asked: list[list[int]] = []
     batches = MicroBatches(20)
-    batches.lock_step = Busier()  # type: ignore[assignment]
+    batches.rank_sync = Busier()  # type: ignore[assignment]
     batches.run([10, 7, 5], "cpu", asked.append)
     assert asked == [[0, 1], [2], [2], [2], [2]]
 

@@ -22,7 +22,7 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.lm.sharding_strategy import shard_if_asked
+from lincorr_lightning.lm.sharding_strategy import shard_lm
 from lincorr_lightning.lm.tensor_parallel import split_matrices
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
@@ -256,7 +256,7 @@ def test_a_compiled_lm_is_not_split() -> None:
     lm = SimpleNamespace(config=SimpleNamespace(compile=True), is_sharded=False)
     module = SimpleNamespace(device_mesh={"tensor_parallel": fake_mesh(2)})
     with pytest.raises(ConfigError, match="compile"):
-        shard_if_asked(lm, module)  # type: ignore[arg-type]
+        shard_lm(lm, module.device_mesh)
 
 
 @pytest.mark.parametrize(
