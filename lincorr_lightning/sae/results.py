@@ -94,7 +94,7 @@ class SAEReport(Pictured):
         scores: By layer.
         density: Features by the share of tokens at which they are active: those active at none,
             then by half decades (`DENSITY_EDGES`, the first open below),
-            ``(n_places, 1 + n_bins)``, shares of the features of a place.
+            ``(n_hook_points, 1 + n_bins)``, shares of the features of a place.
     """
 
     lm: str
@@ -241,7 +241,7 @@ def densities(frequency: npt.NDArray[np.float64], n_features: Sequence[int]) -> 
     """Features by how often they are active, as `SAEReport.density`.
 
     Args:
-        frequency: Share of the tokens at which each is active, ``(n_places, most_features)``.
+        frequency: Share of the tokens at which each is active, ``(n_hook_points, most_features)``.
         n_features: Features of each place; what stands beyond them is none.
 
     Example:
