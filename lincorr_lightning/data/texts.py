@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.resumable_loader import ResumableLoader
-from lincorr_lightning.data.samplers import ConsecutiveBatches, make_loader
+from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.data.text_files import SampleBy, read_texts
 from lincorr_lightning.data.tiny_world.texts import (
     WORLD_CORPUS,
@@ -35,11 +35,18 @@ class TokenRows:
         input_ids: Token ids, ``(n_texts, longest)``.
         attention_mask: 1 at tokens, 0 at padding, same shape.
         counted: Whether an activation counts: tokens without the skipped ones, bool, same shape.
+        is_padding: Whether the batch only keeps a rank in step with the others: no token counts.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     counted: Tensor
+    is_padding: bool = False
+
+    def __post_init__(self) -> None:
+        """Count no token of a batch for padding."""
+        if self.is_padding:
+            self.counted = torch.zeros_like(self.counted)
 
 
 @dataclass
@@ -63,23 +70,19 @@ class TokenStep:
     positions: Tensor
 
 
-def pad_rows(
-    rows: Sequence[Sequence[int]], n_skipped: int = 0, is_padding: bool = False
-) -> TokenRows:
+def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     """Pad token ids on the right.
 
     Args:
         rows: Token ids of each text.
         n_skipped: Tokens at the beginning of each that do not count.
-        is_padding: Whether no token counts.
     """
     lengths = torch.tensor([len(row) for row in rows])
     longest = int(lengths.max())
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     positions = torch.arange(longest)
     mask = positions < lengths[:, None]
-    counted = mask & (positions >= n_skipped)
-    return TokenRows(ids, mask.long(), counted & (not is_padding))
+    return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
 class TextBlocks(Dataset[TokenStep]):
@@ -383,13 +386,9 @@ class TextsDataModule(L.LightningDataModule):
         """Return a loader of the held-out texts, those of similar length together."""
         rows = sorted(self._held_out, key=len)
         size: int = self.hparams["eval_batch_size"]
-        edges = [*range(0, len(rows), size), len(rows)]
-        batches = ConsecutiveBatches(self._pad, rows, edges)
+        starts = range(0, len(rows), size)
+        batches = [pad_rows(rows[start : start + size], self.n_skipped) for start in starts]
         return make_loader(batches, self.trainer)
-
-    def _pad(self, rows: Sequence[Sequence[int]], first: int, is_padding: bool) -> TokenRows:
-        del first
-        return pad_rows(rows, self.n_skipped, is_padding)
 
     def test_dataloader(self) -> DataLoader[TokenRows]:
         """Return a loader of the texts that a study reads which trains nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import lightning as L
@@ -12,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.samplers import ConsecutiveBatches, make_loader
+from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.data.text_files import SampleBy, Text, read_texts
 from lincorr_lightning.data.tiny_world.texts import world_documents, world_file
 from lincorr_lightning.distributed import batch_edges, require_items
@@ -123,18 +124,19 @@ class TokenizedTextDataModule(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """Return a loader of all prompts, shared by the ranks."""
         assert self.prompts is not None, "setup reads the texts"
-        pairs = list(zip(self.prompts.texts, self.prompts.rows, strict=True))
-        edges = batch_edges(self.trainer, len(pairs), self.hparams["batch_size"])
-        return make_loader(ConsecutiveBatches(self._batch, pairs, edges), self.trainer)
-
-    def _batch(
-        self, pairs: Sequence[tuple[Text, list[int]]], first: int, is_padding: bool
-    ) -> TokenBatch:
-        assert self.prompts is not None
-        texts, rows = zip(*pairs, strict=True)
-        names, corpora = [text.where for text in texts], [text.corpus for text in texts]
-        n_skipped = self.prompts.n_skipped
-        return TokenBatch(torch.tensor(rows), names, corpora, first, n_skipped, is_padding)
+        texts, rows, n_skipped = self.prompts
+        edges = batch_edges(self.trainer, len(rows), self.hparams["batch_size"])
+        batches = [
+            TokenBatch(
+                torch.tensor(rows[start:stop]),
+                [text.where for text in texts[start:stop]],
+                [text.corpus for text in texts[start:stop]],
+                start,
+                n_skipped,
+            )
+            for start, stop in pairwise(edges)
+        ]
+        return make_loader(batches, self.trainer)
 
 
 def read_prompts(
