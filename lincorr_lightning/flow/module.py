@@ -37,8 +37,9 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.sae import HookKind, HookPoint
+from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder, parse_feature
+from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 
@@ -141,7 +142,7 @@ class FeatureFlow(FrozenLMModule):
         self.starts: list[Feature] = []
         self.saes = nn.ModuleDict()
         if saes is not None:
-            self._take(load_folder(saes, self.lm))
+            self._take(load_saes(saes, self.lm))
         self.report: FeatureFlowReport | None = None
 
     @property

@@ -17,7 +17,8 @@ class Reconstruction(NamedTuple):
         explained_variance: ``1 - sum ‖x - x̂‖² / sum ‖x - x̄‖²`` over all tokens, with x̄ their mean,
             ``(n_hook_points,)``; NaN for constant activations. Higher is better, 1 is perfect.
         l0: Mean number of active features per token, ``(n_hook_points,)``.
-        frequency: Share of the tokens at which each feature is active, ``(n_hook_points, n_features)``.
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, n_features)``.
         clean: Cross-entropy of the unchanged LM per token, in nats.
         spliced: Cross-entropy with a hook point's activations replaced by their reconstruction,
             ``(n_hook_points,)``.
@@ -112,7 +113,7 @@ class ReconstructionQuality(Metric):
         self.n_targets += n_targets
 
     def gather(self) -> Reconstruction:
-        """Return the scores over all ranks, with the shapes of `Reconstruction` for one SAE, too."""
+        """Return the scores over all ranks; those of a single SAE keep their shape."""
         with self.sync_context():
             return self._scores()
 

@@ -131,16 +131,16 @@ def at_output(
     if weight.shape[1] != sae.width:
         raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, but {sae.hook_point} of the LM "
-            f"has {weight.shape[1]}",
+            f"it reads {sae.width} numbers of the attention's heads, but {sae.hook_point} of the "
+            f"LM has {weight.shape[1]}",
             "Take an SAE of this LM.",
         )
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
     if weight.shape[0] < sae.width or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
         raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, which the attention's output of "
-            f"width {len(weight)} does not determine",
+            f"it reads {sae.width} numbers of the attention's heads, which the attention's output "
+            f"of width {len(weight)} does not determine",
             "Take an SAE of the output itself (hook_attn_out).",
         )
     encoder = sae.encoder.double() @ ((right.T / values) @ left.T)

@@ -155,8 +155,8 @@ def _hook(
             return None
         if new.shape != whole.shape:
             raise SparseAutoencoderError(
-                f"the intervention at {hook_point} turned activations of shape {tuple(whole.shape)} "
-                f"into {tuple(new.shape)}. Return the same shape."
+                f"the intervention at {hook_point} turned activations of shape "
+                f"{tuple(whole.shape)} into {tuple(new.shape)}. Return the same shape."
             )
         new = new.to(tensor).view(tensor.shape)
         return new if isinstance(output, Tensor) else (new, *output[1:])
@@ -181,7 +181,8 @@ def _from_config(model: nn.Module, name: str) -> int:
     value = getattr(text, name, None)
     if not isinstance(value, int):
         raise SparseAutoencoderError(
-            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal LM."
+            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal "
+            "LM."
         )
     return value
 

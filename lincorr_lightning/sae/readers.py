@@ -12,7 +12,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
@@ -136,8 +135,7 @@ def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activati
     if "transcoder" in str(architecture):
         raise_unsupported(
             path,
-            f"it is a transcoder ({architecture}), which reads one hook point and writes "
-            "another",
+            f"it is a transcoder ({architecture}), which reads one hook point and writes another",
             "Take an SAE, which reads and writes the same hook point.",
         )
     if architecture not in known or function not in ("relu", "topk"):

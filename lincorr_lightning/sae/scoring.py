@@ -46,9 +46,7 @@ def read_activations(
     lengths = mask.sum(1).tolist()
     slots = texts.counted.flatten().cumsum(0).view_as(texts.counted) - 1
     n = int(texts.counted.sum())
-    out = torch.empty(
-        len(hook_points), n, width_of(model), dtype=model.dtype, device=device
-    )
+    out = torch.empty(len(hook_points), n, width_of(model), dtype=model.dtype, device=device)
 
     def read(batch: list[int]) -> None:
         longest = max(lengths[i] for i in batch)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import atomic_folder, atomic_write, write_json
-from lincorr_lightning.sae.hook_points import HookPoint, check_index
 from lincorr_lightning.sae.files import fail_to_read, read_json, read_tensors
+from lincorr_lightning.sae.hook_points import HookPoint, check_index
 from lincorr_lightning.version import __version__
 
 Activation = Literal["relu", "jumprelu", "topk", "batchtopk"]

@@ -221,7 +221,7 @@ class StackedAutoencoders(nn.Module):
         ).relu()
 
     def _choose(self, before: Tensor) -> tuple[Entries, Tensor]:
-        """Return the active features, and the smallest pre-activation among those per hook point."""
+        """Return the active features, and the smallest pre-activation of each hook point."""
         n_hook_points, n, n_features = before.shape
         k = self.settings.k
         if self.settings.activation == "topk":
