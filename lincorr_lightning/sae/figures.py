@@ -131,8 +131,8 @@ def training_figure(history: History, lm: str) -> Figure:
     if len(names) <= MOST_CURVES:
         return training_curves(history, title)
     layers: dict[str, list[int]] = {}
-    for kind, _, layer in (name.rpartition(".") for name in names):
-        layers.setdefault(kind, []).append(int(layer))
+    for kind, _, number in (name.rpartition(".") for name in names):
+        layers.setdefault(kind, []).append(int(number))
     panels: dict[str, Sequence[tuple[int, float]]] = {}
     for what in dict.fromkeys(tag.partition("/")[0] for tag in history if "/" in tag):
         for kind in (kind for kind in KINDS if kind in layers):
