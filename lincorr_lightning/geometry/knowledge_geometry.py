@@ -15,7 +15,7 @@ from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.functional import HIT_RANKS, LeastSquares, Moments, hit_rates, summarize
+from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, PairScore
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 from lincorr_lightning.geometry.layer_states import read_last_states
@@ -24,8 +24,8 @@ from lincorr_lightning.geometry.results import knowledge_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.layout import ProbeLayout, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import RidgeSolver, label_r, split_targets
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.numbers import number
@@ -93,7 +93,7 @@ class KnowledgeGeometry(FrozenLMModule):
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             names, pairs = [], [f"{p['source']}->{p['target']}" for p in self.probed["pairs"]]
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs, [], control=False
+            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
         )
         n_columns = self.layout.n_columns if self.probed is None else 0
         self.fit_moments, self.test_moments = JointMoments(n_columns), JointMoments(n_columns)
@@ -217,7 +217,7 @@ class KnowledgeGeometry(FrozenLMModule):
         write_results(self.trainer, results)
 
 
-def fit_scores(layout: ProbeLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
+def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
     """Fit the maps of all pairs and score them on other subjects.
 
     Args:
@@ -228,16 +228,15 @@ def fit_scores(layout: ProbeLayout, fit: Moments, test: Moments, ridge: float) -
     """
     found = {}
     for source in layout.sources:
-        x = layout.columns(source).to(fit.mean.device)
-        y = layout.target_columns(source).to(fit.mean.device)
-        weight = LeastSquares(fit.scatter[x][:, x], fit.scatter[x][:, y]).weight(ridge)
+        x, y = layout.columns(source), layout.target_columns(source)
+        weight = RidgeSolver(fit, x, y).solve(ridge).weight
         r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
         for target, block in split_targets(layout, source, weight, dim=0):
             reference = layout.references[source, target]
-            hits: dict[str, float | None] = {}
+            hits: dict[str, float] = {}
             if reference is not None:
                 influenced, _ = hit_rates(block.cpu(), torch.from_numpy(reference))
-                hits = dict(zip(map(str, HIT_RANKS), influenced.rates.tolist(), strict=True))
+                hits = influenced.by_rank()
             score = number(summarize(r[target]).mean)
             found[source, target] = PairScore(source, target, score, None, hits)
     return [found[pair] for pair in layout.pairs]
