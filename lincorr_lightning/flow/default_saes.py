@@ -10,9 +10,9 @@ import lightning as L
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.formats import save_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.module import SparseAutoencoders
-from lincorr_lightning.sae.run_results import SAE_FOLDER
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 
@@ -57,6 +57,6 @@ def train_saes(
         )  # fmt: skip
         trainer.fit(study, datamodule=own)
     saes = study.trained()
-    for place, trained in saes.items() if folder is not None else ():
-        trained.save(folder / SAE_FOLDER / place.id)  # type: ignore[operator]
+    if folder is not None:
+        save_saes(saes, folder)
     return saes
