@@ -10,9 +10,9 @@ import lightning as L
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.formats import save_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.module import SparseAutoencoders
-from lincorr_lightning.sae.run_results import SAE_FOLDER
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 
@@ -46,12 +46,8 @@ def train_saes(
             f"model.training_tokens is {n_tokens}, but SAEs are trained on blocks of {block} "
             "tokens. Set it to that or more, or pass SAEs as model.saes."
         )
-    # Of a run from the command line they say how the DataModule was made, too.
-    settings = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
     # What is held out is the study's; nothing is scored here.
-    settings |= {"n_tokens": n_tokens, "knowledges": None, "n_held_out": 1}
-    own = TextsDataModule(**settings)
-    own.left_out = frozenset(data.held_out_texts(lm))
+    own = data.complement(n_tokens)
     study = SparseAutoencoders(lm=lm.config, sae=sae, seed=seed)
     with TemporaryDirectory() as elsewhere:
         trainer = L.Trainer(
@@ -61,6 +57,6 @@ def train_saes(
         )  # fmt: skip
         trainer.fit(study, datamodule=own)
     saes = study.trained()
-    for place, trained in saes.items() if folder is not None else ():
-        trained.save(folder / SAE_FOLDER / place.id)  # type: ignore[operator]
+    if folder is not None:
+        save_saes(saes, folder)
     return saes

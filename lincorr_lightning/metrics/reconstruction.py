@@ -1,4 +1,4 @@
-"""How well SAEs rebuild an LM's activations, as a torchmetrics Metric."""
+"""How well SAEs reconstruct an LM's activations, as a torchmetrics Metric."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from torchmetrics import Metric
 
 
 class Reconstruction(NamedTuple):
-    """What a `ReconstructionQuality` found.
+    """Result of `ReconstructionQuality`.
 
     Attributes:
-        n_tokens: Activations seen at each place.
+        n_tokens: Number of activations at each hook point.
         explained_variance: ``1 - sum ‖x - x̂‖² / sum ‖x - x̄‖²`` over all tokens, with x̄ their mean,
-            ``(n_places,)``; NaN where activations do not vary. Higher is better, 1 is perfect.
-        l0: Mean number of active features of a token, ``(n_places,)``.
-        frequency: Share of the tokens at which each feature is active, ``(n_places, n_features)``.
-        clean: The LM's own cross-entropy of a token, in nats.
-        spliced: With each place's activations replaced by their reconstruction, ``(n_places,)``.
-        ablated: With them replaced by zeros, ``(n_places,)``.
+            ``(n_hook_points,)``; NaN for constant activations. Higher is better, 1 is perfect.
+        l0: Mean number of active features per token, ``(n_hook_points,)``.
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, n_features)``.
+        clean: Cross-entropy of the unchanged LM per token, in nats.
+        spliced: Cross-entropy with a hook point's activations replaced by their reconstruction,
+            ``(n_hook_points,)``.
+        ablated: Cross-entropy with them replaced by zeros, ``(n_hook_points,)``.
     """
 
     n_tokens: int
@@ -33,9 +35,10 @@ class Reconstruction(NamedTuple):
 
     @property
     def loss_recovered(self) -> Tensor:
-        """``(ablated - spliced) / (ablated - clean)``; NaN where zeros do no harm.
+        """``(ablated - spliced) / (ablated - clean)``; NaN where zeros do not increase the loss.
 
-        1 when the reconstruction does as well as the activations, 0 when no better than zeros.
+        1 if the reconstruction is as good as the activations, 0 if it is no better than zeros.
+        Higher is better.
         """
         harm = self.ablated - self.clean
         shares = (self.ablated - self.spliced) / harm
@@ -43,12 +46,12 @@ class Reconstruction(NamedTuple):
 
 
 class ReconstructionQuality(Metric):
-    """Sums over batches and processes, in float64.
+    """Explained variance, active features and recovered loss of several SAEs, in float64.
 
     Args:
-        n_places: Number of SAEs.
-        width: Of the activations.
-        n_features: Of the largest SAE.
+        n_hook_points: Number of SAEs.
+        width: Width of the activations.
+        n_features: Number of features of the largest SAE.
 
     Example:
         >>> import torch
@@ -70,65 +73,68 @@ class ReconstructionQuality(Metric):
     losses: Tensor
     n_targets: Tensor
 
-    def __init__(self, n_places: int, width: int, n_features: int, **kwargs: Any) -> None:
+    def __init__(self, n_hook_points: int, width: int, n_features: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         shapes = {
-            "n": (n_places,), "errors": (n_places,), "squares": (n_places,),
-            "sums": (n_places, width), "active": (n_places, n_features),
-            "losses": (1 + 2 * n_places,), "n_targets": (),
+            "n": (n_hook_points,), "errors": (n_hook_points,), "squares": (n_hook_points,),
+            "sums": (n_hook_points, width), "active": (n_hook_points, n_features),
+            "losses": (1 + 2 * n_hook_points,), "n_targets": (),
         }  # fmt: skip
         for name, shape in shapes.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, place: int, activations: Tensor, rebuilt: Tensor, features: Tensor) -> None:
-        """Add one batch of one place.
+    def update(
+        self, hook_point: int, activations: Tensor, rebuilt: Tensor, features: Tensor
+    ) -> None:
+        """Add one batch of one hook point.
 
         Args:
-            place: Its number.
-            activations: x, ``(n, width)``.
-            rebuilt: x̂, the same shape.
-            features: ``(n, n_features)``, 0 where not active.
+            hook_point: Number of the hook point.
+            activations: Activations x, ``(n, width)``.
+            rebuilt: Reconstructions x̂, same shape.
+            features: Features, ``(n, n_features)``, 0 where not active.
         """
         x = activations.double()
-        self.n[place] += len(x)
-        self.errors[place] += (x - rebuilt.double()).square().sum()
-        self.squares[place] += x.square().sum()
-        self.sums[place] += x.sum(0)
-        self.active[place, : features.shape[1]] += (features > 0).sum(0)
+        self.n[hook_point] += len(x)
+        self.errors[hook_point] += (x - rebuilt.double()).square().sum()
+        self.squares[hook_point] += x.square().sum()
+        self.sums[hook_point] += x.sum(0)
+        self.active[hook_point, : features.shape[1]] += (features > 0).sum(0)
 
     def add_losses(self, losses: Tensor, n_targets: int) -> None:
         """Add the LM's summed cross-entropies on one batch.
 
         Args:
-            losses: Clean, then of each place spliced, then of each ablated, ``(1 + 2 n_places,)``.
-            n_targets: Tokens that they are sums over.
+            losses: Summed cross-entropies: clean, then spliced and then ablated at each hook
+                point, ``(1 + 2 n_hook_points,)``.
+            n_targets: Number of tokens in each sum.
         """
         self.losses += losses.to(self.losses)
         self.n_targets += n_targets
 
     def gather(self) -> Reconstruction:
-        """The scores of all tokens of all processes, one place's in tensors of one number too."""
+        """Return the scores over all ranks; those of a single SAE keep their shape."""
         with self.sync_context():
             return self._scores()
 
     def compute(self) -> Reconstruction:
-        """The scores of all tokens of all processes; torchmetrics makes scalars of one place's."""
+        """Return the scores over all ranks; torchmetrics squeezes those of a single SAE."""
         return self._scores()
 
     def _scores(self) -> Reconstruction:
         n = self.n[:, None].clamp(min=1)
         variance = self.squares - (self.sums.square() / n).sum(1)
-        # What rounding leaves of a constant.
+        # The variance of a constant is rounding error.
         varies = variance > 1e-12 * self.squares
         explained = torch.where(varies, 1 - self.errors / variance, torch.nan)
         losses = self.losses / self.n_targets.clamp(min=1)
-        n_places = len(self.n)
+        n_hook_points = len(self.n)
         return Reconstruction(
             n_tokens=int(self.n.max()),
             explained_variance=explained,
             l0=self.active.sum(1) / n[:, 0],
             frequency=self.active / n,
             clean=float(losses[0]),
-            spliced=losses[1 : 1 + n_places],
-            ablated=losses[1 + n_places :],
+            spliced=losses[1 : 1 + n_hook_points],
+            ablated=losses[1 + n_hook_points :],
         )

@@ -1,4 +1,4 @@
-"""Readers of SAELens', Gemma Scope's and Llama Scope's folders."""
+"""Read the folders of SAELens, Gemma Scope and Llama Scope."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
+from lincorr_lightning.sae.files import (
+    TensorReader,
+    fail_to_read,
+    raise_unsupported,
+    read_json,
+    read_tensors,
+)
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
-from lincorr_lightning.sae.processed_lm import centred, changes_of, check_heads
-from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors, refuse
+from lincorr_lightning.sae.processed_lm import check_heads, processing_steps, uncentered
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
-# Names of places as TransformerLens has them; the residual before a layer is that after the last.
+# TransformerLens' names; the residual stream before a layer is the one after the previous layer.
 _HOOK = re.compile(r"blocks\.(\d+)\.(.+)")
 _HOOK_KINDS: dict[str, HookKind] = {
     "hook_resid_post": "residual",
     "hook_resid_pre": "residual",
     "hook_mlp_out": "mlp_out",
     "hook_attn_out": "attention_out",
-    "attn.hook_z": "attention_out",  # before its output projection, see `at_output`
+    "attn.hook_z": "attention_out",  # before the output projection, see `at_output`
 }
 _HOOKS = "hook_resid_post, hook_resid_pre, hook_mlp_out, hook_attn_out and attn.hook_z"
 _GEMMA_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
 
-# The way out for whom a command line is all there is, too.
+# Renaming the folder also helps those who pass it on the command line.
 _NAME_IT = (
-    "name the folder by its place, such as residual.12, mlp_out.12 or attention_out.12, or pass "
-    "the place to load_sae."
+    "name the folder by its hook point, such as residual.12, mlp_out.12 or attention_out.12, or "
+    "pass hook_point to load_sae."
 )
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the caller of `load_sae` knows beside the folder.
+    """What the caller of `load_sae` knows besides the folder.
 
     Attributes:
-        place: Where the SAE belongs, for formats that do not say it.
-        input_scale: By how much activations are multiplied, where the folder leaves it open.
-        lm: The LM, for SAEs that read the attention's concatenated heads.
+        hook_point: Hook point of the SAE, for formats that do not name it.
+        input_scale: Factor that multiplies activations, where the folder leaves it open.
+        lm: The LM, for SAEs of the attention's concatenated heads and of a centered LM.
     """
 
-    place: HookPoint | None = None
+    hook_point: HookPoint | None = None
     input_scale: float | None = None
     lm: LanguageModel | None = None
 
@@ -59,15 +64,23 @@ class LoadOptions:
 # -- SAELens -----------------------------------------------------------------------------------
 
 
-def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    """``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6."""
+def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+    """Read ``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6.
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
+    """
     path = folder / "cfg.json"
     config = read_json(path)
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    tensors = read_tensors(folder / "sae_weights.safetensors")
-    take = TensorReader(folder / "sae_weights.safetensors", tensors)
+    tensors = folder / "sae_weights.safetensors"
+    take = TensorReader(tensors, read_tensors(tensors))
     if config.get("hook_head_index") is not None:
-        refuse(
+        raise_unsupported(
             path,
             f"it is an SAE of a single attention head (hook_head_index is "
             f"{config['hook_head_index']})",
@@ -77,11 +90,11 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     encoder, decoder, encoder_bias = take("W_enc").T, take("W_dec"), take("b_enc")
     threshold = None
     if activation == "jumprelu":
-        training = "threshold" not in tensors and "log_threshold" in tensors
+        training = "threshold" not in take and "log_threshold" in take
         threshold = take("log_threshold").exp() if training else take("threshold")
     elif activation == "batchtopk":
         threshold = take("topk_threshold").expand(len(decoder)).clone()
-    if "scaling_factor" in tensors:  # a learned factor per feature, of before version 4
+    if "scaling_factor" in take:  # a learned factor per feature, before version 4
         decoder = decoder * take("scaling_factor")[:, None]
     if config.get("rescale_acts_by_decoder_norm") and activation in ("topk", "batchtopk"):
         norm = decoder.norm(dim=1)
@@ -89,7 +102,7 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         decoder = decoder / torch.where(norm == 0, 1.0, norm)[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
-        place=_place_of(path, hook, wishes),
+        hook_point=_hook_point_of(path, hook, options),
         encoder=encoder.contiguous(),
         decoder=decoder,
         encoder_bias=encoder_bias,
@@ -97,15 +110,15 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         activation=activation,
         threshold=threshold,
         k=k,
-        input_scale=_saelens_scale(folder, config.get("normalize_activations"), hook, wishes),
+        input_scale=_saelens_scale(folder, config.get("normalize_activations"), hook, options),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
     )
-    changes = changes_of(config)
+    steps = processing_steps(config)
     if hook.endswith("hook_z"):
-        check_heads(changes, path)
-        return _from_heads(sae, path, wishes)
-    return centred(sae, wishes.lm, path) if "center_writing_weights" in changes else sae
+        check_heads(steps, path)
+        return _from_heads(sae, path, options)
+    return uncentered(sae, options.lm, path) if "center_writing_weights" in steps else sae
 
 
 def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activation, int | None]:
@@ -116,17 +129,17 @@ def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activati
         architecture = "topk"
     known: dict[str, Activation] = {
         "standard": "relu", "jumprelu": "jumprelu", "topk": "topk", "batchtopk": "batchtopk",
-        # Nested losses shape its training alone.
+        # The nested losses only matter for training.
         "matryoshka_batchtopk": "batchtopk",
     }  # fmt: skip
     if "transcoder" in str(architecture):
-        refuse(
+        raise_unsupported(
             path,
-            f"it is a transcoder ({architecture}), which reads one place and writes another",
-            "Take an SAE, which reads and writes the same place.",
+            f"it is a transcoder ({architecture}), which reads one hook point and writes another",
+            "Take an SAE, which reads and writes the same hook point.",
         )
     if architecture not in known or function not in ("relu", "topk"):
-        refuse(
+        raise_unsupported(
             path,
             f"its architecture is {architecture!r} with the activation {function!r}, which is not "
             "supported",
@@ -139,34 +152,34 @@ _NORMS = {
     "layer_norm": "it normalizes every token by itself",
     "constant_norm_rescale": "it normalizes every token by itself",
     "covariance_whitening": "it whitens activations by their covariance",
-    "constant_scalar_rescale": "it multiplies activations by a constant of its own",
+    "constant_scalar_rescale": "it multiplies activations by its own constant",
 }
 
 
-def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: LoadOptions) -> float:
+def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOptions) -> float:
     if normalize in (None, False, "none"):
         return 1.0
     if normalize not in (True, "expected_average_only_in"):
-        how = _NORMS.get(str(normalize), "it changes activations in a way that is not known here")
-        refuse(
+        how = _NORMS.get(str(normalize), "it changes activations in an unknown way")
+        raise_unsupported(
             folder / "cfg.json",
             f"{how} (normalize_activations is {normalize!r}), which is not supported",
             "Take one that has none or expected_average_only_in there.",
         )
-    scale = wishes.input_scale
+    scale = options.input_scale
     path = folder / "activation_scaler.json"
     if scale is None and path.is_file():
         scale = read_json(path).get("scaling_factor")
     if scale is None:
-        refuse(
+        raise_unsupported(
             folder / "cfg.json",
-            "it asks for activations of a fixed mean norm (normalize_activations is "
+            "it expects activations of a fixed mean norm (normalize_activations is "
             "expected_average_only_in), but the folder does not hold the factor "
             "(activation_scaler.json)",
             f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: '
-            f"s = sqrt(width) / mean norm of the LM's activations at {hook or 'its place'}, over "
-            "texts such as it was trained on (lincorr_lightning.sae.captured reads those of a "
-            "place).",
+            "s = sqrt(width) / mean norm of the LM's activations at "
+            f"{hook or 'its hook point'}, over texts like those it was trained on "
+            "(lincorr_lightning.sae.captured reads activations).",
         )
     return float(scale)
 
@@ -174,10 +187,17 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: LoadOptio
 # -- Gemma Scope -------------------------------------------------------------------------------
 
 
-def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024).
+def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+    """Read ``params.npz``; the path names the hook point, as on the hub.
 
-    Those of attention read its concatenated heads.
+    SAEs of attention read its concatenated heads (Lieberum et al., 2024, arXiv 2408.05147).
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: The file cannot be read, or the hook point is unknown.
     """
     path = folder / "params.npz"
     try:
@@ -189,17 +209,17 @@ def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     parts = folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]
-    place = wishes.place
+    hook_point = options.hook_point
     if layers and kinds:
-        place = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
-    if place is None:
-        refuse(
+        hook_point = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
+    if hook_point is None:
+        raise_unsupported(
             path,
-            "neither the file nor its path says where it belongs",
+            "neither the file nor its path names its hook point",
             f"Keep the hub's folders (gemma-scope-2b-pt-res/layer_12/...), {_NAME_IT}",
         )
     sae = SparseAutoencoder(
-        place=place,
+        hook_point=hook_point,
         encoder=take("W_enc").T.contiguous(),
         decoder=take("W_dec"),
         encoder_bias=take("b_enc"),
@@ -207,33 +227,39 @@ def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         activation="jumprelu",
         threshold=take("threshold"),
     )
-    return _from_heads(sae, path, wishes) if place.kind == "attention_out" else sae
+    return _from_heads(sae, path, options) if hook_point.kind == "attention_out" else sae
 
 
 # -- Llama Scope -------------------------------------------------------------------------------
 
 
-def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    """``hyperparams.json`` and ``checkpoints/final.safetensors`` (He et al., 2024).
+def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+    """Read ``hyperparams.json`` and ``checkpoints/final.safetensors``.
 
     Activations are multiplied by ``sqrt(width) / mean norm``. The threshold, however, is in the
-    units of the LM's own activations, and on features of unit decoder norm.
+    units of the LM's own activations and applies to features of unit decoder norm (He et al., 2024,
+    arXiv 2410.20526).
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
     """
     path = folder / "hyperparams.json"
     config = read_json(path)
-    take = TensorReader(
-        folder / "checkpoints" / "final.safetensors",
-        read_tensors(folder / "checkpoints" / "final.safetensors"),
-    )
+    tensors = folder / "checkpoints" / "final.safetensors"
+    take = TensorReader(tensors, read_tensors(tensors))
     hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")
     if hook != out:
-        refuse(
+        raise_unsupported(
             path,
             f"it is a transcoder from {hook} to {out}",
-            "Take an SAE, which reads and writes the same place.",
+            "Take an SAE, which reads and writes the same hook point.",
         )
     if config.get("use_glu_encoder"):
-        refuse(
+        raise_unsupported(
             path,
             "it has a gated encoder (use_glu_encoder), which is not supported",
             "Take one without.",
@@ -245,7 +271,7 @@ def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     function = str(config.get("act_fn", "")).lower()
     activation: Activation = "relu"
     threshold = score_scale = None
-    # The threshold of a release replaces the k of the training.
+    # A released threshold replaces the k of training.
     if function == "jumprelu" or (function in ("topk", "batchtopk") and level > 0):
         activation = "jumprelu"
         threshold = torch.full((len(decoder),), level * scale)
@@ -254,19 +280,18 @@ def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     elif function == "topk":
         activation, score_scale = "topk", norm
     elif function != "relu":
-        refuse(
+        raise_unsupported(
             path,
             f"its activation is {function!r} without a jump_relu_threshold, which is not supported",
             "Take one with relu, topk or jumprelu, or with such a threshold.",
         )
+    has_bias = config.get("use_decoder_bias", True)
     return SparseAutoencoder(
-        place=_place_of(path, hook, wishes),
+        hook_point=_hook_point_of(path, hook, options),
         encoder=encoder,
         decoder=decoder,
         encoder_bias=take("encoder.bias"),
-        decoder_bias=take("decoder.bias")
-        if config.get("use_decoder_bias", True)
-        else torch.zeros(decoder.shape[1]),
+        decoder_bias=take("decoder.bias") if has_bias else torch.zeros(decoder.shape[1]),
         activation=activation,
         threshold=threshold,
         k=config.get("top_k") if activation == "topk" else None,
@@ -282,13 +307,13 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
         return 1.0
     norms = config.get("dataset_average_activation_norm") or {}
     if kind != "dataset-wise":
-        refuse(
+        raise_unsupported(
             path,
-            f"its norm_activation is {kind!r}, which no weights can hold",
-            "Take one that has dataset-wise or inference there.",
+            f"its norm_activation is {kind!r}, which cannot be merged into weights",
+            "Take one with dataset-wise or inference.",
         )
     if not norms.get("in") or norms["in"] != norms.get("out"):
-        refuse(
+        raise_unsupported(
             path,
             f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
             "Take the release's own hyperparams.json, or an SAE that reads and writes one scale.",
@@ -299,45 +324,33 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
 # -- shared ------------------------------------------------------------------------------------
 
 
-class TensorReader:
-    """Tensors of a file by name, in float32; a missing one is named with its file."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._path, self._tensors = path, tensors
-
-    def __call__(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            fail_to_read(self._path, f"it lacks {name} (it has {', '.join(self._tensors)})")
-        return self._tensors[name].float()
-
-
-def _place_of(path: Path, hook: str, wishes: LoadOptions) -> HookPoint:
+def _hook_point_of(path: Path, hook: str, options: LoadOptions) -> HookPoint:
     found = _HOOK.fullmatch(hook)
-    if found is None:  # named as another library does, or not at all
-        if wishes.place is None:
-            where = f"calls the place {hook!r}" if hook else "does not name the place"
-            refuse(
+    if found is None:  # the name of another library, or none
+        if options.hook_point is None:
+            named = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
+            raise_unsupported(
                 path,
-                f"it {where}, so that nothing tells which of {', '.join(KINDS)} it reads",
+                f"it {named}, so that it is unknown which of {', '.join(KINDS)} it reads",
                 f"If it is one of these, {_NAME_IT}",
             )
-        return wishes.place
+        return options.hook_point
     layer = int(found[1]) - (found[2] == "hook_resid_pre")
     if found[2] not in _HOOK_KINDS or layer < 0:
-        refuse(
+        raise_unsupported(
             path,
             f"it reads {hook}, none of {', '.join(KINDS)}",
-            f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which no layer "
-            "has made.",
+            f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which is no "
+            "layer's output.",
         )
     return HookPoint(layer, _HOOK_KINDS[found[2]])
 
 
-def _from_heads(sae: SparseAutoencoder, path: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    if wishes.lm is None:
-        refuse(
+def _from_heads(sae: SparseAutoencoder, path: Path, options: LoadOptions) -> SparseAutoencoder:
+    if options.lm is None:
+        raise_unsupported(
             path,
             "it reads the attention's concatenated heads, before their output projection",
-            "Pass the LM to load_sae as lm, whose projection is then taken into the SAE.",
+            "Pass lm to load_sae; its output projection is then merged into the SAE.",
         )
-    return at_output(sae, find_projection(wishes.lm.load().model, sae.place, path), path)
+    return at_output(sae, find_projection(options.lm.load().model, sae.hook_point, path), path)

@@ -1,119 +1,214 @@
-"""SAEs on texts: what they rebuild, and what the LM loses when it goes on with that."""
+"""Read activations for training, and score SAEs by the LM's loss with their reconstructions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured, edited
+from lincorr_lightning.data.texts import TokenRows
+from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.sae.hook_points import HookKind, HookPoint
+from lincorr_lightning.sae.hooks import captured, edited, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Seen = Callable[[int, Tensor, Tensor, Tensor], None]
+SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
+DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
+"""Edges of half decades of the share of tokens at which a feature is active, as logarithms."""
+
+Update = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+@torch.no_grad()
+def read_activations(
+    model: PreTrainedModel,
+    hook_points: Sequence[HookPoint],
+    texts: TokenRows,
+    batches: MicroBatches,
+    device: torch.device,
+) -> Tensor:
+    """Return the activations of all counted tokens.
+
+    Args:
+        model: A Hugging Face causal LM, in eval mode.
+        hook_points: Hook points to read.
+        texts: The texts.
+        batches: Cuts the texts into forward passes that fit the memory.
+        device: Device of the LM.
+
+    Returns:
+        Activations, ``(n_hook_points, n_counted, width)``, in the order of `texts`, in the LM's
+        precision.
+    """
+    mask = texts.attention_mask.bool()
+    lengths = mask.sum(1).tolist()
+    slots = texts.counted.flatten().cumsum(0).view_as(texts.counted) - 1
+    n = int(texts.counted.sum())
+    out = torch.empty(len(hook_points), n, width_of(model), dtype=model.dtype, device=device)
+
+    def read(batch: list[int]) -> None:
+        longest = max(lengths[i] for i in batch)
+        ids, attention, counted, slot = (
+            tensor[batch, :longest].to(device)
+            for tensor in (texts.input_ids, mask, texts.counted, slots)
+        )
+        with captured(model, hook_points) as found:
+            # Without the head, which would be most of the work of a small LM.
+            model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)
+        for i, hook_point in enumerate(hook_points):
+            out[i, slot[counted]] = found[hook_point][counted].to(out)
+
+    batches.run(lengths, device.type, read)
+    return out
 
 
 @torch.no_grad()
 def score_texts(
     model: PreTrainedModel,
     saes: Mapping[HookPoint, SparseAutoencoder],
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    counted: Tensor,
-    seen: Seen,
+    texts: TokenRows,
+    update: Update,
 ) -> tuple[Tensor, int]:
-    """Run one batch of texts as it is, and twice for each SAE.
+    """Run one batch of texts unchanged, and twice for each SAE.
 
     Args:
         model: A Hugging Face causal LM, in eval mode.
-        saes: One for each place.
-        input_ids: Token ids, padded on the right, ``(n_texts, longest)``.
-        attention_mask: 1 at true tokens, same shape.
-        counted: Where activations are read and replaced, bool, same shape.
-        seen: Is given each place's number, its activations, their reconstruction, ``(n, width)``
-            each, and features, ``(n, n_features)``.
+        saes: SAE of each hook point.
+        texts: The texts; activations are read and replaced at their counted tokens.
+        update: Function called for each SAE with its number, the activations, their reconstruction,
+            ``(n, width)`` each, and the features, ``(n, n_features)``.
 
     Returns:
-        The sum of the cross-entropies of all tokens after the first, clean, then with each place
-        spliced, then with each ablated, ``(1 + 2 n_places,)``, float64; and the number of tokens
-        they are sums over.
+        The summed cross-entropies of all tokens after the first: unchanged, then with each hook
+        point's activations reconstructed, then with each set to zero, ``(1 + 2 n_hook_points,)``,
+        float64; and the number of tokens in each sum.
     """
+    ids, mask, counted = texts.input_ids, texts.attention_mask, texts.counted
 
     def loss() -> Tensor:
-        logits = model(input_ids, attention_mask=attention_mask, use_cache=False).logits
-        targets = torch.where(attention_mask.bool(), input_ids, -100)[:, 1:]
-        of_token = cross_entropy(
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        targets = torch.where(mask.bool(), ids, -100)[:, 1:]
+        losses = cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
         )
-        return of_token.double().sum()
+        return losses.double().sum()
 
-    def instead(new: Tensor) -> Callable[[Tensor], Tensor]:
-        def put(activation: Tensor) -> Tensor:
+    def replace_by(new: Tensor) -> Callable[[Tensor], Tensor]:
+        def replace(activation: Tensor) -> Tensor:
             changed = activation.clone()
             changed[counted] = new.to(activation)
             return changed
 
-        return put
+        return replace
 
     with captured(model, saes) as read:
         clean = loss()
     spliced: list[Tensor] = []
     ablated: list[Tensor] = []
-    for i, (place, sae) in enumerate(saes.items()):
-        activations = read[place][counted]
+    for i, (hook_point, sae) in enumerate(saes.items()):
+        activations = read[hook_point][counted]
         features = sae.encode(activations)
         rebuilt = sae.decode(features)
-        seen(i, activations, rebuilt, features)
+        update(i, activations, rebuilt, features)
         for losses, new in ((spliced, rebuilt), (ablated, torch.zeros_like(rebuilt))):
-            with edited(model, {place: instead(new)}):
+            with edited(model, {hook_point: replace_by(new)}):
                 losses.append(loss())
-    n_targets = int(attention_mask[:, 1:].sum())
-    return torch.stack([clean, *spliced, *ablated]), n_targets
+    return torch.stack([clean, *spliced, *ablated]), int(mask[:, 1:].sum())
 
 
-@torch.no_grad()
-def read_activations(
-    model: PreTrainedModel,
-    places: Sequence[HookPoint],
-    rows: Sequence[Sequence[int]],
-    out: Tensor,
-    n_skipped: int,
-    batches: Callable[[Sequence[int], str, Callable[[list[int]], None]], None],
-) -> None:
-    """Read the activations of many tokens.
+@dataclass(frozen=True)
+class SAEScore:
+    """Scores of one SAE on held-out texts.
+
+    Attributes:
+        hook_point: Id of the hook point, as ``residual.3``.
+        kind: Kind of the hook point.
+        layer: Index of the layer, from 0.
+        n_features: Number of features.
+        explained_variance: 1 - squared error / variance, over all tokens; None for constant
+            activations. Higher is better.
+        l0: Mean number of active features per token.
+        dead: Share of the features that are active at no token.
+        loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
+            where zeros do not increase the loss. Higher is better.
+        loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
+        loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
+    """
+
+    hook_point: str
+    kind: HookKind
+    layer: int
+    n_features: int
+    explained_variance: float | None
+    l0: float
+    dead: float
+    loss_recovered: float | None
+    loss_spliced: float
+    loss_ablated: float
+
+
+def score_hook_points(
+    saes: Mapping[HookPoint, SparseAutoencoder], found: Reconstruction
+) -> list[SAEScore]:
+    """Return the scores of each SAE.
 
     Args:
-        model: A Hugging Face causal LM, in eval mode.
-        places: Where.
-        rows: Token ids of each text.
-        out: Filled in the order of texts and tokens, ``(n_places, n, width)``; tokens beyond n are
-            left out.
-        n_skipped: Tokens at the beginning of each text that are not read.
-        batches: Cuts texts by their lengths into forwards, as `MicroBatches.run`.
+        saes: SAE of each hook point, in the order of the metric.
+        found: Result of the metric.
     """
-    lengths = torch.tensor([len(row) for row in rows])
-    counts = lengths - n_skipped
-    first = counts.cumsum(0) - counts
-    n = out.shape[1]
+    recovered = found.loss_recovered
+    return [
+        SAEScore(
+            hook_point=hook_point.id,
+            kind=hook_point.kind,
+            layer=hook_point.layer,
+            n_features=sae.n_features,
+            explained_variance=number(float(found.explained_variance[i])),
+            l0=float(found.l0[i]),
+            dead=float((found.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(recovered[i])),
+            loss_spliced=float(found.spliced[i]),
+            loss_ablated=float(found.ablated[i]),
+        )
+        for i, (hook_point, sae) in enumerate(saes.items())
+    ]
 
-    def read(batch: list[int]) -> None:
-        longest = int(lengths[batch].max())
-        ids = torch.tensor([[*rows[i], *[0] * (longest - len(rows[i]))] for i in batch])
-        positions = torch.arange(longest)
-        mask = positions < lengths[batch][:, None]
-        slots = first[batch][:, None] + positions - n_skipped
-        wanted = mask & (positions >= n_skipped) & (slots < n)
-        ids, mask, wanted, slots = (t.to(out.device) for t in (ids, mask, wanted, slots))
-        with captured(model, places) as found:
-            # Not the head, which would be most of the work of a small LM.
-            model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-        for i, place in enumerate(places):
-            out[i, slots[wanted]] = found[place][wanted].to(out)
 
-    batches(lengths.tolist(), out.device.type, read)
+def feature_densities(
+    frequency: npt.NDArray[np.float64], n_features: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return a histogram of how often features are active.
+
+    Args:
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, max(n_features))``.
+        n_features: Number of features of each hook point; columns beyond it are ignored.
+
+    Returns:
+        Shares of the features of each hook point: never active, then by half decades of the share
+        of tokens (`DENSITY_EDGES`, the first without lower edge), ``(n_hook_points, 1 + n_bins)``.
+
+    Example:
+        >>> feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]
+        array([0.25, 0.25, 0.5 ])
+    """
+    rows = []
+    for shares, n in zip(frequency, n_features, strict=True):
+        own = shares[:n]
+        active = own[own > 0]
+        # The outer bins include what lies beyond the outer edges.
+        logs = np.clip(np.log10(active), DENSITY_EDGES[0], DENSITY_EDGES[-1])
+        counts, _ = np.histogram(logs, DENSITY_EDGES)
+        rows.append(np.array([n - len(active), *counts]) / n)
+    return np.stack(rows)

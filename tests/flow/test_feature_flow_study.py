@@ -16,37 +16,35 @@ from lincorr_lightning.errors import (
     LincorrError,
     SparseAutoencoderError,
 )
-from lincorr_lightning.flow.default_saes import train_saes
 from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import SAESettings
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
 QUIET = ["--trainer.enable_progress_bar=false"]
-PLACES = [
+HOOK_POINTS = [
     HookPoint(layer, kind)
     for layer in range(2)
     for kind in ("residual", "mlp_out", "attention_out")
 ]
 
 
-def _sae(place: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
-    random = torch.Generator().manual_seed(place.layer)
+def _sae(hook_point: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(hook_point.layer)
     decoder = torch.randn(N, width, generator=random)
     decoder[7] = 0
     return SparseAutoencoder(
-        place=place, encoder=decoder.clone(), decoder=decoder,
+        hook_point=hook_point, encoder=decoder.clone(), decoder=decoder,
         encoder_bias=torch.full((N,), -0.5), decoder_bias=torch.zeros(width),
     )  # fmt: skip
 
 
-def _save(folder: Path, places: list[HookPoint], width: int = WIDTH) -> str:
-    for place in places:
-        _sae(place, width).save(folder / place.id)
+def _save(folder: Path, hook_points: list[HookPoint], width: int = WIDTH) -> str:
+    for hook_point in hook_points:
+        _sae(hook_point, width).save(folder / hook_point.id)
     return str(folder)
 
 
@@ -61,8 +59,8 @@ def texts(tmp_path: Path) -> str:
 def _run(small_lm: str, saes: str, texts: str, tmp_path: Path, *more: str) -> Path:
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
-         f"--data.texts=[{texts}]", "--data.n_held_out=50", "--data.n_tokens=64",
-         "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledges=null",
+         f"--data.texts=[{texts}]", "--data.n_texts=50", "--data.n_tokens=64",
+         "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledge=null",
          "--model.n_subjects=200", "--model.deactivation.n_cases=60",
          "--model.deactivation.strengths=[0.0,0.5]", "--model.steering.strengths=[0.0,1.0]",
          "--model.steering.n_texts=10", "--model.steering.n_prompts=10",
@@ -77,7 +75,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     run = _run(small_lm, saes, texts, tmp_path, "--model.features=[residual.1.3,mlp_out.0.2]")
     results = json.loads((run / "results.json").read_text())
     assert results["study"] == "feature_flow"
@@ -127,7 +125,7 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
 
 
 def test_runs_are_repeatable(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES[3:])
+    saes = _save(tmp_path / "saes", HOOK_POINTS[3:])
     one, two = (
         json.loads((_run(small_lm, saes, texts, tmp_path) / "results.json").read_text())
         for _ in range(2)
@@ -152,10 +150,10 @@ def _fails(error: type[LincorrError], match: str, *arguments: object) -> None:
 
 
 def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None:
-    wide = _save(tmp_path / "wide", PLACES, width=8)
+    wide = _save(tmp_path / "wide", HOOK_POINTS, width=8)
     match = r"SAE at attention_out of layer 0 is 8 wide, but .* is 16 wide\. Take"
     _fails(SparseAutoencoderError, match, small_lm, wide, texts, tmp_path)
-    high = _save(tmp_path / "high", [*PLACES, HookPoint(2, "residual")])
+    high = _save(tmp_path / "high", [*HOOK_POINTS, HookPoint(2, "residual")])
     match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
     _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
     alone = _save(tmp_path / "alone", [HookPoint(0, "residual"), HookPoint(0, "mlp_out")][:1])
@@ -186,14 +184,14 @@ def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> 
 def test_features_that_are_not_there(
     feature: str, match: str, small_lm: str, texts: str, tmp_path: Path
 ) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     more = f"--model.features=[{feature}]"
     _fails(SparseAutoencoderError, match, small_lm, saes, texts, tmp_path, more,
            "--model.relation=null", "--model.deactivation.n_cases=0")  # fmt: skip
 
 
 def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     from lincorr_lightning.flow.module import FeatureFlow
 
     for options, match in (
@@ -227,7 +225,7 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
 def test_an_lm_without_the_relations_words_says_how_to_go_on(
     small_lm: str, texts: str, tmp_path: Path
 ) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     match = r"no label.*--model\.relation null leaves city->language and steering out"
     _fails(DomainError, match, small_lm, saes, texts, tmp_path, "--model.relation=city->language")
 
@@ -236,7 +234,7 @@ def test_predecessors_that_are_rescaled_alone_are_told_of(
     small_lm: str, texts: str, tmp_path: Path
 ) -> None:
     """Without r = 0, what least was left counts."""
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
                "--model.deactivation.strengths=[0.75,0.5]")  # fmt: skip
     results = json.loads((run / "results.json").read_text())
@@ -259,7 +257,7 @@ def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
 ) -> None:  # fmt: skip
     from lincorr_lightning.flow import module as feature_flow
 
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     monkeypatch.setattr(feature_flow, "_MOST_FEATURES", 20)
     monkeypatch.setattr(feature_flow, "LEAST_AUROC", 0.0)
     many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
@@ -282,10 +280,10 @@ def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
 
 def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> None:
     before = LanguageModel.from_pretrained(small_lm).fingerprint
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
-         f"--data.texts=[{texts}]", "--data.n_held_out=20", "--data.n_tokens=64",
+         f"--data.texts=[{texts}]", "--data.n_texts=20", "--data.n_tokens=64",
          "--data.batch_tokens=16", "--data.block_steps=2", "--model.n_subjects=60",
          "--model.deactivation.n_cases=10", "--trainer.fast_dev_run=true",
          f"--trainer.default_root_dir={tmp_path / 'dry'}", *QUIET]
@@ -294,25 +292,15 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "dry").rglob("results.json"))
 
 
-def test_saes_on_the_spot_are_trained_on_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the study reads some of the world's knowledges and training reads all."""
+def test_default_saes_are_trained_on_other_texts() -> None:
+    """Also where the study reads some kinds of knowledge and training reads all."""
     lm = LanguageModel(LMConfig())
-    data = TextsDataModule(knowledges=["attribute"], n_tokens=600, batch_tokens=40, block_steps=3)
-    read = set(data.held_out_texts(lm))
-    data.prepare(lm, trains=False)
-    assert len(read) == data.hparams["n_held_out"] == 4000
-    taught: list[set[str]] = []
-
-    def stop(own: TextsDataModule, lm: LanguageModel, trains: bool = True) -> None:
-        taught.append(set(own._all_texts(lm)))
-        raise InterruptedError
-
-    monkeypatch.setattr(TextsDataModule, "prepare", stop)
-    with pytest.raises(InterruptedError):
-        train_saes(lm, data, 600, SAESettings(), None, 0)
-    assert not taught[0] & read
-    whole = TextsDataModule(n_tokens=600, batch_tokens=40, block_steps=3)
-    assert taught[0] | read == set(whole._all_texts(lm))
+    sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
+    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, **sizes)
+    read, taught = set(data.read_texts()), set(data.complement(600)._all_texts())
+    assert len(read) == 4000
+    assert not taught & read
+    assert taught | read == set(TextsDataModule(lm, **sizes)._all_texts())
 
 
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
@@ -320,7 +308,7 @@ def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_pa
     run = _run(small_lm, "null", texts, tmp_path, "--model.training_tokens=64",
                "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
     folders = {folder.name for folder in (run / "sparse_autoencoders").iterdir()}
-    assert folders == {place.id for place in PLACES}
+    assert folders == {hook_point.id for hook_point in HOOK_POINTS}
     first = json.loads((run / "results.json").read_text())
     again = _run(small_lm, str(run / "sparse_autoencoders"), texts, tmp_path,
                  "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip

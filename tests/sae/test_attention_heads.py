@@ -15,15 +15,14 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import OutputProjection, at_output, find_projection
-from lincorr_lightning.sae.formats import load_sae
+from lincorr_lightning.sae.formats import load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
-from lincorr_lightning.sae.loading import load_folder
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 N = 64
 IDS = torch.arange(3, 20)[None]
-PLACE = HookPoint(1, "attention_out")
+HOOK_POINT = HookPoint(1, "attention_out")
 HOOK = "blocks.1.attn.hook_z"
 
 
@@ -103,21 +102,25 @@ def test_features_and_reconstruction_are_those_of_the_heads(
         normalize_activations="none" if scale == 1 else "expected_average_only_in",
     )  # fmt: skip
     sae = load_sae(folder, input_scale=scale, lm=lm)
-    assert (sae.place, sae.width, sae.input_scale) == (PLACE, model.config.hidden_size, scale)
+    assert (sae.hook_point, sae.width, sae.input_scale) == (
+        HOOK_POINT,
+        model.config.hidden_size,
+        scale,
+    )
 
     z = _heads(model, projection)
     features, rebuilt = _on_heads(z, subtract, scale)
     assert 0.05 < (features > 0).float().mean() < 0.7
-    with captured(model, [PLACE]) as read:
+    with captured(model, [HOOK_POINT]) as read:
         model(IDS)
-    got = sae.encode(read[PLACE])
+    got = sae.encode(read[HOOK_POINT])
     assert float((got - features).norm() / features.norm()) < 1e-3
-    torch.testing.assert_close(sae(read[PLACE]), projection(rebuilt), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(sae(read[HOOK_POINT]), projection(rebuilt), rtol=1e-3, atol=1e-3)
     folded = sae.folded()
-    torch.testing.assert_close(folded(read[PLACE]), projection(rebuilt), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(folded(read[HOOK_POINT]), projection(rebuilt), rtol=1e-3, atol=1e-3)
 
     # The LM goes on alike with the reconstruction put where either of the two stands.
-    with edited(model, {PLACE: sae}):
+    with edited(model, {HOOK_POINT: sae}):
         after_output = model(IDS).logits
     hook = projection.register_forward_pre_hook(lambda _, args: rebuilt)
     after_heads = model(IDS).logits
@@ -142,7 +145,7 @@ def test_a_norm_between_projection_and_stream_is_refused(
 ) -> None:
     model, projection = _grouped(name, len(tokenizer))
     lm = LanguageModel.from_module(model, tokenizer)
-    match = r"no linear map of these: it comes out of Gemma\dRMSNorm.*hook_attn_out"
+    match = r"no linear map of these: it is the output of Gemma\dRMSNorm.*hook_attn_out"
     with pytest.raises(SparseAutoencoderError, match=match):
         load_sae(_saelens(tmp_path / "sae"), lm=lm)
     scope = tmp_path / "gemma-scope-2b-pt-att" / "layer_1" / "l0"
@@ -150,16 +153,16 @@ def test_a_norm_between_projection_and_stream_is_refused(
     tensors = _weights() | {"threshold": torch.zeros(N)}
     np.savez(scope / "params.npz", **{key: value.numpy() for key, value in tensors.items()})
     with pytest.raises(SparseAutoencoderError, match=match):
-        load_folder(str(scope), lm)
+        load_saes(str(scope), lm)
     # The norm is why: without it they are the heads' own.
     layer = model.model.layers[1]
     layer.post_attention_layernorm = nn.Identity()
     sae = load_sae(scope, lm=LanguageModel.from_module(_copied(model), tokenizer))
-    with torch.no_grad(), captured(model, [PLACE]) as read:
+    with torch.no_grad(), captured(model, [HOOK_POINT]) as read:
         z = _heads(model, projection)
         w = _weights()
         expected = (z @ w["W_enc"] + w["b_enc"]).relu()
-        torch.testing.assert_close(sae.encode(read[PLACE]), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(sae.encode(read[HOOK_POINT]), expected, rtol=1e-3, atol=1e-3)
 
 
 _SMALL: dict[str, Any] = {
@@ -190,20 +193,20 @@ def test_the_projection_of_other_lms(name: str) -> None:
     projection = model.eval().get_submodule(where)
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
-    found = find_projection(model, PLACE, Path("sae"))
+    found = find_projection(model, HOOK_POINT, Path("sae"))
     torch.testing.assert_close(found.weight, projection.weight.double())
     bias = torch.zeros(16) if projection.bias is None else projection.bias
     torch.testing.assert_close(found.bias, bias.double())
-    with captured(model, [PLACE]) as read:
+    with captured(model, [HOOK_POINT]) as read:
         z = _heads(model, projection)
     torch.testing.assert_close(
-        read[PLACE].double().flatten(0, -2),
+        read[HOOK_POINT].double().flatten(0, -2),
         (z.double() @ found.weight.T + found.bias).flatten(0, -2), rtol=1e-4, atol=1e-4,
     )  # fmt: skip
 
 
 def _copied(model: Any) -> Any:
-    """Another object: where places of a model lie is remembered."""
+    """Another object: the modules of a model's hook points are cached."""
     import copy
 
     return copy.deepcopy(model)
@@ -211,26 +214,26 @@ def _copied(model: Any) -> Any:
 
 def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
     lm = LanguageModel.from_module(_gpt2(len(tokenizer))[0], tokenizer)
-    with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass the LM to load_sae"):
+    with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass lm to load_sae"):
         load_sae(_saelens(tmp_path / "one"))
-    with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*in the LM are 32"):
+    with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*of the LM has 32"):
         load_sae(_saelens(tmp_path / "two", width=24), lm=lm)
     with pytest.raises(SparseAutoencoderError, match=r"no attention_out of layer 7"):
         load_sae(_saelens(tmp_path / "three", hook_name="blocks.7.attn.hook_z"), lm=lm)
 
     w = _weights(8)
     sae = SparseAutoencoder(
-        place=PLACE, encoder=w["W_enc"].T, decoder=w["W_dec"], encoder_bias=w["b_enc"],
+        hook_point=HOOK_POINT, encoder=w["W_enc"].T, decoder=w["W_dec"], encoder_bias=w["b_enc"],
         decoder_bias=w["b_dec"],
     )  # fmt: skip
     wide, one = torch.randn(7, 8).double(), torch.randn(12, 7) @ torch.randn(7, 8)
     for weight in (wide, one.double()):
         projection = OutputProjection(weight, torch.zeros(len(weight)).double())
-        with pytest.raises(SparseAutoencoderError, match=r"cannot be told from.*Take an SAE of"):
+        with pytest.raises(SparseAutoencoderError, match=r"does not determine.*Take an SAE of"):
             at_output(sae, projection, tmp_path)
 
 
-def test_the_studies_find_the_projection_and_folders_tell_the_place(
+def test_studies_find_the_projection_and_folder_names_give_the_hook_point(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     """A folder of folders, from the command line; more texts asked for than there are."""
@@ -246,11 +249,11 @@ def test_the_studies_find_the_projection_and_folders_tell_the_place(
     common = [
         f"--model.saes={tmp_path / 'saes'}", f"--model.lm.name_or_path={tmp_path / 'lm'}",
         f"--data.texts=[{tmp_path / 'texts.txt'}]", "--trainer.enable_progress_bar=false",
-        f"--trainer.default_root_dir={tmp_path / 'runs'}", "--data.knowledges=null",
+        f"--trainer.default_root_dir={tmp_path / 'runs'}", "--data.knowledge=null",
     ]  # fmt: skip
     cli = main(["validate", "--config", str(configs / "sparse_autoencoders.yaml"), *common])
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
-    scores = {f"{each['kind']}.{each['layer']}": each for each in results["places"]}
+    scores = {f"{each['kind']}.{each['layer']}": each for each in results["hook_points"]}
     assert set(scores) == {"attention_out.1", "residual.0", "residual.1"}
     x, rebuilt, n_active = [], [], 0
     with torch.no_grad():

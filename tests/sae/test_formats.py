@@ -71,7 +71,9 @@ def test_saelens_standard(new: bool, subtract: bool, tmp_path: Path) -> None:
     sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
     pre = (X - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]
     _same(sae, np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
-    assert sae.place == HookPoint(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
+    assert (
+        sae.hook_point == HookPoint(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -145,48 +147,56 @@ def test_saelens_finetuning_factor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "place"),
+    ("hook", "hook_point"),
     [
         ("blocks.4.hook_mlp_out", HookPoint(4, "mlp_out")),
         ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
         ("blocks.4.hook_resid_pre", HookPoint(3, "residual")),
     ],
 )
-def test_saelens_places(hook: str, place: HookPoint, tmp_path: Path) -> None:
+def test_saelens_hook_points(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": hook}
     folder = _saelens(tmp_path / "sae", config, _weights())
-    assert load_sae(folder).place == place == load_sae(folder, place=place).place
+    assert (
+        load_sae(folder).hook_point
+        == hook_point
+        == load_sae(folder, hook_point=hook_point).hook_point
+    )
     with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer 9"):
-        load_sae(folder, place=HookPoint(9, "mlp_out"))
+        load_sae(folder, hook_point=HookPoint(9, "mlp_out"))
 
 
-def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None:
+def test_a_hook_of_another_library_takes_the_given_hook_point(tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
     folder = _saelens(tmp_path / "sae", config, _weights())
-    assert load_sae(folder, place=HookPoint(3, "residual")).place == HookPoint(3, "residual")
+    assert load_sae(folder, hook_point=HookPoint(3, "residual")).hook_point == HookPoint(
+        3, "residual"
+    )
     with pytest.raises(
         SparseAutoencoderError,
-        match=r"calls the place 'model\.layers\.3'.*If it is one of these, name the folder by its "
-        r"place, such as residual\.12",
+        match=r"calls its hook point 'model\.layers\.3'.*If it is one of these, name the folder by "
+        r"its hook point, such as residual\.12",
     ):
         load_sae(folder)
     for changes in ({"hook_name": None}, {"hook_name": ""}):
         unnamed = _saelens(tmp_path / "sae", config | changes, _weights())
-        with pytest.raises(SparseAutoencoderError, match="it does not name the place"):
+        with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
             load_sae(unnamed)
 
 
 @pytest.mark.parametrize("named", ["mlp_out.3", "residual.0", "attention_out.12"])
-def test_a_folder_called_by_its_place_tells_it(named: str, tmp_path: Path) -> None:
-    place = HookPoint.named(named)
-    assert place is not None and place.id == named
+def test_the_folder_name_gives_the_hook_point(named: str, tmp_path: Path) -> None:
+    hook_point = HookPoint.named(named)
+    assert hook_point is not None and hook_point.id == named
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
-    assert load_sae(_saelens(tmp_path / named, config, _weights())).place == place
+    assert load_sae(_saelens(tmp_path / named, config, _weights())).hook_point == hook_point
     # What the file says counts.
     told = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
-    assert load_sae(_saelens(tmp_path / named, told, _weights())).place == HookPoint(4, "mlp_out")
-    assert [HookPoint.named(text) for text in ("stream.3", "residual", "residual.x", "a.residual.3")] \
-        == [None] * 4  # fmt: skip
+    assert load_sae(_saelens(tmp_path / named, told, _weights())).hook_point == HookPoint(
+        4, "mlp_out"
+    )
+    for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
+        assert HookPoint.named(text) is None
 
 
 def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
@@ -194,7 +204,7 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
     folder = _saelens(tmp_path / "sae", config, _weights(), new=False)
     content = json.loads((folder / "cfg.json").read_text())
     (folder / "cfg.json").write_text(json.dumps(content | {"metadata": None, "meta": None}))
-    assert load_sae(folder).place == HookPoint(4, "mlp_out")
+    assert load_sae(folder).hook_point == HookPoint(4, "mlp_out")
     for wrong in ({"metadata": 3}, {"hook_name": 3}, {"activation_fn_kwargs": 3}, {"k": "many"}):
         (folder / "cfg.json").write_text(json.dumps(content | wrong))
         with pytest.raises(SparseAutoencoderError, match="sae"):
@@ -228,9 +238,9 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
         ),
         (
             {"architecture": "standard", "normalize_activations": "constant_scalar_rescale"},
-            "it multiplies activations by a constant of its own",
+            "it multiplies activations by its own constant",
         ),
-        ({"architecture": "standard", "normalize_activations": "odd"}, "way that is not known"),
+        ({"architecture": "standard", "normalize_activations": "odd"}, "in an unknown way"),
         ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
     ],
 )
@@ -257,7 +267,7 @@ def test_gemma_scope(name: str, kind: Any, tmp_path: Path) -> None:
         tmp_path / f"models--google--gemma-scope-2b-pt-{name}/snapshots/1f/layer_12/width_16k/l0_82"
     )
     sae = load_sae(folder)
-    assert sae.place == HookPoint(12, kind)
+    assert sae.hook_point == HookPoint(12, kind)
     pre = X @ w["W_enc"] + w["b_enc"]
     _same(sae, (pre > w["threshold"]) * np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
 
@@ -266,7 +276,9 @@ def test_gemma_scope_out_of_its_folders(tmp_path: Path) -> None:
     folder, _ = _gemma(tmp_path / "sae")
     with pytest.raises(SparseAutoencoderError, match=r"Keep the hub's.*, name the folder by its "):
         load_sae(folder)
-    assert load_sae(folder, place=HookPoint(1, "mlp_out")).place == HookPoint(1, "mlp_out")
+    assert load_sae(folder, hook_point=HookPoint(1, "mlp_out")).hook_point == HookPoint(
+        1, "mlp_out"
+    )
 
 
 @pytest.mark.parametrize("where", ["gemma-scope-2b-pt-att/layer_3/l0", "attention_out.3"])
@@ -349,7 +361,7 @@ def test_llama_scope(with_norm: bool, function: str, tmp_path: Path) -> None:
     """As OpenMOSS's inference: the norm folded into the weights first, then the threshold."""
     folder, w = _llama(tmp_path / "sae", act_fn=function, sparsity_include_decoder_norm=with_norm)
     sae = load_sae(folder)
-    assert sae.place == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
+    assert sae.hook_point == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
     norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else 1.0
     pre = X @ w["W_enc"] + w["b_enc"] / SCALE
     features = np.where(pre * norm > 0.8, pre, 0)
@@ -382,7 +394,7 @@ def test_llama_scope_plain(tmp_path: Path) -> None:
     [
         ({"hook_point_out": "blocks.13.hook_mlp_out"}, r"hyperparams\.json: it is a transcoder"),
         ({"use_glu_encoder": True}, "gated encoder"),
-        ({"norm_activation": "token-wise"}, "'token-wise', which no weights can hold"),
+        ({"norm_activation": "token-wise"}, "'token-wise', which cannot be merged"),
         ({"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}}, "not one norm above 0"),
         ({"dataset_average_activation_norm": None}, "not one norm above 0"),
         ({"act_fn": "batchtopk", "jump_relu_threshold": 0}, "without a jump_relu_threshold"),
@@ -418,11 +430,11 @@ def test_a_format_is_registered_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr("lincorr_lightning.sae.formats.FORMATS", dict(FORMATS))
     own = load_sae(_saelens(tmp_path / "sae", {"architecture": "standard"}, _weights()))
     (tmp_path / "ours").touch()
-    register_format("ours", ["ours"], lambda folder, wishes: own)
+    register_format("ours", ["ours"], lambda folder, options: own)
     assert load_sae(tmp_path) is own
 
 
-def test_one_sae_for_each_place(tmp_path: Path) -> None:
+def test_one_sae_per_hook_point(tmp_path: Path) -> None:
     folders = [
         _saelens(tmp_path / str(layer), {"architecture": "standard",
                  "hook_name": f"blocks.{layer}.hook_mlp_out"}, _weights())

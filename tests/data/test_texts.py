@@ -1,0 +1,205 @@
+"""Training and held-out texts, counted by hand."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lincorr_lightning.data.texts import TextsDataModule, pad_rows
+from lincorr_lightning.data.tiny_world.texts import world_file, world_sentences
+from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.lm.language_model import LanguageModel
+
+LINES = [f"name{i} lives in the city of {'Paris ' * (i % 4)}name{(7 * i) % 60}" for i in range(60)]
+SMALL = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3, "n_held_out": 10}
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm: str) -> LanguageModel:
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("\n".join([*LINES, "", LINES[0]]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def _data(lm: LanguageModel, file: str, **changes: Any) -> TextsDataModule:
+    data = TextsDataModule(lm, [file], **SMALL | changes)
+    data.setup()
+    return data
+
+
+def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
+    lm: LanguageModel, file: str
+) -> None:
+    data = _data(lm, file)
+    words = {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
+    blocks = data.blocks()
+    assert blocks.n_blocks == 5
+    assert len(blocks) == 15
+    dealt = [tuple(row) for block in range(5) for row in data.rows_of(block)]
+    assert set(dealt) <= words
+    n_train = len(LINES) - SMALL["n_held_out"]  # the line that is there twice counts once
+    for epoch in range(len(dealt) // n_train):
+        assert len(set(dealt[epoch * n_train : (epoch + 1) * n_train])) == n_train
+    for block in range(5):
+        sizes = [len(row) for row in data.rows_of(block)]
+        assert sum(sizes) >= 120 > sum(sizes[:-1])
+    held_out = [
+        tuple(row[m.bool()].tolist())
+        for batch in data.val_dataloader()
+        for row, m in zip(batch.input_ids, batch.attention_mask, strict=True)
+    ]
+    assert len(held_out) == 10
+    assert set(held_out) == words - set(dealt)
+
+
+def test_ranks_share_the_blocks(lm: LanguageModel, file: str) -> None:
+    data = _data(lm, file)
+    steps = [[data.blocks(rank, 2)[i] for i in range(6)] for rank in range(2)]
+    assert [(s.block, s.index) for s in steps[0]] == [(b, i) for b in (0, 2) for i in range(3)]
+    assert [(s.block, s.index) for s in steps[1]] == [(b, i) for b in (1, 3) for i in range(3)]
+    assert len(data.blocks(0, 2)) == len(data.blocks(1, 2)) == 6
+    with pytest.raises(ConfigError, match="5 blocks of 120 tokens for 6 ranks"):
+        data.blocks(0, 6)
+
+
+def test_long_texts_are_cut_and_beginnings_skipped(lm: LanguageModel, file: str) -> None:
+    data = _data(lm, file, max_length=4, skip_tokens=1, n_tokens=240)
+    rows = [row for block in range(2) for row in data.rows_of(block)]
+    assert {len(row) for row in rows} <= {2, 3, 4}
+    batch = pad_rows([[5, 6, 7], [8, 9]], 1)
+    assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.counted.tolist() == [[False, True, True], [False, True, False]]
+
+
+def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel) -> None:
+    jsonl, table = tmp_path / "a.jsonl", tmp_path / "b.csv"
+    jsonl.write_text("\n".join(json.dumps({"body": line}) for line in LINES[:30]))
+    table.write_text("body\n" + "\n".join(LINES[30:]))
+    for texts in ([str(jsonl), str(table)], str(tmp_path)):
+        data = TextsDataModule(lm, texts, key="body", n_texts=100, **SMALL)
+        assert sorted(data.read_texts()) == sorted(LINES)
+
+    embedded = LanguageModel.from_pretrained("tiny-world")
+    data = TextsDataModule(embedded, knowledge=["city", "X+1"], n_texts=10**6)
+    path = world_file("tiny-world")
+    assert path is not None
+    assert set(data.read_texts()) == set(world_sentences(path, ["city", "X+1"]))
+
+
+def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -> None:
+    data = _data(lm, file)
+    blocks = data.blocks()
+    for block in range(blocks.n_blocks):
+        steps = [blocks[3 * block + index] for index in range(3)]
+        assert [(step.block, step.index) for step in steps] == [(block, i) for i in range(3)]
+        used = torch.cat([step.positions for step in steps])
+        assert sorted(used.tolist()) == list(range(120))  # each token of a block once
+        assert used.tolist() != list(range(120))
+        for step in steps:
+            texts, mask = step.texts.input_ids, step.texts.attention_mask.bool()
+            before = (mask.sum(1).cumsum(0) - mask.sum(1))[:, None]
+            rows = [row[kept].tolist() for row, kept in zip(texts, mask, strict=True)]
+            assert rows == data.rows_of(block)
+            # Tokens beyond the block's size, of its last text, do not count.
+            assert torch.equal(step.texts.counted, mask & (mask.cumsum(1) + before <= 120))
+    # Steps after the epoch begin it again; a step does not depend on those before it.
+    again, first = data.blocks()[15], blocks[0]
+    assert torch.equal(again.positions, first.positions)
+    assert torch.equal(again.texts.input_ids, first.texts.input_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"n_held_out": 70},
+            SubjectsError,
+            r"60 different texts.*= 70 takes 60: 0 tokens are left.*data\.texts.*data\.n_held_out",
+        ),
+        ({"batch_tokens": 600, "n_tokens": 6000}, SubjectsError, "a step alone takes 600"),
+        ({"skip_tokens": 50}, SubjectsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
+        ({"n_tokens": 100}, ConfigError, "less than one block.*120"),
+        ({"batch_tokens": 0}, ConfigError, "data.batch_tokens is 0"),
+        ({"max_length": 1}, ConfigError, "data.max_length is 1"),
+    ],
+)
+def test_too_little(
+    lm: LanguageModel, file: str, changes: dict[str, int], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        _data(lm, file, **changes)
+
+
+def test_a_study_that_trains_nothing_may_read_all_texts(
+    lm: LanguageModel, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr("lincorr_lightning.data.texts.rank_zero_info", messages.append)
+    data = TextsDataModule(lm, [file], n_texts=70)  # batch_tokens at its default, too
+    for stage in ("validate", "test"):
+        data.setup(stage)
+    assert messages == [
+        "data.n_texts is 70, but there are 60 different texts; all of them are read"
+    ]
+    read = {
+        tuple(row[mask.bool()].tolist())
+        for batch in data.test_dataloader()
+        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    }
+    assert read == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
+    with pytest.raises(SubjectsError, match="0 tokens are left to train on"):
+        data.setup("fit")
+
+    # Without n_texts, the very texts that training holds out.
+    for_training, alone = _data(lm, file), TextsDataModule(lm, [file], **SMALL)
+    alone.setup("test")
+    for ours, theirs in zip(for_training.val_dataloader(), alone.val_dataloader(), strict=True):
+        assert ours.input_ids.tolist() == theirs.input_ids.tolist()
+
+
+def test_the_complement_trains_on_all_other_texts(lm: LanguageModel, file: str) -> None:
+    data = TextsDataModule(lm, [file], n_texts=20, **SMALL)
+    read, other = set(data.read_texts()), data.complement(n_tokens=240)
+    assert len(read) == 20
+    other.setup("fit")
+    assert len(other.blocks()) == 6
+    held_out, trained = (
+        set(other.read_texts()),
+        {tuple(row) for block in range(2) for row in other.rows_of(block)},
+    )
+    assert len(held_out) == 1
+    assert trained <= {tuple(lm.tokenizer(text)["input_ids"]) for text in set(LINES) - read}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_held_out_text_is_read_by_one_rank(lm: LanguageModel, file: str, world: int) -> None:
+    seen: list[list[int]] = []
+    n_batches = set()
+    for rank in range(world):
+        data = _data(lm, file, eval_batch_size=3)
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            lightning_module=None, global_rank=rank, world_size=world
+        )
+        batches = list(data.val_dataloader())
+        n_batches.add(len(batches))
+        for batch in batches:
+            pairs = zip(batch.input_ids, batch.counted, strict=True)
+            seen += [row[kept].tolist() for row, kept in pairs if kept.any()]
+    assert len(n_batches) == 1  # in step
+    assert len(seen) == len({tuple(row) for row in seen}) == 10
+
+
+def test_an_lm_and_texts_are_needed(lm: LanguageModel, file: str) -> None:
+    with pytest.raises(ConfigError, match=r"no world.json beside it. Name files"):
+        TextsDataModule(lm, **SMALL).setup()
+    with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
+        TextsDataModule(texts=[file], **SMALL).setup()
