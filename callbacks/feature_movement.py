@@ -134,11 +134,11 @@ class FeatureMovement(RelationCallback):
         if not is_dry_run(trainer):
             run_folder(trainer)  # agreed on by all processes, before one of them writes
         model = self.cache.lm.model
-        n_layers = 1 + max(place.layer for place in find_hook_points(model))
+        n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
         self._saes = {}
-        for place, sae in load_folder(self.saes, self.cache.lm).items():
+        for hook_point, sae in load_folder(self.saes, self.cache.lm).items():
             sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
-            self._saes[place] = sae.folded().requires_grad_(False).to(model.device)
+            self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
         edits = edits_of(trainer)
         self._edits = [edit.subject for edit in edits or ()]
         watched = self.subjects or self._edits[: self.n_watch] or self.sample_subjects(self.n_watch)
@@ -157,12 +157,12 @@ class FeatureMovement(RelationCallback):
         found: dict[HookPoint, Tensor] = {}
 
         def look(forward: Forward) -> None:
-            for place in self._saes:
-                x = forward.at_positions(place, forward.last).float().cpu()
-                found.setdefault(place, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+            for hook_point in self._saes:
+                x = forward.at_positions(hook_point, forward.last).float().cpu()
+                found.setdefault(hook_point, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
         around = self.cache.around([*(which or [None] * len(subjects))] * len(SIDES))
-        run_with_hooks(self.cache.lm, rows, look, places=list(self._saes), around=around)
+        run_with_hooks(self.cache.lm, rows, look, hook_points=list(self._saes), context=around)
         return found
 
     @torch.no_grad()
@@ -172,13 +172,15 @@ class FeatureMovement(RelationCallback):
         now = self._read(subjects, which)
         numbers = [self._asked.index(subject) for subject in subjects]
         found = {}
-        for place, sae in self._saes.items():
+        for hook_point, sae in self._saes.items():
             device = sae.decoder.device
             for i, side in enumerate(SIDES):
-                then = self._base[place][[n + i * len(self._asked) for n in numbers]].to(device)
-                x = now[place][i * len(subjects) : (i + 1) * len(subjects)].to(device)
+                then = self._base[hook_point][[n + i * len(self._asked) for n in numbers]].to(
+                    device
+                )
+                x = now[hook_point][i * len(subjects) : (i + 1) * len(subjects)].to(device)
                 old, new = sae.encode(then), sae.encode(x)
-                found[place, side] = _Sums(
+                found[hook_point, side] = _Sums(
                     len(subjects),
                     before=_total(old),
                     after=_total(new),
@@ -207,44 +209,46 @@ class FeatureMovement(RelationCallback):
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    def _numbers(self, place: HookPoint, sums: _Sums) -> dict[str, float]:
+    def _numbers(self, hook_point: HookPoint, sums: _Sums) -> dict[str, float]:
         """Scalars of one place and side."""
         change = sums.moved / sums.n
         before = float(sums.before.sum()) / sums.n
         return {
             "change": float(change.sum()) / before if before else 0.0,
-            "moved": float((change > self.least * self._typical_activation(place)).sum()),
+            "moved": float((change > self.least * self._typical_activation(hook_point)).sum()),
             "on": float(sums.on.sum()) / sums.n,
             "off": float(sums.off.sum()) / sums.n,
             "explained": 1 - sums.missed / sums.total if sums.total else float("nan"),
         }
 
-    def _typical_activation(self, place: HookPoint) -> float:
+    def _typical_activation(self, hook_point: HookPoint) -> float:
         """Of a feature that is active before training, on the mean over features and prompts."""
-        if place not in self._typical:
-            sae = self._saes[place]
-            base = sae.encode(self._base[place].to(sae.decoder.device))
-            self._typical[place] = float(base.sum() / (base > 0).sum().clamp(min=1))
-        return self._typical[place]
+        if hook_point not in self._typical:
+            sae = self._saes[hook_point]
+            base = sae.encode(self._base[hook_point].to(sae.decoder.device))
+            self._typical[hook_point] = float(base.sum() / (base > 0).sum().clamp(min=1))
+        return self._typical[hook_point]
 
     def _log(self, trainer: L.Trainer, step: int) -> None:
         numbers = {}
-        for (place, side), sums in self._sums[step].items():
-            for name, value in self._numbers(place, sums).items():
-                numbers[f"features/{place.id}/{side}/{name}"] = value
+        for (hook_point, side), sums in self._sums[step].items():
+            for name, value in self._numbers(hook_point, sums).items():
+                numbers[f"features/{hook_point.id}/{side}/{name}"] = value
         self.log_numbers(trainer, numbers, step)
 
     def _top(self, step: int) -> list[tuple[Any, ...]]:
         """Rows of the table: the features that moved most."""
         rows: list[tuple[Any, ...]] = []
-        for (place, side), sums in self._sums[step].items():
+        for (hook_point, side), sums in self._sums[step].items():
             n = min(self.n_top, len(sums.moved))
             order = torch.argsort(sums.moved, descending=True, stable=True)[:n].tolist()
             for rank, index in enumerate(order):
                 if sums.moved[index] > 0:
                     columns = (sums.before, sums.after, sums.moved, sums.on, sums.off)
                     values = [float(column[index]) / sums.n for column in columns]
-                    rows.append((step, place.id, side, rank + 1, f"{place.id}.{index}", *values))
+                    rows.append(
+                        (step, hook_point.id, side, rank + 1, f"{hook_point.id}.{index}", *values)
+                    )
         return rows
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -266,10 +270,10 @@ class FeatureMovement(RelationCallback):
         last = max(self._sums)
         top = self._top(last)
         self.results = {}
-        for (place, side), sums in self._sums[last].items():
-            own = [row for row in top if (row[1], row[2]) == (place.id, side)]
-            self.results.setdefault(place.id, {})[side] = {
-                **self._numbers(place, sums),
+        for (hook_point, side), sums in self._sums[last].items():
+            own = [row for row in top if (row[1], row[2]) == (hook_point.id, side)]
+            self.results.setdefault(hook_point.id, {})[side] = {
+                **self._numbers(hook_point, sums),
                 "top": [dict(zip(COLUMNS[3:], row[3:], strict=True)) for row in own],
             }
         if trainer.is_global_zero and not is_dry_run(trainer):
@@ -286,12 +290,17 @@ class FeatureMovement(RelationCallback):
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far; features before training cannot be asked again."""
         sums = {
-            step: [(place.layer, place.kind, side, tuple(s)) for (place, side), s in found.items()]
+            step: [
+                (hook_point.layer, hook_point.kind, side, tuple(s))
+                for (hook_point, side), s in found.items()
+            ]
             for step, found in self._sums.items()
         }
         return {
             **super().state_dict(),
-            "base": [(place.layer, place.kind, x) for place, x in self._base.items()],
+            "base": [
+                (hook_point.layer, hook_point.kind, x) for hook_point, x in self._base.items()
+            ],
             "sums": sums,
             "is_independent": self._is_independent,
         }
