@@ -1,356 +1,73 @@
-"""Texts that an LM reads, dealt out by tokens: what SAEs are trained on."""
+"""Texts to train sparse autoencoders on, and to read their features on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.resumable_loader import ResumableLoader
-from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.text_files import SampleBy, read_texts
+from lincorr_lightning.data.tiny_world.texts import (
+    WORLD_CORPUS,
+    WORLD_FILE,
+    world_file,
+    world_sentences,
+)
 from lincorr_lightning.distributed import data_shard
-from lincorr_lightning.errors import ConfigError, SubjectsError
-from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.loading import find_checkpoint
-from lincorr_lightning.pretraining.world import World
-
-WORLD_FILE = "world.json"
-# The embedded LM's own corpus (configs/pretraining.yaml).
-SAID = (
-    "attribute", "math", "birthplace_es", "city_es", "country_es", "continent_es", "language_es",
-    "company_es", "job_es", "gender_es", "birthplace_zh", "city_zh", "country_zh", "continent_zh",
-    "language_zh", "company_zh", "job_zh", "gender_zh", "object_color", "object_size",
-    "object_heat", "object_price", "object_genre", "simile_color", "simile_size", "simile_heat",
-    "simile_price", "simile_genre",
-)  # fmt: skip
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
-class TokenStep:
-    """One step's share of a block of texts; the texts themselves are asked for by their block.
-
-    Attributes:
-        block: Number of the block of texts.
-        index: Number of the step within it.
-    """
-
-    block: int
-    index: int
-
-
-@dataclass
 class TokenRows:
-    """Held-out texts, padded on the right.
+    """Texts, padded on the right.
 
     Attributes:
-        input_ids: ``(n_texts, longest)``.
-        attention_mask: 1 at true tokens, same shape.
-        counted: Where activations are read: true tokens but those skipped, bool, same shape.
+        input_ids: Token ids, ``(n_texts, longest)``.
+        attention_mask: 1 at tokens, 0 at padding, same shape.
+        counted: Whether an activation counts: tokens without the skipped ones, bool, same shape.
+        is_padding: Whether the batch only keeps a rank in step with the others: no token counts.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     counted: Tensor
+    is_padding: bool = False
+
+    def __post_init__(self) -> None:
+        """Count no token of a batch for padding."""
+        if self.is_padding:
+            self.counted = torch.zeros_like(self.counted)
 
 
-@dataclass(frozen=True)
-class Blocks(Dataset[TokenStep]):
-    """Texts in a shuffled order without end, cut into blocks of as many tokens.
+@dataclass
+class TokenStep:
+    """A training step: some of the tokens of a block of texts.
 
-    Nothing is kept between steps, so that a resumed run goes on with the texts of the run that was
-    not interrupted.
-    """
-
-    order: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    n_blocks: int
-    steps_per_block: int
-    rank: int
-    n_processes: int
-    told: Mapping[str, Any]
-
-    @property
-    def dealt(self) -> dict[str, Any]:
-        """What the contents of a step follow from."""
-        return {**self.told, "n_processes": self.n_processes}
-
-    def __len__(self) -> int:
-        """Steps of this process."""
-        return self.n_blocks // self.n_processes * self.steps_per_block
-
-    def __getitem__(self, index: int) -> TokenStep:
-        block, step = divmod(index % len(self), self.steps_per_block)
-        return TokenStep(block * self.n_processes + self.rank, step)
-
-    def texts(self, block: int) -> list[int]:
-        """Which texts a block holds."""
-        return self.order[self.starts[block] : self.starts[block + 1]].tolist()
-
-
-class TextsDataModule(L.LightningDataModule):
-    """Texts for an LM to read.
-
-    They are dealt out in blocks of ``batch_tokens * block_steps`` tokens. Activations of a block
-    are shuffled together; each is used once. Texts are read again when all have been.
-
-    Args:
-        texts: Files: ``.txt`` (a text a line), ``.jsonl`` or ``.csv`` (a field ``text``). None
-            takes what the tiny world says, for an LM that has a ``world.json`` beside it.
-        knowledges: What the world says: knowledges or families. None takes all it was trained on.
-        n_tokens: Tokens to train on, over all processes.
-        batch_tokens: Tokens of a step, of each process.
-        block_steps: Steps whose tokens are shuffled together.
-        max_length: Longest row in tokens; longer texts are cut into several.
-        skip_tokens: Tokens at the beginning of a row that are not read. None skips the special
-            tokens that the tokenizer puts there, whose activations are like no others.
-        n_held_out: Texts that are kept for scoring; where nothing is trained, as many as there are
-            if these are fewer.
-        eval_batch_size: Held-out texts of a forward.
-        knowledge_files: YAML files with knowledge of your own.
-        seed: Of the order and of what is held out.
+    All steps of a block hold the same texts, so that their activations can be read once and
+    shuffled.
 
     Attributes:
-        left_out: Texts that are neither trained on nor held out, as if they were not there.
-
-    Raises:
-        ConfigError: A setting has no meaning.
+        block: Number of the block, different for other texts.
+        index: Number of the step within the block.
+        texts: All texts of the block.
+        positions: Tokens of this step, as positions among the counted tokens of `texts` in their
+            order, ``(batch_tokens,)``.
     """
 
-    def __init__(
-        self,
-        texts: list[str] | None = None,
-        knowledges: list[str] | None = None,
-        n_tokens: int = 500_000,
-        batch_tokens: int = 2048,
-        block_steps: int = 16,
-        max_length: int = 128,
-        skip_tokens: int | None = None,
-        n_held_out: int = 4000,
-        eval_batch_size: int = 250,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        least = dict.fromkeys(("n_tokens", "batch_tokens", "block_steps", "eval_batch_size"), 1)
-        least |= {"n_held_out": 1, "max_length": 2, "skip_tokens": 0}
-        for name, lowest in least.items():
-            value = self.hparams[name]
-            if value is not None and value < lowest:
-                raise ConfigError(f"data.{name} is {value}; it must be at least {lowest}.")
-        if n_tokens < batch_tokens * block_steps:
-            raise ConfigError(
-                f"data.n_tokens is {n_tokens}, less than one block of data.batch_tokens * "
-                f"data.block_steps = {batch_tokens * block_steps}. Train on more tokens, or make "
-                "blocks smaller."
-            )
-        self._rows: list[list[int]] = []
-        self._held_out: list[list[int]] = []
-        self.left_out: frozenset[str] = frozenset()
-
-    # -- reading ---------------------------------------------------------------------------------
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read and tokenize the texts; the same on every process.
-
-        Raises:
-            SubjectsError: There are too few, or a file cannot be read.
-            ConfigError: No texts are named and the LM has no world of its own.
-        """
-        trains = stage in (None, "fit")
-        if self._held_out and (self._rows or not trains):
-            return
-        module = getattr(self.trainer, "lightning_module", None)
-        lm = getattr(module, "language_model", None)
-        if not isinstance(lm, LanguageModel):
-            raise ConfigError(
-                f"TextsDataModule tokenizes for the LM of a study such as SparseAutoencoders; "
-                f"model is {type(module).__name__}."
-            )
-        self.prepare(lm, trains)
-
-    def prepare(self, lm: LanguageModel, trains: bool = True) -> None:
-        """Read the texts with an LM's tokenizer.
-
-        Args:
-            lm: The LM.
-            trains: Whether texts are needed to train on, beside those that are held out.
-
-        Raises:
-            SubjectsError: There are too few, or a file cannot be read.
-            ConfigError: No texts are named and the LM has no world of its own.
-        """
-        prefix = lm.prefix
-        skip = self.hparams["skip_tokens"]
-        self.n_skipped: int = len(prefix) if skip is None else skip
-        texts = self._all_texts(lm)
-        n_held_out: int = self.hparams["n_held_out"]
-        held_out = self._held_out_of(len(texts))
-        self.n_texts = len(texts)
-        read = [i for i in range(len(texts)) if trains or i in held_out]
-        rows = _token_rows([texts[i] for i in read], lm, self.hparams["max_length"])
-        self._held_out = [
-            row
-            for i, of_text in zip(read, rows, strict=True)
-            if i in held_out
-            for row in of_text
-            if len(row) > self.n_skipped + 1
-        ]
-        if not self._held_out:
-            raise SubjectsError(
-                f"none of the {len(held_out)} texts that are held out is longer than "
-                f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
-                "texts as data.texts, or lower data.skip_tokens."
-            )
-        if not trains:
-            if len(texts) < n_held_out:
-                rank_zero_info(
-                    f"data.n_held_out is {n_held_out}, but there are {len(texts)} different texts; "
-                    "all of them are read"
-                )
-            return
-        train = [
-            row for i, of_text in zip(read, rows, strict=True) if i not in held_out
-            for row in of_text
-        ]  # fmt: skip
-        self._rows = [row for row in train if len(row) > self.n_skipped]
-        self._counts = np.array([len(row) - self.n_skipped for row in self._rows], dtype=np.int64)
-        n_tokens = int(self._counts.sum())
-        if n_tokens < self.hparams["batch_tokens"]:
-            raise SubjectsError(
-                f"there are {len(texts)} different texts, of which data.n_held_out = {n_held_out} "
-                f"takes {len(held_out)}: {n_tokens} tokens are left to train on, and a step alone "
-                f"takes {self.hparams['batch_tokens']}. Name more texts as data.texts, or lower "
-                "data.n_held_out."
-            )
-
-    def held_out_texts(self, lm: LanguageModel) -> list[str]:
-        """The texts that are held out, in no order.
-
-        Args:
-            lm: The LM, whose world's texts they may be.
-
-        Raises:
-            SubjectsError: A file cannot be read.
-            ConfigError: No texts are named and the LM has no world of its own.
-        """
-        texts = self._all_texts(lm)
-        return [texts[i] for i in self._held_out_of(len(texts))]
-
-    def _all_texts(self, lm: LanguageModel) -> list[str]:
-        """All that are different, without those that are left to another study."""
-        return [text for text in dict.fromkeys(self._texts(lm)) if text not in self.left_out]
-
-    def _held_out_of(self, n: int) -> set[int]:
-        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(n)
-        return set(order[: self.hparams["n_held_out"]].tolist())
-
-    def _texts(self, lm: LanguageModel) -> Iterator[str]:
-        files = self.hparams["texts"]
-        if files is not None:
-            for path in files:
-                yield from _read(path)
-            return
-        world = Path(find_checkpoint(lm.config).location) / WORLD_FILE
-        if not world.is_file():
-            raise ConfigError(
-                f"data.texts is null, which stands for what the tiny world says, but "
-                f"{lm.config.name_or_path} has no {WORLD_FILE} beside it. Name files of texts as "
-                "data.texts."
-            )
-        catalogue = Catalogue.load(*(self.hparams["knowledge_files"] or ()))
-        said = self.hparams["knowledges"] or list(SAID)
-        for statement in World.load(world).statements(catalogue.select(said)):
-            yield f"{statement.text}."
-
-    # -- dealing ---------------------------------------------------------------------------------
-
-    def blocks(self, rank: int = 0, n_processes: int = 1) -> Blocks:
-        """Blocks of training texts.
-
-        Args:
-            rank: Number of the process.
-            n_processes: How many there are.
-
-        Raises:
-            ConfigError: There is not one block for each process.
-        """
-        settings = self.hparams
-        size = settings["batch_tokens"] * settings["block_steps"]
-        n_blocks = settings["n_tokens"] // size
-        if n_blocks < n_processes:
-            raise ConfigError(
-                f"data.n_tokens is {settings['n_tokens']}: {n_blocks} blocks of {size} tokens for "
-                f"{n_processes} processes. Train on more tokens, or make blocks smaller."
-            )
-        # A block ends with a text, so that it is larger than asked for by less than one.
-        needed = n_blocks * (size + int(self._counts.max()))
-        epochs = -(-needed // int(self._counts.sum()))
-        order = np.concatenate(
-            [
-                np.random.default_rng([settings["seed"], 1, epoch]).permutation(len(self._rows))
-                for epoch in range(epochs)
-            ]
-        )
-        ends = self._counts[order].cumsum()
-        starts = [0]
-        for _ in range(n_blocks):
-            done = ends[starts[-1] - 1] if starts[-1] else 0
-            starts.append(int(np.searchsorted(ends, done + size)) + 1)
-        told = {
-            name: settings[name]
-            for name in ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
-        }
-        return Blocks(
-            order, np.array(starts), n_blocks, settings["block_steps"], rank, n_processes,
-            told | {"n_texts": len(self._rows), "skipped": self.n_skipped},
-        )  # fmt: skip
-
-    def rows_of(self, block: int) -> list[list[int]]:
-        """Token ids of the texts of a block.
-
-        Args:
-            block: Its number.
-        """
-        return [self._rows[i] for i in self._dealt.texts(block)]
-
-    def train_dataloader(self) -> ResumableLoader:
-        """Steps, each by its block and its number there."""
-        share = data_shard(self.trainer)
-        self._dealt = self.blocks(share.number, share.n)
-        return ResumableLoader(self._dealt, self.trainer)
-
-    def val_dataloader(self) -> DataLoader[TokenRows]:
-        """Held-out texts, those of like length together; each process has a share of them."""
-        rows = sorted(self._held_out, key=len)
-        size: int = self.hparams["eval_batch_size"]
-        batches = [pad_rows(rows[i : i + size], self.n_skipped) for i in range(0, len(rows), size)]
-        share = data_shard(self.trainer)
-        # As many for each process: what is added counts nowhere.
-        while len(batches) % share.n:
-            last = batches[-1]
-            batches.append(
-                TokenRows(last.input_ids, last.attention_mask, torch.zeros_like(last.counted))
-            )
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            batches,  # type: ignore[arg-type]
-            num_replicas=share.n, rank=share.number, shuffle=False,
-        )  # fmt: skip
-        return DataLoader(batches, batch_size=None, sampler=sampler)  # type: ignore[arg-type]
-
-    def test_dataloader(self) -> DataLoader[TokenRows]:
-        """Held-out texts, for a study that trains nothing."""
-        return self.val_dataloader()
+    block: int
+    index: int
+    texts: TokenRows
+    positions: Tensor
 
 
 def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
@@ -368,8 +85,318 @@ def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
-def _token_rows(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[list[int]]]:
-    """Rows of each text, every one after the tokenizer's own prefix."""
+class TextBlocks(Dataset[TokenStep]):
+    """Training steps of one data shard: blocks of texts in an endless shuffled order.
+
+    A step follows from its number alone, so that a resumed run continues with the texts that the
+    interrupted run had left.
+
+    Args:
+        rows: Token ids of the training texts.
+        n_skipped: Tokens at the beginning of each that do not count.
+        settings: Hyper-parameters of `TextsDataModule`.
+        rank: Number of the data shard.
+        world_size: Number of data shards.
+
+    Attributes:
+        n_blocks: Number of blocks, over all shards.
+
+    Raises:
+        ConfigError: There are fewer blocks than shards.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[list[int]],
+        n_skipped: int,
+        settings: Mapping[str, Any],
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._rows, self._n_skipped = rows, n_skipped
+        self._rank, self._world_size = rank, world_size
+        self._seed: int = settings["seed"]
+        self._batch_tokens: int = settings["batch_tokens"]
+        self._block_steps: int = settings["block_steps"]
+        size = self._batch_tokens * self._block_steps
+        self.n_blocks: int = settings["n_tokens"] // size
+        if self.n_blocks < world_size:
+            raise ConfigError(
+                f"data.n_tokens is {settings['n_tokens']}: {self.n_blocks} blocks of {size} tokens "
+                f"for {world_size} ranks. Train on more tokens, or make blocks smaller."
+            )
+        counts = np.array([len(row) - n_skipped for row in rows], dtype=np.int64)
+        # A block ends with a whole text, so it exceeds its size by less than one text.
+        needed = self.n_blocks * (size + int(counts.max()))
+        n_epochs = -(-needed // int(counts.sum()))
+        orders = (
+            np.random.default_rng([self._seed, 1, epoch]).permutation(len(rows))
+            for epoch in range(n_epochs)
+        )
+        self._order = np.concatenate(list(orders))
+        ends = counts[self._order].cumsum()
+        self._starts = [0]
+        for _ in range(self.n_blocks):
+            done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
+            self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
+        names = ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
+        self.dealt: dict[str, Any] = {name: settings[name] for name in names} | {
+            "n_texts": len(rows), "skipped": n_skipped, "n_processes": world_size,
+        }  # fmt: skip
+        """What the content of a step follows from, for resumed runs."""
+        self._cached: tuple[int, TokenRows, Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Steps of this shard in one epoch."""
+        return self.n_blocks // self._world_size * self._block_steps
+
+    def __getitem__(self, index: int) -> TokenStep:
+        own_block, step = divmod(index % len(self), self._block_steps)
+        block = own_block * self._world_size + self._rank
+        texts, positions = self._read(block)
+        n = self._batch_tokens
+        return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
+
+    def rows(self, block: int) -> list[list[int]]:
+        """Return the token ids of a block's texts.
+
+        Args:
+            block: Number of the block.
+        """
+        start, stop = self._starts[block : block + 2]
+        return [self._rows[i] for i in self._order[start:stop]]
+
+    def _read(self, block: int) -> tuple[TokenRows, Tensor]:
+        if self._cached is None or self._cached[0] != block:
+            size = self._batch_tokens * self._block_steps
+            order = np.random.default_rng([self._seed, 2, block]).permutation(size)
+            texts = pad_rows(self.rows(block), self._n_skipped)
+            self._cached = block, texts, torch.from_numpy(order)
+        return self._cached[1:]
+
+
+class TextsDataModule(L.LightningDataModule):
+    """Texts for an LM to read, of any length.
+
+    Training texts come in blocks of ``batch_tokens * block_steps`` tokens, whose activations are
+    shuffled together; each is used once. After the last text the first ones follow in a new order.
+    Other texts are held out for validation.
+
+    Args:
+        lm: The LM whose tokenizer cuts the texts; the program `lincorr` passes the LM of the study.
+        texts: Files or folders: ``.txt``, ``.jsonl`` or ``.csv``. None takes the sentences about
+            the tiny world that the LM was trained on, if ``world.json`` lies beside the LM.
+        key: Field of a ``.jsonl`` or ``.csv`` row that holds its text.
+        sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
+        knowledge: Kinds of knowledge that sentences about the tiny world state, by name or family.
+            None takes all that the LM was trained on.
+        n_tokens: Number of tokens to train on, over all ranks.
+        batch_tokens: Number of tokens of a step, on each rank.
+        block_steps: Number of steps whose tokens are shuffled together.
+        max_length: Maximum length of a row in tokens; longer texts are cut into several rows.
+        skip_tokens: Number of tokens at the beginning of a row that do not count. None skips the
+            tokenizer's special tokens, whose activations are unlike all others.
+        n_held_out: Number of texts held out from training, for validation.
+        n_texts: Number of texts that a study reads which trains nothing; all texts if there are
+            fewer. None takes `n_held_out`.
+        eval_batch_size: Number of held-out rows per batch.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of the order and of the held-out texts.
+
+    Attributes:
+        n_texts: After `setup`, the number of different texts.
+        n_skipped: After `setup`, the number of tokens at the beginning of a row that do not count.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel | None = None,
+        texts: list[str] | str | None = None,
+        key: str = "text",
+        sample_by: SampleBy = "line",
+        knowledge: list[str] | None = None,
+        n_tokens: int = 500_000,
+        batch_tokens: int = 2048,
+        block_steps: int = 16,
+        max_length: int = 128,
+        skip_tokens: int | None = None,
+        n_held_out: int = 4000,
+        n_texts: int | None = None,
+        eval_batch_size: int = 250,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["lm"])
+        for name in ("n_tokens", "batch_tokens", "block_steps", "n_held_out", "eval_batch_size"):
+            require(f"data.{name}", self.hparams[name], at_least=1)
+        require("data.max_length", max_length, at_least=2)
+        if skip_tokens is not None:
+            require("data.skip_tokens", skip_tokens, at_least=0)
+        if n_texts is not None:
+            require("data.n_texts", n_texts, at_least=1)
+        if n_tokens < batch_tokens * block_steps:
+            raise ConfigError(
+                f"data.n_tokens is {n_tokens}, less than one block of data.batch_tokens * "
+                f"data.block_steps = {batch_tokens * block_steps}. Train on more tokens, or make "
+                "blocks smaller."
+            )
+        self.n_texts = self.n_skipped = 0
+        self._lm = lm
+        self._excluded: frozenset[str] = frozenset()
+        self._rows: list[list[int]] = []
+        self._held_out: list[list[int]] = []
+        self._held_out_by = ""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read and tokenize the texts, the same on every rank.
+
+        Raises:
+            SubjectsError: There are too few texts, or a file cannot be read.
+            ConfigError: There is no LM, or no texts are named and the LM has no world of its own.
+        """
+        trains = stage in (None, "fit")
+        setting = "n_held_out" if trains or self.hparams["n_texts"] is None else "n_texts"
+        if self._held_out_by == setting and (self._rows or not trains):
+            return
+        lm = self._language_model()
+        n_special, skip = len(lm.prefix), self.hparams["skip_tokens"]
+        self.n_skipped = n_special if skip is None else skip
+        texts = self._all_texts()
+        self.n_texts = len(texts)
+        held_out = self._choose(len(texts), setting)
+        rows = _tokenize([texts[i] for i in held_out], lm, self.hparams["max_length"])
+        self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
+        if not self._held_out:
+            raise SubjectsError(
+                f"none of the {len(held_out)} texts that are held out is longer than "
+                f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
+                "texts as data.texts, or lower data.skip_tokens."
+            )
+        self._held_out_by = setting
+        if not trains:
+            if len(texts) < self.hparams[setting]:
+                rank_zero_info(
+                    f"data.{setting} is {self.hparams[setting]}, but there are {len(texts)} "
+                    "different texts; all of them are read"
+                )
+            return
+        is_held_out = set(held_out)
+        train = [text for i, text in enumerate(texts) if i not in is_held_out]
+        rows = _tokenize(train, lm, self.hparams["max_length"])
+        rows = [row for row in rows if len(row) > self.n_skipped]
+        n_tokens = sum(len(row) - self.n_skipped for row in rows)
+        if n_tokens < self.hparams["batch_tokens"]:
+            raise SubjectsError(
+                f"there are {len(texts)} different texts, of which data.n_held_out = "
+                f"{self.hparams['n_held_out']} takes {len(held_out)}: {n_tokens} tokens are left "
+                f"to train on, and a step alone takes {self.hparams['batch_tokens']}. Name more "
+                "texts as data.texts, or lower data.n_held_out."
+            )
+        self._rows = rows
+
+    def read_texts(self) -> list[str]:
+        """Return the texts that a study reads which trains nothing.
+
+        Raises:
+            SubjectsError: A file cannot be read.
+            ConfigError: There is no LM, or no texts are named and the LM has no world of its own.
+        """
+        texts = self._all_texts()
+        setting = "n_held_out" if self.hparams["n_texts"] is None else "n_texts"
+        return [texts[i] for i in self._choose(len(texts), setting)]
+
+    def complement(self, n_tokens: int) -> TextsDataModule:
+        """Return a datamodule that trains on every text but those of `read_texts`.
+
+        It takes all kinds of knowledge that the LM was trained on, whichever this one reads.
+
+        Args:
+            n_tokens: Number of tokens to train on.
+
+        Raises:
+            SubjectsError: A file cannot be read.
+            ConfigError: No texts are named and the LM has no world of its own.
+        """
+        # Hyper-parameters of a run from the command line also hold how the object was made.
+        settings = {name: value for name, value in self.hparams.items() if name[0] != "_"}
+        settings |= {"n_tokens": n_tokens, "knowledge": None, "n_held_out": 1, "n_texts": None}
+        other = TextsDataModule(self._lm, **settings)
+        other._excluded = frozenset(self.read_texts())
+        return other
+
+    def _language_model(self) -> LanguageModel:
+        if self._lm is None:
+            raise ConfigError("TextsDataModule tokenizes for an LM: pass lm=module.lm.")
+        return self._lm
+
+    def _all_texts(self) -> list[str]:
+        """Return every different text."""
+        return [text for text in dict.fromkeys(self._sources()) if text not in self._excluded]
+
+    def _sources(self) -> Iterable[str]:
+        if self.hparams["texts"] is not None:
+            named = read_texts(*(self.hparams[name] for name in ("texts", "key", "sample_by")))
+            return (text.text for text in named)
+        name = self._language_model().config.name_or_path
+        world = world_file(name)
+        if world is None:
+            raise ConfigError(
+                f"data.texts is null, which stands for sentences about the tiny world, but {name} "
+                f"has no {WORLD_FILE} beside it. Name files of texts as data.texts."
+            )
+        return world_sentences(
+            world, self.hparams["knowledge"] or WORLD_CORPUS, self.hparams["knowledge_files"] or ()
+        )
+
+    def _choose(self, n: int, setting: str) -> list[int]:
+        """Return which of n texts are held out."""
+        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(n)
+        return sorted(order[: self.hparams[setting]].tolist())
+
+    def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
+        """Return the training steps of a data shard.
+
+        Args:
+            rank: Number of the data shard.
+            world_size: Number of data shards.
+
+        Raises:
+            ConfigError: There are fewer blocks than shards.
+        """
+        return TextBlocks(self._rows, self.n_skipped, self.hparams, rank, world_size)
+
+    def rows_of(self, block: int) -> list[list[int]]:
+        """Return the token ids of a block's texts.
+
+        Args:
+            block: Number of the block.
+        """
+        return self.blocks().rows(block)
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return a loader of `TokenStep`."""
+        shard = data_shard(self.trainer)
+        return ResumableLoader(self.blocks(shard.number, shard.n), self.trainer)
+
+    def val_dataloader(self) -> DataLoader[TokenRows]:
+        """Return a loader of the held-out texts, those of similar length together."""
+        rows = sorted(self._held_out, key=len)
+        size: int = self.hparams["eval_batch_size"]
+        starts = range(0, len(rows), size)
+        batches = [pad_rows(rows[start : start + size], self.n_skipped) for start in starts]
+        return make_loader(batches, self.trainer)
+
+    def test_dataloader(self) -> DataLoader[TokenRows]:
+        """Return a loader of the texts that a study reads which trains nothing."""
+        return self.val_dataloader()
+
+
+def _tokenize(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[int]]:
+    """Return rows of token ids, each beginning with the tokenizer's special tokens."""
     prefix = lm.prefix
     longest = max_length - len(prefix)
     if lm.max_length is not None:
@@ -379,27 +406,13 @@ def _token_rows(texts: Sequence[str], lm: LanguageModel, max_length: int) -> lis
             f"data.max_length is {max_length}, which the {len(prefix)} special tokens before each "
             "text fill alone. Make rows longer."
         )
+    if not texts:
+        return []
     encoded = lm.tokenizer(
         list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
     )["input_ids"]
     return [
-        [prefix + ids[start : start + longest] for start in range(0, len(ids), longest)]
+        prefix + ids[start : start + longest]
         for ids in encoded
+        for start in range(0, len(ids), longest)
     ]
-
-
-def _read(path: str | Path) -> Iterator[str]:
-    path = Path(path)
-    if path.suffix.lower() != ".txt":
-        for where, entry in read_rows(path, "texts", ("text",)):
-            text = entry.get("text") if isinstance(entry, Mapping) else None
-            if not isinstance(text, str):
-                raise SubjectsError(f'{where}: an object with a "text" is needed, not {entry!r}.')
-            if text.strip():
-                yield text
-        return
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SubjectsError(f"the texts in {path} cannot be read: {error}.") from error
-    yield from (line.strip() for line in lines if line.strip())

@@ -1,8 +1,10 @@
-"""Whole texts as prompts of one length, batched the same everywhere."""
+"""The first tokens of whole texts: prompts of one length, batched alike on any number of ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import lightning as L
@@ -11,113 +13,27 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.samplers import ConsecutiveBatches, make_loader
-from lincorr_lightning.data.text_files import read_texts
+from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.text_files import SampleBy, Text, read_texts
+from lincorr_lightning.data.tiny_world.texts import world_documents, world_file
 from lincorr_lightning.distributed import batch_edges, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.texts import Text, world_texts
 
-_SAMPLE = 96
-# A token of a text is hardly ever longer; what lies beyond need not be cut into tokens.
-_SIGNS_PER_TOKEN = 32
+DEFAULT_N_TEXTS = 96
+"""Number of texts about the tiny world."""
 
-
-@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
-class TokenBatch:
-    """Prompts of one length.
-
-    Attributes:
-        tokens: Token ids, without what the LM's tokenizer puts in front, ``(n_prompts, n_tokens)``.
-        first: Number of the first of them; the others follow.
-        is_padding: The batch only keeps a process in step with the others: its forward runs (an
-            LM in pieces needs every process in it), its numbers do not count.
-    """
-
-    tokens: Tensor
-    first: int
-    is_padding: bool = False
-
-
-class TokenizedTextDataModule(L.LightningDataModule):
-    """The first tokens of whole texts, as many of each.
-
-    Needs a LightningModule that holds its LM as ``lm``. Texts that are too short are skipped,
-    counted and told of.
-
-    Args:
-        texts: A ``.txt`` file (one text), a ``.jsonl`` or ``.csv`` file (one text a row), or a
-            folder with such files; null takes texts about the embedded tiny world.
-        key: Where a row of ``.jsonl`` or ``.csv`` has its text. What it has as ``corpus``, if
-            anything, says which texts belong together; else a file's rows, and a folder's ``.txt``
-            files, are a corpus.
-        n_tokens: Tokens of a prompt.
-        n_texts: How many texts at most, the first ones; null takes all (96 of the tiny world's).
-        batch_size: Prompts in a forward at most.
-        seed: Of the tiny world's texts.
-
-    Raises:
-        ConfigError: A number that is too small.
-    """
-
-    def __init__(
-        self,
-        texts: str | None = None,
-        key: str = "text",
-        n_tokens: int = 1024,
-        n_texts: int | None = None,
-        batch_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        least = (("n_tokens", n_tokens, 4), ("n_texts", n_texts, 1), ("batch_size", batch_size, 1))
-        for name, value, minimum in least:
-            if value is not None and value < minimum:
-                raise ConfigError(f"data.{name} is {value}; it must be at least {minimum}.")
-        self.save_hyperparameters()
-        self.prompts: list[Text] = []
-        self.n_skipped = 0
-        self._rows: list[list[int]] = []
-
-    def setup(self, stage: str) -> None:
-        """Read the texts and cut them into tokens; the same on every process.
-
-        Raises:
-            ConfigError: The LM has positions for fewer tokens.
-            SubjectsError: There are no texts, or all are too short.
-        """
-        del stage
-        if self._rows:
-            return
-        wanted = {name: self.hparams[name] for name in ("key", "n_tokens", "n_texts", "seed")}
-        found = read_prompts(self._lm(), self.hparams["texts"], **wanted)
-        self.prompts, self._rows, self.n_skipped = found.texts, found.rows, found.n_skipped
-        require_items(self.trainer, len(self._rows), "texts", "give more texts")
-
-    def _lm(self) -> LanguageModel:
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        lm = getattr(module, "lm", None)
-        if not isinstance(lm, LanguageModel):
-            raise ConfigError(
-                "TokenizedTextDataModule cuts texts into the tokens of the LightningModule's `lm`; "
-                f"{type(module).__name__} has none. Choose a study of an LM, such as TokenGeometry."
-            )
-        return lm
-
-    def test_dataloader(self) -> DataLoader[TokenBatch]:
-        """All prompts, dealt out to the processes a batch at a time."""
-        edges = batch_edges(self.trainer, len(self._rows), self.hparams["batch_size"])
-        batches = ConsecutiveBatches(TokenBatch, torch.tensor(self._rows), edges)
-        return make_loader(batches, self.trainer)
+# Tokens are hardly ever longer; characters beyond are only tokenized if these do not suffice.
+_CHARACTERS_PER_TOKEN = 32
 
 
 class Prompts(NamedTuple):
-    """The first tokens of texts that are long enough.
+    """The first tokens of texts.
 
     Attributes:
         texts: The texts.
-        rows: Token ids of each, all as many.
-        n_skipped: Texts that were too short.
+        rows: Token ids of each, equally many, without the tokenizer's special tokens.
+        n_skipped: Number of texts that were too short.
     """
 
     texts: list[Text]
@@ -125,47 +41,149 @@ class Prompts(NamedTuple):
     n_skipped: int
 
 
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
+class TokenBatch:
+    """Prompts of one length.
+
+    Attributes:
+        tokens: Token ids without the tokenizer's special tokens, ``(n_prompts, n_tokens)``.
+        names: Name of each prompt, such as its file and line.
+        corpora: Corpus of each prompt.
+        first: Number of the first prompt; the others follow.
+        n_skipped: Number of texts of the whole data that were too short.
+        is_padding: Whether the batch only keeps a rank in step with the others: its forward pass
+            runs, because a sharded LM needs all ranks, but its numbers do not count.
+    """
+
+    tokens: Tensor
+    names: list[str]
+    corpora: list[str]
+    first: int = 0
+    n_skipped: int = 0
+    is_padding: bool = False
+
+
+class TokenizedTextDataModule(L.LightningDataModule):
+    """The first tokens of whole texts, equally many of each.
+
+    Texts that are too short are skipped and counted, with a warning.
+
+    Args:
+        lm: The LM whose tokenizer cuts the texts; the program `lincorr` passes the LM of the study.
+        texts: Files or folders: ``.txt``, ``.jsonl`` or ``.csv``. None takes texts about the tiny
+            world that the LM was trained on; LMs without one get the embedded LM's world.
+        key: Field of a ``.jsonl`` or ``.csv`` row that holds its text. The row's field ``corpus``,
+            if there is one, names the corpus; else a file is a corpus.
+        sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
+        n_tokens: Number of tokens of a prompt.
+        n_texts: Maximum number of texts; the first ones are taken. None takes all, and 96 about
+            the tiny world.
+        batch_size: Maximum number of prompts per batch.
+        seed: Seed of the texts about the tiny world.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel | None = None,
+        texts: list[str] | str | None = None,
+        key: str = "text",
+        sample_by: SampleBy = "line",
+        n_tokens: int = 1024,
+        n_texts: int | None = None,
+        batch_size: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        require("data.n_tokens", n_tokens, at_least=4)
+        require("data.batch_size", batch_size, at_least=1)
+        if n_texts is not None:
+            require("data.n_texts", n_texts, at_least=1)
+        self.save_hyperparameters(ignore=["lm"])
+        self._lm = lm
+        self.prompts: Prompts | None = None
+
+    def setup(self, stage: str) -> None:
+        """Read and tokenize the texts, the same on every rank.
+
+        Raises:
+            ConfigError: There is no LM, or it has fewer positions than tokens are wanted.
+            SubjectsError: There are no texts, or all are too short.
+        """
+        del stage
+        if self.prompts is not None:
+            return
+        if self._lm is None:
+            raise ConfigError("TokenizedTextDataModule tokenizes for an LM: pass lm=module.lm.")
+        options = ("texts", "key", "n_tokens", "n_texts", "seed", "sample_by")
+        self.prompts = read_prompts(self._lm, **{name: self.hparams[name] for name in options})
+        require_items(self.trainer, len(self.prompts.rows), "texts", "give more texts")
+
+    def test_dataloader(self) -> DataLoader[TokenBatch]:
+        """Return a loader of all prompts, shared by the ranks."""
+        assert self.prompts is not None, "setup reads the texts"
+        texts, rows, n_skipped = self.prompts
+        edges = batch_edges(self.trainer, len(rows), self.hparams["batch_size"])
+        batches = [
+            TokenBatch(
+                torch.tensor(rows[start:stop]),
+                [text.where for text in texts[start:stop]],
+                [text.corpus for text in texts[start:stop]],
+                start,
+                n_skipped,
+            )
+            for start, stop in pairwise(edges)
+        ]
+        return make_loader(batches, self.trainer)
+
+
 def read_prompts(
     lm: LanguageModel,
-    texts: str | None,
+    texts: str | Sequence[str] | None = None,
     key: str = "text",
     n_tokens: int = 1024,
     n_texts: int | None = None,
     seed: int = 0,
-    who: str = "data",
+    owner: str = "data",
+    sample_by: SampleBy = "line",
 ) -> Prompts:
-    """Read texts and cut them into tokens; what is skipped is told of.
+    """Read texts and take the first tokens of each; warn of those that are too short.
 
     Args:
-        lm: Whose tokens.
-        texts: A file or a folder; None takes texts about the embedded tiny world.
-        key: Where a row has its text.
-        n_tokens: Tokens of a prompt.
-        n_texts: How many at most.
-        seed: Of the tiny world's texts.
-        who: Whose settings these are, for messages.
+        lm: The LM whose tokenizer is used.
+        texts: Files or folders; None takes texts about the LM's tiny world, or about the embedded
+            LM's.
+        key: Field of a row that holds its text.
+        n_tokens: Number of tokens of a prompt.
+        n_texts: Maximum number of prompts; None takes all, and 96 about the tiny world.
+        seed: Seed of the texts about the tiny world.
+        owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
+        sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
 
     Raises:
-        ConfigError: The LM has positions for fewer tokens.
+        ConfigError: The LM has fewer positions than tokens are wanted.
         SubjectsError: There are no texts, or all are too short.
     """
-    room = None if lm.max_length is None else lm.max_length - len(lm.prefix)
-    if room is not None and n_tokens > room:
+    longest_input = None if lm.max_length is None else lm.max_length - len(lm.prefix)
+    if longest_input is not None and n_tokens > longest_input:
         raise ConfigError(
-            f"{who}.n_tokens is {n_tokens}, but {lm.config.name_or_path} reads {room} tokens of a "
-            f"text at most. Lower {who}.n_tokens."
+            f"{owner}.n_tokens is {n_tokens}, but {lm.config.name_or_path} reads at most "
+            f"{longest_input} tokens of a text. Lower {owner}.n_tokens."
         )
     if texts is None:
-        # A word is a token at least.
-        source = world_texts(n_texts or _SAMPLE, n_tokens, seed)
+        # A word is at least one token.
+        n_texts = n_texts or DEFAULT_N_TEXTS
+        source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
     else:
-        source = read_texts(texts, key, who)
+        source = read_texts(texts, key, sample_by, owner)
     found = Prompts([], [], 0)
     longest = 0
     for text in source:
         if len(found.rows) == n_texts:
             break
-        row = _tokens(lm, text.text, n_tokens)
+        row = _first_tokens(lm, text.text, n_tokens)
         longest = max(longest, len(row))
         if len(row) < n_tokens:
             found = found._replace(n_skipped=found.n_skipped + 1)
@@ -173,26 +191,30 @@ def read_prompts(
             found.texts.append(text)
             found.rows.append(row)
     if not found.rows:
+        hint = ""
+        if sample_by == "line":
+            hint = f" If .txt files are whole documents, set {owner}.sample_by to document."
         raise SubjectsError(
-            f"all {found.n_skipped} texts of {who}.texts {texts} are shorter than {who}.n_tokens, "
-            f"{n_tokens}; the longest has {longest}. Lower {who}.n_tokens, or take longer texts."
+            f"all {found.n_skipped} texts of {owner}.texts {texts} are shorter than "
+            f"{owner}.n_tokens, {n_tokens}; the longest has {longest}. Lower "
+            f"{owner}.n_tokens, or take longer texts.{hint}"
         )
     if found.n_skipped:
         rank_zero_warn(
             f"{found.n_skipped} of {found.n_skipped + len(found.rows)} texts are shorter than "
-            f"{who}.n_tokens, {n_tokens}, and skipped."
+            f"{owner}.n_tokens, {n_tokens}, and are skipped."
         )
     return found
 
 
-def _tokens(lm: LanguageModel, text: str, n_tokens: int) -> list[int]:
-    """The first tokens of a text, fewer if it has fewer."""
+def _first_tokens(lm: LanguageModel, text: str, n_tokens: int) -> list[int]:
+    """Return the first tokens of a text, fewer if it has fewer."""
 
-    def cut(part: str) -> list[int]:
+    def tokenize(part: str) -> list[int]:
         return list(lm.tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
 
-    # One token more, which the cut may have spoiled.
-    row = cut(text[: _SIGNS_PER_TOKEN * (n_tokens + 1)])
-    if len(row) <= n_tokens:
-        row = cut(text)
-    return row[:n_tokens]
+    # One token more, because the last one may be a piece of a word that was cut.
+    tokens = tokenize(text[: _CHARACTERS_PER_TOKEN * (n_tokens + 1)])
+    if len(tokens) <= n_tokens:
+        tokens = tokenize(text)
+    return tokens[:n_tokens]

@@ -46,12 +46,8 @@ def train_saes(
             f"model.training_tokens is {n_tokens}, but SAEs are trained on blocks of {block} "
             "tokens. Set it to that or more, or pass SAEs as model.saes."
         )
-    # Of a run from the command line they say how the DataModule was made, too.
-    settings = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
     # What is held out is the study's; nothing is scored here.
-    settings |= {"n_tokens": n_tokens, "knowledges": None, "n_held_out": 1}
-    own = TextsDataModule(**settings)
-    own.left_out = frozenset(data.held_out_texts(lm))
+    own = data.complement(n_tokens)
     study = SparseAutoencoders(lm=lm.config, sae=sae, seed=seed)
     with TemporaryDirectory() as elsewhere:
         trainer = L.Trainer(

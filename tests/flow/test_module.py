@@ -16,13 +16,11 @@ from lincorr_lightning.errors import (
     LincorrError,
     SparseAutoencoderError,
 )
-from lincorr_lightning.flow.default_saes import train_saes
 from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import SAESettings
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
@@ -61,8 +59,8 @@ def texts(tmp_path: Path) -> str:
 def _run(small_lm: str, saes: str, texts: str, tmp_path: Path, *more: str) -> Path:
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
-         f"--data.texts=[{texts}]", "--data.n_held_out=50", "--data.n_tokens=64",
-         "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledges=null",
+         f"--data.texts=[{texts}]", "--data.n_texts=50", "--data.n_tokens=64",
+         "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledge=null",
          "--model.n_subjects=200", "--model.deactivation.n_cases=60",
          "--model.deactivation.strengths=[0.0,0.5]", "--model.steering.strengths=[0.0,1.0]",
          "--model.steering.n_texts=10", "--model.steering.n_prompts=10",
@@ -285,7 +283,7 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
-         f"--data.texts=[{texts}]", "--data.n_held_out=20", "--data.n_tokens=64",
+         f"--data.texts=[{texts}]", "--data.n_texts=20", "--data.n_tokens=64",
          "--data.batch_tokens=16", "--data.block_steps=2", "--model.n_subjects=60",
          "--model.deactivation.n_cases=10", "--trainer.fast_dev_run=true",
          f"--trainer.default_root_dir={tmp_path / 'dry'}", *QUIET]
@@ -294,25 +292,15 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "dry").rglob("results.json"))
 
 
-def test_saes_on_the_spot_are_trained_on_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the study reads some of the world's knowledges and training reads all."""
+def test_default_saes_are_trained_on_other_texts() -> None:
+    """Also where the study reads some kinds of knowledge and training reads all."""
     lm = LanguageModel(LMConfig())
-    data = TextsDataModule(knowledges=["attribute"], n_tokens=600, batch_tokens=40, block_steps=3)
-    read = set(data.held_out_texts(lm))
-    data.prepare(lm, trains=False)
-    assert len(read) == data.hparams["n_held_out"] == 4000
-    taught: list[set[str]] = []
-
-    def stop(own: TextsDataModule, lm: LanguageModel, trains: bool = True) -> None:
-        taught.append(set(own._all_texts(lm)))
-        raise InterruptedError
-
-    monkeypatch.setattr(TextsDataModule, "prepare", stop)
-    with pytest.raises(InterruptedError):
-        train_saes(lm, data, 600, SAESettings(), None, 0)
-    assert not taught[0] & read
-    whole = TextsDataModule(n_tokens=600, batch_tokens=40, block_steps=3)
-    assert taught[0] | read == set(whole._all_texts(lm))
+    sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
+    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, **sizes)
+    read, taught = set(data.read_texts()), set(data.complement(600)._all_texts())
+    assert len(read) == 4000
+    assert not taught & read
+    assert taught | read == set(TextsDataModule(lm, **sizes)._all_texts())
 
 
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_the_studies_find_the_projection_and_folders_tell_the_place(
     common = [
         f"--model.saes={tmp_path / 'saes'}", f"--model.lm.name_or_path={tmp_path / 'lm'}",
         f"--data.texts=[{tmp_path / 'texts.txt'}]", "--trainer.enable_progress_bar=false",
-        f"--trainer.default_root_dir={tmp_path / 'runs'}", "--data.knowledges=null",
+        f"--trainer.default_root_dir={tmp_path / 'runs'}", "--data.knowledge=null",
     ]  # fmt: skip
     cli = main(["validate", "--config", str(configs / "sparse_autoencoders.yaml"), *common])
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())

@@ -46,12 +46,13 @@ def make(small_lm: str, texts: str, tmp_path: Path) -> Callable[..., Any]:
             num_sanity_val_steps=0, log_every_n_steps=5, enable_checkpointing=bool(callbacks),
             logger=L.pytorch.loggers.CSVLogger(tmp_path / name),
         )  # fmt: skip
+        settings = {"sae": SAE, "learning_rate": 5e-3} | model
+        module = SparseAutoencoders({"name_or_path": lm}, **settings)
         data = TextsDataModule(
-            [texts], n_tokens=STEPS * 64, batch_tokens=64, block_steps=4, n_held_out=30,
+            module.lm, [texts], n_tokens=STEPS * 64, batch_tokens=64, block_steps=4, n_held_out=30,
             eval_batch_size=7,
         )  # fmt: skip
-        settings = {"sae": SAE, "learning_rate": 5e-3} | model
-        return trainer, SparseAutoencoders({"name_or_path": lm}, **settings), data
+        return trainer, module, data
 
     return make_one
 
@@ -302,4 +303,5 @@ def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path)
 
 def test_too_few_tokens_for_saes_on_the_spot_name_the_studys_own_key() -> None:
     with pytest.raises(ConfigError, match=r"model\.training_tokens is 100, .* blocks of 32768"):
-        train_saes(LanguageModel(LMConfig()), TextsDataModule(), 100, SAESettings(), None, 0)
+        lm = LanguageModel(LMConfig())
+        train_saes(lm, TextsDataModule(lm), 100, SAESettings(), None, 0)

@@ -1,4 +1,4 @@
-"""Texts as they are dealt out, counted by hand."""
+"""Training and held-out texts, counted by hand."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lincorr_lightning.data.texts import SAID, TextsDataModule, pad_rows
+from lincorr_lightning.data.texts import TextsDataModule, pad_rows
+from lincorr_lightning.data.tiny_world.texts import world_file, world_sentences
 from lincorr_lightning.errors import ConfigError, SubjectsError
-from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.world import World
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured
 from lincorr_lightning.sae.scoring import read_activations
@@ -34,9 +33,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _data(lm: LanguageModel, file: str, **changes: Any) -> TextsDataModule:
-    data = TextsDataModule([file], **SMALL | changes)
-    data.prepare(lm)
-    data.train_dataloader()
+    data = TextsDataModule(lm, [file], **SMALL | changes)
+    data.setup()
     return data
 
 
@@ -50,8 +48,7 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
     assert len(blocks) == 15
     dealt = [tuple(row) for block in range(5) for row in data.rows_of(block)]
     assert set(dealt) <= words
-    n_train = data.n_texts - SMALL["n_held_out"]
-    assert data.n_texts == len(LINES)  # the line that is there twice counts once
+    n_train = len(LINES) - SMALL["n_held_out"]  # the line that is there twice counts once
     for epoch in range(len(dealt) // n_train):
         assert len(set(dealt[epoch * n_train : (epoch + 1) * n_train])) == n_train
     for block in range(5):
@@ -66,13 +63,13 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
     assert set(held_out) == words - set(dealt)
 
 
-def test_processes_share_the_blocks(lm: LanguageModel, file: str) -> None:
+def test_ranks_share_the_blocks(lm: LanguageModel, file: str) -> None:
     data = _data(lm, file)
     steps = [[data.blocks(rank, 2)[i] for i in range(6)] for rank in range(2)]
     assert [(s.block, s.index) for s in steps[0]] == [(b, i) for b in (0, 2) for i in range(3)]
     assert [(s.block, s.index) for s in steps[1]] == [(b, i) for b in (1, 3) for i in range(3)]
     assert len(data.blocks(0, 2)) == len(data.blocks(1, 2)) == 6
-    with pytest.raises(ConfigError, match="5 blocks of 120 tokens for 6 processes"):
+    with pytest.raises(ConfigError, match="5 blocks of 120 tokens for 6 ranks"):
         data.blocks(0, 6)
 
 
@@ -108,24 +105,37 @@ def test_activations_are_those_of_each_text_alone(lm: LanguageModel) -> None:
 
 def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel) -> None:
     jsonl, table = tmp_path / "a.jsonl", tmp_path / "b.csv"
-    jsonl.write_text("\n".join(json.dumps({"text": line}) for line in LINES[:30]))
-    table.write_text("text\n" + "\n".join(LINES[30:]))
-    data = TextsDataModule([str(jsonl), str(table)], **SMALL)
-    data.prepare(lm)
-    assert data.n_texts == len(LINES)
+    jsonl.write_text("\n".join(json.dumps({"body": line}) for line in LINES[:30]))
+    table.write_text("body\n" + "\n".join(LINES[30:]))
+    for texts in ([str(jsonl), str(table)], str(tmp_path)):
+        data = TextsDataModule(lm, texts, key="body", n_texts=100, **SMALL)
+        assert sorted(data.read_texts()) == sorted(LINES)
 
-    world_lm = LanguageModel.from_pretrained("tiny-world")
-    data = TextsDataModule(knowledges=["city", "X+1"], n_held_out=5)
-    data.prepare(world_lm)
-    folder = Path(__file__).resolve().parents[2] / "lincorr_lightning" / "lm" / "tiny_world"
-    knowledges = Catalogue.load().select(["city", "X+1"])
-    said = {f"{s.text}." for s in World.load(folder / "world.json").statements(knowledges)}
-    assert data.n_texts == len(said)
-    # Nothing that the LM was not trained on.
-    import yaml
+    embedded = LanguageModel.from_pretrained("tiny-world")
+    data = TextsDataModule(embedded, knowledge=["city", "X+1"], n_texts=10**6)
+    path = world_file("tiny-world")
+    assert path is not None
+    assert set(data.read_texts()) == set(world_sentences(path, ["city", "X+1"]))
 
-    config = (folder.parents[2] / "configs" / "pretraining.yaml").read_text()
-    assert list(SAID) == yaml.safe_load(config)["data"]["init_args"]["knowledges"]
+
+def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -> None:
+    data = _data(lm, file)
+    blocks = data.blocks()
+    for block in range(blocks.n_blocks):
+        steps = [blocks[3 * block + index] for index in range(3)]
+        assert [(step.block, step.index) for step in steps] == [(block, i) for i in range(3)]
+        used = torch.cat([step.positions for step in steps])
+        assert sorted(used.tolist()) == list(range(120))  # each token of a block once
+        assert used.tolist() != list(range(120))
+        for step in steps:
+            texts, mask = step.texts.input_ids, step.texts.attention_mask.bool()
+            rows = [row[kept].tolist() for row, kept in zip(texts, mask, strict=True)]
+            assert rows == data.rows_of(block)
+            assert torch.equal(step.texts.counted, mask)
+    # Steps after the epoch begin it again; a step does not depend on those before it.
+    again, first = data.blocks()[15], blocks[0]
+    assert torch.equal(again.positions, first.positions)
+    assert torch.equal(again.texts.input_ids, first.texts.input_ids)
 
 
 @pytest.mark.parametrize(
@@ -150,18 +160,17 @@ def test_too_little(
         _data(lm, file, **changes)
 
 
-def test_where_nothing_is_trained_all_texts_may_be_held_out(
+def test_a_study_that_trains_nothing_may_read_all_texts(
     lm: LanguageModel, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("lincorr_lightning.data.texts.rank_zero_info", told.append)
-    data = TextsDataModule([file], n_held_out=70)  # batch_tokens as it stands, too
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        lightning_module=SimpleNamespace(language_model=lm), global_rank=0, world_size=1
-    )
+    messages: list[str] = []
+    monkeypatch.setattr("lincorr_lightning.data.texts.rank_zero_info", messages.append)
+    data = TextsDataModule(lm, [file], n_texts=70)  # batch_tokens at its default, too
     for stage in ("validate", "test"):
         data.setup(stage)
-    assert told == ["data.n_held_out is 70, but there are 60 different texts; all of them are read"]
+    assert messages == [
+        "data.n_texts is 70, but there are 60 different texts; all of them are read"
+    ]
     read = {
         tuple(row[mask.bool()].tolist())
         for batch in data.test_dataloader()
@@ -171,23 +180,47 @@ def test_where_nothing_is_trained_all_texts_may_be_held_out(
     with pytest.raises(SubjectsError, match="0 tokens are left to train on"):
         data.setup("fit")
 
-    # Fewer than there are: the very texts that training holds out.
-    for_training, alone = _data(lm, file), TextsDataModule([file], **SMALL)
-    alone.prepare(lm, trains=False)
+    # Without n_texts, the very texts that training holds out.
+    for_training, alone = _data(lm, file), TextsDataModule(lm, [file], **SMALL)
+    alone.setup("test")
     for ours, theirs in zip(for_training.val_dataloader(), alone.val_dataloader(), strict=True):
         assert ours.input_ids.tolist() == theirs.input_ids.tolist()
 
 
-def test_bad_texts(tmp_path: Path, lm: LanguageModel) -> None:
+def test_the_complement_trains_on_all_other_texts(lm: LanguageModel, file: str) -> None:
+    data = TextsDataModule(lm, [file], n_texts=20, **SMALL)
+    read, other = set(data.read_texts()), data.complement(n_tokens=240)
+    assert len(read) == 20
+    other.setup("fit")
+    assert len(other.blocks()) == 6
+    held_out, trained = (
+        set(other.read_texts()),
+        {tuple(row) for block in range(2) for row in other.rows_of(block)},
+    )
+    assert len(held_out) == 1
+    assert trained <= {tuple(lm.tokenizer(text)["input_ids"]) for text in set(LINES) - read}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_held_out_text_is_read_by_one_rank(lm: LanguageModel, file: str, world: int) -> None:
+    seen: list[list[int]] = []
+    n_batches = set()
+    for rank in range(world):
+        data = _data(lm, file, eval_batch_size=3)
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            lightning_module=None, global_rank=rank, world_size=world
+        )
+        batches = list(data.val_dataloader())
+        n_batches.add(len(batches))
+        for batch in batches:
+            pairs = zip(batch.input_ids, batch.counted, strict=True)
+            seen += [row[kept].tolist() for row, kept in pairs if kept.any()]
+    assert len(n_batches) == 1  # in step
+    assert len(seen) == len({tuple(row) for row in seen}) == 10
+
+
+def test_an_lm_and_texts_are_needed(lm: LanguageModel, file: str) -> None:
     with pytest.raises(ConfigError, match=r"no world.json beside it. Name files"):
-        TextsDataModule(**SMALL).prepare(lm)
-    with pytest.raises(SubjectsError, match=r"missing.txt cannot be read"):
-        TextsDataModule([str(tmp_path / "missing.txt")], **SMALL).prepare(lm)
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "a"}\n{"words": "b"}\n')
-    with pytest.raises(SubjectsError, match=r'bad.jsonl, line 2: an object with a "text"'):
-        TextsDataModule([str(path)], **SMALL).prepare(lm)
-    data = TextsDataModule([str(path)], **SMALL)
-    data.trainer = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="model is Linear"):
-        data.setup()
+        TextsDataModule(lm, **SMALL).setup()
+    with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
+        TextsDataModule(texts=[file], **SMALL).setup()

@@ -1,0 +1,88 @@
+"""Texts from files and folders, against files written here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lincorr_lightning.data.text_files import Text, read_texts
+from lincorr_lightning.errors import SubjectsError
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def test_a_txt_file_has_a_text_per_line(tmp_path: Path) -> None:
+    path = write(tmp_path, {"a.txt": "\ufeffone, two\r\n\n  three\u2028four  \n"}) / "a.txt"
+    assert list(read_texts(path)) == [
+        Text(f"{path}, line 1", "a", "one, two"),
+        Text(f"{path}, line 3", "a", "three\u2028four"),
+    ]
+
+
+def test_a_txt_file_may_be_one_document(tmp_path: Path) -> None:
+    folder = write(tmp_path / "letters", {"b.txt": "one\ntwo\n", "a.txt": "three", "c.txt": " \n"})
+    assert list(read_texts(folder, sample_by="document")) == [
+        Text(str(folder / "a.txt"), "letters", "three"),
+        Text(str(folder / "b.txt"), "letters", "one\ntwo\n"),
+    ]
+
+
+def test_rows_of_jsonl_and_csv(tmp_path: Path) -> None:
+    rows = [{"body": "one\ntwo"}, {"body": "  "}, {"body": "three", "corpus": 7}]
+    folder = write(
+        tmp_path,
+        {"a.jsonl": "\n".join(map(json.dumps, rows)), "b.csv": 'body,corpus\n"x, y",mine\nz,\n'},
+    )
+    paths = [str(folder / "b.csv"), str(folder / "a.jsonl")]
+    assert [(text.corpus, text.text) for text in read_texts(paths, key="body")] == [
+        ("mine", "x, y"), ("b", "z"), ("a", "one\ntwo"), ("7", "three"),
+    ]  # fmt: skip
+
+
+def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / ".cache" / "texts",
+        {
+            "b.jsonl": '{"text": "second"}', "c/d/one.txt": "third\nfourth", "a.CSV": "text\nfirst",
+            ".hidden.txt": "no", ".git/x.txt": "no", "image.png": "no",
+        },
+    )  # fmt: skip
+    assert [text.text for text in read_texts(folder)] == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "options", "message"),
+    [
+        ({}, "gone.txt", {}, r"data\.texts .*gone\.txt does not exist"),
+        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone does not exist"),
+        ({"a.md": "x"}, "a.md", {}, r"is not a \.txt, \.jsonl, \.csv file"),
+        ({"f/a.txt": "  "}, "f", {}, r"f holds no text\. Put .txt"),
+        ({"a.jsonl": ""}, "a.jsonl", {}, "holds no text"),
+        ({"a.jsonl": '{"text": "x"}\n{"body": "x"}'}, "a.jsonl", {},
+         r"a\.jsonl, line 2: 'text' is None; .* as data\.key"),
+        ({"a.jsonl": '{"text": "x"}'}, "a.jsonl", {"key": "body"}, "line 1: 'body' is None"),
+        ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "line 1: 'text' is None"),
+        ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: this is not JSON"),
+        ({"a.csv": "words\nx"}, "a.csv", {}, r"a\.csv, line 1: the header lacks text"),
+        ({"a.txt": "x"}, "a.txt", {"sample_by": "page"}, r"data\.sample_by is 'page'"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_read(
+    tmp_path: Path, files: dict[str, str], name: str, options: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, files)
+    with pytest.raises(SubjectsError, match=message):
+        list(read_texts(tmp_path / name, **options))
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("naïve".encode("latin-1"))
+    for sample_by in ("line", "document"):
+        with pytest.raises(SubjectsError, match=r"the texts in .*a\.txt cannot be read: .*utf-8"):
+            list(read_texts(tmp_path, sample_by=sample_by))

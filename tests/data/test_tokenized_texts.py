@@ -1,0 +1,136 @@
+"""The first tokens of whole texts, and how ranks share them."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import lincorr_lightning.lm
+from lincorr_lightning.data.tiny_world.texts import world_documents
+from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule, read_prompts
+from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+
+
+def words(n: int, start: int = 0) -> str:
+    return " ".join(f"name{(start + i) % 400}" for i in range(n))
+
+
+def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> TokenizedTextDataModule:
+    data = TokenizedTextDataModule(LanguageModel(LMConfig(small_lm)), **options)
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        lightning_module=None, global_rank=rank, world_size=world
+    )
+    data.setup("test")
+    return data
+
+
+def tokens(data: TokenizedTextDataModule) -> torch.Tensor:
+    return torch.cat([b.tokens for b in data.test_dataloader() if not b.is_padding])
+
+
+def token_ids(small_lm: str, text: str) -> list[int]:
+    return AutoTokenizer.from_pretrained(small_lm)(text)["input_ids"]
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    return path
+
+
+def test_short_texts_are_skipped_counted_and_told_of(small_lm: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [words(20), words(15), words(16, 30), words(3)])
+    with pytest.warns(UserWarning, match=r"2 of 4 texts are shorter than data\.n_tokens, 16"):
+        data = set_up(small_lm, texts=str(path), n_tokens=16)
+    (one, two) = data.test_dataloader()
+    assert one.n_skipped == two.n_skipped == 2
+    assert [*one.names, *two.names] == [f"{path}, line 1", f"{path}, line 3"]
+    assert one.corpora == two.corpora == ["a"]
+    assert one.tokens.tolist() == [token_ids(small_lm, words(16))]
+    assert (one.first, two.first) == (0, 1)
+
+
+def test_the_first_texts_are_taken(small_lm: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [words(16, start) for start in (7, 5, 3)])
+    found = tokens(set_up(small_lm, texts=str(path), n_tokens=16, n_texts=2))
+    assert found.tolist() == [token_ids(small_lm, words(16, start)) for start in (7, 5)]
+
+
+def test_all_too_short(small_lm: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [words(10), words(15)])
+    with pytest.raises(
+        SubjectsError, match=r"all 2 texts .* the longest has 15\. Lower .*document"
+    ):
+        set_up(small_lm, texts=str(path), n_tokens=16)
+
+
+def test_more_tokens_than_the_lm_reads(small_lm: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.n_tokens is 65, but .* reads at most 64 tokens"):
+        set_up(small_lm, n_tokens=65)
+
+
+@pytest.mark.parametrize("setting", [{"n_tokens": 3}, {"n_texts": 0}, {"batch_size": 0}])
+def test_numbers_that_are_too_small(setting: dict[str, int]) -> None:
+    (name,) = setting
+    with pytest.raises(ConfigError, match=rf"data\.{name} is"):
+        TokenizedTextDataModule(**setting)
+
+
+def test_needs_an_lm() -> None:
+    with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
+        TokenizedTextDataModule().setup("test")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_every_prompt_goes_to_one_process_once(small_lm: str, tmp_path: Path, world: int) -> None:
+    path = write(tmp_path / "a.jsonl", [words(8, i) for i in range(11)])
+    options = {"texts": str(path), "n_tokens": 8, "batch_size": 2}
+    alone = tokens(set_up(small_lm, **options))
+    assert len(alone) == 11
+    steps, seen = set(), {}
+    for rank in range(world):
+        batches = list(set_up(small_lm, rank, world, **options).test_dataloader())
+        assert not batches[0].is_padding  # seven processes have a batch each, of six
+        steps.add(len(batches))
+        for batch in batches:
+            assert len(batch.tokens)  # a sharded LM needs every process
+            if not batch.is_padding:
+                for i, row in enumerate(batch.tokens.tolist()):
+                    assert batch.first + i not in seen
+                    seen[batch.first + i] = row
+    assert len(steps) == 1  # in step
+    assert [seen[i] for i in range(11)] == alone.tolist()
+
+
+def test_a_long_text_is_cut_as_if_it_were_read_as_a_whole(small_lm: str, tmp_path: Path) -> None:
+    for text in (words(5000, 9), " " * 3000 + words(20, 9)):
+        (tmp_path / "a.txt").write_text(text)
+        data = set_up(small_lm, texts=str(tmp_path), n_tokens=16, sample_by="document")
+        assert tokens(data).tolist() == [token_ids(small_lm, words(16, 9))]
+
+
+def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(
+    small_lm: str, tmp_path: Path
+) -> None:
+    embedded = LanguageModel(LMConfig())
+    prompts = read_prompts(embedded, n_tokens=24, n_texts=3)
+    assert prompts.texts == list(world_documents(3, 24))
+    assert prompts == read_prompts(embedded, n_tokens=24, n_texts=3)
+    with pytest.warns(UserWarning, match="are shorter"):  # the small LM has few of its words
+        assert len(read_prompts(LanguageModel(LMConfig(small_lm)), n_tokens=24).texts) < 96
+
+    folder = tmp_path / "lm"
+    shutil.copytree(Path(lincorr_lightning.lm.__file__).parent / "tiny_world", folder)
+    world = json.loads((folder / "world.json").read_text(encoding="utf-8"))
+    world["config"]["n_people"] = 20  # the first people are the invented ones
+    (folder / "world.json").write_text(json.dumps(world), encoding="utf-8")
+    own = read_prompts(LanguageModel(LMConfig(str(folder))), n_tokens=24, n_texts=3)
+    assert own.texts == list(world_documents(3, 24, path=folder / "world.json"))
+    people = list(world["people"])[:20]
+    assert all(any(text.text.startswith(name) for name in people) for text in own.texts)
