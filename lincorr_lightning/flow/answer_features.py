@@ -13,7 +13,6 @@ from lincorr_lightning.functional.separation import class_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 MIN_SUBJECTS = 3
 """Minimum number of subjects with a label as their answer, in each half."""

@@ -24,6 +24,7 @@ from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.flow.suffix_rerun import rerun_suffixes
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
@@ -186,9 +187,7 @@ def find_cases(
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
     texts, positions, features, codes = (column[order[drawn]] for column in columns)
 
-    active = {
-        at: torch.zeros(len(texts), saes[at].n_features, dtype=torch.bool) for at in sources
-    }
+    active = {at: torch.zeros(len(texts), saes[at].n_features, dtype=torch.bool) for at in sources}
 
     def mark_active(forward: Forward) -> None:
         for at in sources:
@@ -406,3 +405,20 @@ def measure_deactivation(
         for group, mask in masks.items()
         if (effect := summarize_outcomes(before, outcomes, mask)) is not None
     ]
+
+
+def lowest_r(cuts: Sequence[CutEffect]) -> float:
+    """Return the lowest factor by which all predecessors were rescaled; 0 removes them."""
+    return min((cut.r for cut in cuts if cut.sources == "all"), default=0.0)
+
+
+def mean_over_cases(cuts: Sequence[CutEffect], name: str) -> float | None:
+    """Return the mean of an effect over the cases of all layers; None if it is not known.
+
+    Args:
+        cuts: Effects to average.
+        name: Attribute of `CutEffect`, such as ``success``.
+    """
+    known = [(cut.n, getattr(cut, name)) for cut in cuts if getattr(cut, name) is not None]
+    n = sum(count for count, _ in known)
+    return number(sum(count * value for count, value in known) / n) if n else None

@@ -1,4 +1,4 @@
-"""Feature flow of a relation: the features that carry its answers, what they share, and ablations."""
+"""Feature flow of a relation: features that carry its answers, what they share, ablations."""
 
 from __future__ import annotations
 
@@ -193,9 +193,7 @@ def measure_relation(
         answer_features[side] = {}
         for at, sae in saes.items():
             features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
-            answer_features[side][at] = find_answer_features(
-                at, features, answers, n_labels, n_fit
-            )
+            answer_features[side][at] = find_answer_features(at, features, answers, n_labels, n_fit)
             n_active[at] += (features > 0).sum(0)
     pairs = compare_answers(
         matcher, answer_features["source"], answer_features["target"],

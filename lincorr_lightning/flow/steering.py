@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -296,3 +296,26 @@ def measure_steering(
             bar.update()
     bar.close()
     return points
+
+
+def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
+    """Return the means over the answers for each strategy and strength.
+
+    Args:
+        points: Effects of steering.
+
+    Returns:
+        Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and
+        ``score``.
+    """
+    groups: dict[tuple[str, float], list[SteeringPoint]] = {}
+    for point in points:
+        groups.setdefault((point.strategy, point.strength), []).append(point)
+    return [
+        {"strategy": strategy, "strength": strength, "n_answers": len(own)}
+        | {
+            name: sum(getattr(point, name) for point in own) / len(own)
+            for name in ("behaviour", "coherence", "score")
+        }
+        for (strategy, strength), own in groups.items()
+    ]

@@ -56,7 +56,7 @@ class TextStatistics:
 
     @property
     def sample(self) -> dict[HookPoint, Tensor]:
-        """Activations of the first tokens at each hook point, ``(n, width)``, float32 on the CPU."""
+        """First activations at each hook point, ``(n_tokens, width)``, float32 on the CPU."""
         return {at: torch.cat(parts) for at, parts in self._sample.items()}
 
     def update(self, rows: Sequence[Sequence[int]], n_skipped: int = 0) -> None:
