@@ -350,8 +350,8 @@ def relation_figure(found: RelationFlow, lm: str) -> Figure:
 
 # -- flow graphs ---------------------------------------------------------------------------------
 
-_MAX_PER_HOOK_POINT = 4
-_BOX, _GAP, _ROW = 1.45, 0.25, 0.95  # width of a box, between boxes, height of a row, in inches
+_MAX_PER_HOOK_POINT = 3
+_STEP, _ROW = 1.7, 0.95  # distance of boxes and height of a row, in inches
 
 
 def flow_figure(
@@ -359,8 +359,8 @@ def flow_figure(
 ) -> Figure:
     """Draw where one feature, or those of two answers, come from and go to.
 
-    A row of boxes for each residual stream, the last one on top, and below each the outputs of the
-    layer's MLP and attention. The whole graph is in the GraphML file.
+    There is a row of boxes for each residual stream, the last one on top, and below each a row for
+    the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
 
     Args:
         graphs: Graph of each start.
@@ -371,50 +371,68 @@ def flow_figure(
     starts = {graph.start for graph in graphs}
     edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}
     kept = _strongest(starts, edges.values())
-    everything = {feature for graph in graphs for feature in graph.features}
-    notes = [
-        f"features of {short_name(lm)}; on the lines: cosine of the decoders; thick frame: start"
-    ]
+    n_left_out = len({feature for graph in graphs for feature in graph.features} - kept)
     shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
-    if shared:
-        notes.append("shaded: in both flows")
-    if len(everything) > len(kept):
+    drawn = [edge for edge in edges.values() if {edge.source, edge.target} <= kept]
+    positions = _positions(kept, drawn)
+    notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
+    notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
+    if n_left_out:
         notes.append(
-            f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point, "
-            f"{len(everything) - len(kept):,} more left out"
+            f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point, {n_left_out:,} "
+            "more left out"
         )
-    rows: dict[tuple[int, bool], list[Feature]] = {}
-    for feature in sorted(kept, key=lambda f: (f.hook_point.kind, f.index)):
-        rows.setdefault(_height(feature.hook_point), []).append(feature)
-    widest = max(map(len, rows.values()))
-    width = max(widest * (_BOX + _GAP) + 1.4, 6.0)
-    figure = new_figure(width, len(rows) * _ROW + 0.1, title, "; ".join(notes))
+    right = max(x for x, _ in positions.values()) + _STEP / 2
+    left = min(min(x for x, _ in positions.values()) - _STEP / 2 - 0.9, right - 6)
+    top = max(y for _, y in positions.values()) + _ROW / 2
+    figure = new_figure(right - left, top, title, "; ".join(notes))
     axes = figure.add_subplot()
     axes.set_axis_off()
-    axes.set_xlim(0, width)
-    axes.set_ylim(0, len(rows) * _ROW)
-    positions = {}
-    for y, (height, own) in enumerate(sorted(rows.items())):
-        layer, is_stream = height
-        label = f"layer {layer}" + ("\nresidual" if is_stream else "\noutputs")
-        axes.text(0.05, (y + 0.5) * _ROW, label, va="center", color=GREY, fontsize=8.5)
-        left = 1.2 + (width - 1.2 - len(own) * (_BOX + _GAP)) / 2
-        for i, feature in enumerate(own):
-            positions[feature] = left + (i + 0.5) * (_BOX + _GAP), (y + 0.5) * _ROW
-    for edge in edges.values():
-        if {edge.source, edge.target} <= kept:
-            _draw_edge(axes, edge, positions[edge.source], positions[edge.target])
+    axes.set_xlim(left, right)
+    axes.set_ylim(0, top)
+    for y, (layer, is_stream) in {positions[f][1]: _height(f.hook_point) for f in kept}.items():
+        row = f"layer {layer}\n{'residual' if is_stream else 'outputs'}"
+        axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
+    for edge in drawn:
+        _draw_edge(axes, edge, positions[edge.source], positions[edge.target])
     for feature, (x, y) in positions.items():
-        name = legible(names.get(feature.id, "").split(" → "), 12)[0]
         text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
         if feature.id in names:
-            text += "\n" + " → ".join(name)
-        face = "#F3EBC8" if feature in shared else "white"
-        box = {"boxstyle": "round,pad=0.4", "facecolor": face,
-               "edgecolor": _KIND_COLOURS[feature.hook_point.kind],
-               "linewidth": 2.6 if feature in starts else 1.0}  # fmt: skip
-        axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=INK, bbox=box, zorder=3)
+            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11)[0])
+        box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
+               "facecolor": "#F3EBC8" if feature in shared else "white",
+               "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
     return finish(figure)
+
+
+def _positions(
+    features: Collection[Feature], edges: Sequence[Edge]
+) -> dict[Feature, tuple[float, float]]:
+    """Centre of each box: streams in the middle, attention to their left and MLP to their right."""
+    rows: dict[tuple[int, bool], list[Feature]] = {}
+    for feature in features:
+        rows.setdefault(_height(feature.hook_point), []).append(feature)
+    # Room between the outputs for lines from stream to stream.
+    passing = any(e.source.hook_point.kind == "residual" for e in edges)
+    widest = max((len(own) for (_, is_stream), own in rows.items() if is_stream), default=0)
+    gap = widest * _STEP if passing else 0.0
+    positions: dict[Feature, tuple[float, float]] = {}
+
+    def order(feature: Feature) -> tuple[float, Feature]:
+        targets = [positions[e.target][0] for e in edges if e.source == feature]
+        return (sum(targets) / len(targets) if targets else 0.0, feature)
+
+    for row, (height, own) in enumerate(sorted(rows.items(), reverse=True)):
+        is_mlp = {feature: feature.hook_point.kind == "mlp_out" for feature in own}
+        y = (len(rows) - row - 0.5) * _ROW
+        for i, feature in enumerate(sorted(own, key=lambda f: (is_mlp[f], *order(f)))):
+            x = (i - (len(own) - 1) / 2) * _STEP
+            if not height[1] and gap:
+                n_left = len(own) - sum(is_mlp.values())
+                x = (i - n_left + 0.5) * _STEP + (gap / 2 if is_mlp[feature] else -gap / 2)
+            positions[feature] = x, y
+    return positions
 
 
 def _height(hook_point: HookPoint) -> tuple[int, bool]:
@@ -449,7 +467,7 @@ def _draw_edge(
     axes.plot(*zip(start, end, strict=True), color=colour, alpha=0.7, zorder=1,
               linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
     # Near its source, where lines are apart.
-    x, y = (a + 0.42 * (b - a) for a, b in zip(start, end, strict=True))
+    x, y = (a + 0.45 * (b - a) for a, b in zip(start, end, strict=True))
     axes.text(x, y, f"{edge.cosine:.2f}", fontsize=6.5, color=colour, ha="center", va="center",
               zorder=2, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
 
