@@ -16,10 +16,10 @@ from lincorr_lightning.io import write_csv
 from lincorr_lightning.results.loggers import tensorboard_writers
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder
 
 SIDES = ("source", "target")
 COLUMNS = ("step", "place", "prompt", "rank", "feature", "before", "after", "change", "on", "off")
@@ -136,7 +136,7 @@ class FeatureMovement(RelationCallback):
         model = self.cache.lm.model
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
         self._saes = {}
-        for hook_point, sae in load_folder(self.saes, self.cache.lm).items():
+        for hook_point, sae in load_saes(self.saes, self.cache.lm).items():
             sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
             self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
         edits = edits_of(trainer)

@@ -171,6 +171,8 @@ class TextBlocks(Dataset[TokenStep]):
             size = self._batch_tokens * self._block_steps
             order = np.random.default_rng([self._seed, 2, block]).permutation(size)
             texts = pad_rows(self.rows(block), self._n_skipped)
+            # Tokens of the last text beyond the block's size are in no step.
+            texts.counted.view(-1)[texts.counted.flatten().nonzero()[size:, 0]] = False
             self._cached = block, texts, torch.from_numpy(order)
         return self._cached[1:]
 

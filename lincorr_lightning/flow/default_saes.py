@@ -65,22 +65,18 @@ def train_saes(
         return max(min(1.0, up, down), 0.0)
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    activations = torch.empty(len(hook_points), n_block, width, dtype=model.dtype, device=device)
     batches = MicroBatches(lm.config.tokens_per_forward)
     block = None
     for number in tqdm(range(n_steps), desc="Training SAEs", unit="step", disable=None):
         step = steps[number]
         if step.block != block:
             with evaluating(model), torch.autocast(device.type, enabled=False):
-                read_activations(
-                    model, hook_points, steps.rows(step.block), activations, texts.n_skipped,
-                    batches.run,
-                )  # fmt: skip
+                activations = read_activations(model, hook_points, step.texts, batches, device)
             if block is None:
                 saes.fit_input(activations)
             block = step.block
         with torch.enable_grad():
-            losses = saes(activations[:, step.positions.to(device)])
+            losses = saes(activations[:, step.positions])
             saes.remember(losses.active, losses.least)
             optimizer.zero_grad()
             losses.total.backward()

@@ -37,11 +37,10 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
-from lincorr_lightning.sae import HookPoint
-from lincorr_lightning.sae.hook_points import Feature
+from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder, parse_feature
-from lincorr_lightning.sae.run_results import SAE_FOLDER
+from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 
@@ -141,7 +140,7 @@ class FeatureFlow(FrozenLMModule):
         self._hook_points: list[HookPoint] = []
         self.starts: list[Feature] = []
         if saes is not None:
-            self._add(load_folder(saes, self.lm))
+            self._add(load_saes(saes, self.lm))
         self.output: Results | None = None
 
     def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
@@ -231,8 +230,8 @@ class FeatureFlow(FrozenLMModule):
                 self.hparams["seed"], max_steps=1 if dry else None,
             )  # fmt: skip
             self._add(saes)
-        for hook_point, sae in saes.items() if not dry else ():
-            sae.save(run_folder(self.trainer) / SAE_FOLDER / hook_point.id)
+        if not dry:
+            save_saes(saes, run_folder(self.trainer))
 
     @torch.no_grad()
     def test_step(self, batch: TokenRows, batch_idx: int) -> None:

@@ -1,4 +1,4 @@
-"""How well SAEs rebuild an LM's activations, as a torchmetrics Metric."""
+"""How well SAEs reconstruct an LM's activations, as a torchmetrics Metric."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from torchmetrics import Metric
 
 
 class Reconstruction(NamedTuple):
-    """What a `ReconstructionQuality` found.
+    """Result of `ReconstructionQuality`.
 
     Attributes:
-        n_tokens: Activations seen at each place.
+        n_tokens: Number of activations at each hook point.
         explained_variance: ``1 - sum ‖x - x̂‖² / sum ‖x - x̄‖²`` over all tokens, with x̄ their mean,
-            ``(n_places,)``; NaN where activations do not vary. Higher is better, 1 is perfect.
-        l0: Mean number of active features of a token, ``(n_places,)``.
-        frequency: Share of the tokens at which each feature is active, ``(n_places, n_features)``.
-        clean: The LM's own cross-entropy of a token, in nats.
-        spliced: With each place's activations replaced by their reconstruction, ``(n_places,)``.
-        ablated: With them replaced by zeros, ``(n_places,)``.
+            ``(n_hook_points,)``; NaN for constant activations. Higher is better, 1 is perfect.
+        l0: Mean number of active features per token, ``(n_hook_points,)``.
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, n_features)``.
+        clean: Cross-entropy of the unchanged LM per token, in nats.
+        spliced: Cross-entropy with a hook point's activations replaced by their reconstruction,
+            ``(n_hook_points,)``.
+        ablated: Cross-entropy with them replaced by zeros, ``(n_hook_points,)``.
     """
 
     n_tokens: int
@@ -33,9 +35,10 @@ class Reconstruction(NamedTuple):
 
     @property
     def loss_recovered(self) -> Tensor:
-        """``(ablated - spliced) / (ablated - clean)``; NaN where zeros do no harm.
+        """``(ablated - spliced) / (ablated - clean)``; NaN where zeros do not increase the loss.
 
-        1 when the reconstruction does as well as the activations, 0 when no better than zeros.
+        1 if the reconstruction is as good as the activations, 0 if it is no better than zeros.
+        Higher is better.
         """
         harm = self.ablated - self.clean
         shares = (self.ablated - self.spliced) / harm
@@ -43,12 +46,12 @@ class Reconstruction(NamedTuple):
 
 
 class ReconstructionQuality(Metric):
-    """Sums over batches and processes, in float64.
+    """Explained variance, active features and recovered loss of several SAEs, in float64.
 
     Args:
         n_hook_points: Number of SAEs.
-        width: Of the activations.
-        n_features: Of the largest SAE.
+        width: Width of the activations.
+        n_features: Number of features of the largest SAE.
 
     Example:
         >>> import torch
@@ -83,13 +86,13 @@ class ReconstructionQuality(Metric):
     def update(
         self, hook_point: int, activations: Tensor, rebuilt: Tensor, features: Tensor
     ) -> None:
-        """Add one batch of one place.
+        """Add one batch of one hook point.
 
         Args:
-            hook_point: Its number.
-            activations: x, ``(n, width)``.
-            rebuilt: x̂, the same shape.
-            features: ``(n, n_features)``, 0 where not active.
+            hook_point: Number of the hook point.
+            activations: Activations x, ``(n, width)``.
+            rebuilt: Reconstructions x̂, same shape.
+            features: Features, ``(n, n_features)``, 0 where not active.
         """
         x = activations.double()
         self.n[hook_point] += len(x)
@@ -102,25 +105,26 @@ class ReconstructionQuality(Metric):
         """Add the LM's summed cross-entropies on one batch.
 
         Args:
-            losses: Clean, then of each place spliced, then of each ablated, ``(1 + 2 n_places,)``.
-            n_targets: Tokens that they are sums over.
+            losses: Summed cross-entropies: clean, then spliced and then ablated at each hook
+                point, ``(1 + 2 n_hook_points,)``.
+            n_targets: Number of tokens in each sum.
         """
         self.losses += losses.to(self.losses)
         self.n_targets += n_targets
 
     def gather(self) -> Reconstruction:
-        """The scores of all tokens of all processes, one place's in tensors of one number too."""
+        """Return the scores over all ranks; those of a single SAE keep their shape."""
         with self.sync_context():
             return self._scores()
 
     def compute(self) -> Reconstruction:
-        """The scores of all tokens of all processes; torchmetrics makes scalars of one place's."""
+        """Return the scores over all ranks; torchmetrics squeezes those of a single SAE."""
         return self._scores()
 
     def _scores(self) -> Reconstruction:
         n = self.n[:, None].clamp(min=1)
         variance = self.squares - (self.sums.square() / n).sum(1)
-        # What rounding leaves of a constant.
+        # The variance of a constant is rounding error.
         varies = variance > 1e-12 * self.squares
         explained = torch.where(varies, 1 - self.errors / variance, torch.nan)
         losses = self.losses / self.n_targets.clamp(min=1)

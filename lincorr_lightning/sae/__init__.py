@@ -1,4 +1,4 @@
-"""Sparse autoencoders (SAEs) of an LM's activations, and how their features flow through it."""
+"""Sparse autoencoders (SAEs) of an LM's activations: formats, hook points and training."""
 
 from lincorr_lightning.sae.formats import (
     FORMATS,
@@ -6,10 +6,10 @@ from lincorr_lightning.sae.formats import (
     load_sae,
     load_saes,
     register_format,
+    save_saes,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder
 from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, Activation, SparseAutoencoder
 
 __all__ = [
@@ -24,9 +24,9 @@ __all__ = [
     "captured",
     "edited",
     "find_hook_points",
-    "load_folder",
     "load_sae",
     "load_saes",
     "register_format",
+    "save_saes",
     "width_of",
 ]

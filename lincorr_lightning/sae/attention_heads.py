@@ -1,4 +1,4 @@
-"""SAEs of the attention's concatenated heads, moved to what the attention adds to the stream."""
+"""SAEs of the attention's concatenated heads, moved to the attention's output."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lincorr_lightning.sae.files import raise_unsupported
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, layer_of, module_at, run_probe
-from lincorr_lightning.sae.reading import raise_unsupported
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-# Of what the projection gives, whatever the LM's precision; and in units of its rounding.
+# Relative error of the projection's output, at any precision, and in units of its rounding.
 _TOLERANCE = 1e-4
 _ROUNDINGS = 4.0
-# A matrix whose smallest singular value is but the rounding of its numbers has no inverse.
-_LEAST_SINGULAR_VALUE = 10 * torch.finfo(torch.float32).eps
+# Below this ratio the smallest singular value is rounding error.
+_MIN_SINGULAR_RATIO = 10 * torch.finfo(torch.float32).eps
 
 
 class OutputProjection(NamedTuple):
-    """What an attention adds to the stream, ``W z + b``, from its concatenated heads z.
+    """The map ``W z + b`` from the concatenated heads z to what the attention adds to the stream.
 
     Attributes:
         weight: W, ``(width, n_heads * head_size)``, float64.
-        bias: b, ``(width,)``, float64; zeros where the LM has none.
+        bias: b, ``(width,)``, float64; zeros if the LM has none.
     """
 
     weight: Tensor
@@ -34,7 +34,7 @@ class OutputProjection(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A module with a matrix, in one forward."""
+    """A module with a matrix during one forward pass."""
 
     read: Tensor
     weight: Tensor
@@ -43,18 +43,18 @@ class _Call(NamedTuple):
 
 @torch.no_grad()
 def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> OutputProjection:
-    """Find the linear map that gives what a layer's attention adds to the residual stream.
+    """Find the linear map from the heads of a layer's attention to its output.
 
-    No architecture is named: each matrix of the layer is tried on what goes through it.
+    It works for any architecture: each matrix of the layer is tried on its own input.
 
     Args:
         model: A Hugging Face causal LM.
-        hook_point: An attention's output.
-        path: Of the SAE that asks for it, for messages.
+        hook_point: Hook point of the kind ``attention_out``.
+        path: File of the SAE, for messages.
 
     Raises:
-        SparseAutoencoderError: The LM has no such place, or no linear map gives what stands there:
-            in Gemma 2 and 3 a norm follows the projection.
+        SparseAutoencoderError: The LM has no such hook point, or no linear map gives the output: in
+            Gemma 2 and 3 a norm follows the projection.
     """
     calls: list[_Call] = []
 
@@ -63,7 +63,7 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> Outp
         weight: Any = module.weight
         bias: Any = getattr(module, "bias", None)
         if args and isinstance(args[0], Tensor):
-            # Copied within the forward, when a sharded LM has them whole.
+            # Copied during the forward pass, when a sharded LM has gathered them.
             copied = None if bias is None else bias.detach().clone()
             calls.append(_Call(args[0], weight.detach().clone(), copied))
 
@@ -76,7 +76,7 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> Outp
                 stack.callback(module.register_forward_hook(record).remove)
         at = stack.enter_context(captured(model, [hook_point]))
         run_probe(model)
-    # GPT-2 has its matrices the other way round.
+    # GPT-2 stores its matrices transposed.
     tried = (
         _projection(call, weight, at[hook_point])
         for call in calls
@@ -87,16 +87,15 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> Outp
         raise_unsupported(
             path,
             "it reads the attention's concatenated heads, but what the attention adds to the "
-            f"stream of {type(model).__name__}, {hook_point}, is no linear map of these: it comes out "
-            f"of {type(added).__name__}, as where a norm of every token by itself follows the "
-            "projection",
+            f"stream of {type(model).__name__}, {hook_point}, is no linear map of these: it is the "
+            f"output of {type(added).__name__}, such as a norm of each token after the projection",
             "Take an SAE of what the attention adds (hook_attn_out), or leave the attention out.",
         )
     return found
 
 
 def _projection(call: _Call, weight: Tensor, added: Tensor) -> OutputProjection | None:
-    """The map that a matrix makes, if it gives what is added to the stream."""
+    """Return the map of a matrix if it gives what is added to the stream."""
     if weight.shape != (added.shape[-1], call.read.shape[-1]):
         return None
     weight = weight.double().cpu()
@@ -113,41 +112,41 @@ def _projection(call: _Call, weight: Tensor, added: Tensor) -> OutputProjection 
 def at_output(
     sae: SparseAutoencoder, projection: OutputProjection, path: Path
 ) -> SparseAutoencoder:
-    """Move an SAE of the attention's concatenated heads z to what the attention adds, ``W z + b``.
+    """Move an SAE of the attention's concatenated heads z to the output ``y = W z + b``.
 
-    With W of full column rank ``z = W⁺ (y - b)``: its features are those of z, and its
-    reconstruction is what W and b make of that of z. Nothing is lost but rounding: that of y grows
-    up to W's condition number in z, for which an LM in float32 is better than one in bfloat16.
+    With W of full column rank, ``z = W⁺ (y - b)``: the features are those of z, and the
+    reconstruction is W and b applied to that of z. The map is exact up to rounding, which grows by
+    up to W's condition number from y to z: an LM in float32 is better than one in bfloat16.
 
     Args:
-        sae: Reads and writes z.
+        sae: SAE that reads and writes z.
         projection: W and b.
-        path: Of the SAE, for messages.
+        path: File of the SAE, for messages.
 
     Raises:
-        SparseAutoencoderError: The LM's heads are of another width than the SAE, or W is not of
-            full column rank, so that several z give one output.
+        SparseAutoencoderError: The LM's heads and the SAE differ in width, or W does not have full
+            column rank, so that several z give the same output.
     """
     weight, bias = projection
     if weight.shape[1] != sae.width:
         raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, but those of {sae.hook_point} in "
-            f"the LM are {weight.shape[1]}",
-            "Take an SAE of this very LM.",
+            f"it reads {sae.width} numbers of the attention's heads, but {sae.hook_point} of the "
+            f"LM has {weight.shape[1]}",
+            "Take an SAE of this LM.",
         )
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    if weight.shape[0] < sae.width or values[-1] <= _LEAST_SINGULAR_VALUE * values[0]:
+    if weight.shape[0] < sae.width or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
         raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, which cannot be told from the "
-            f"attention's output of width {len(weight)}",
+            f"it reads {sae.width} numbers of the attention's heads, which the attention's output "
+            f"of width {len(weight)} does not determine",
             "Take an SAE of the output itself (hook_attn_out).",
         )
     encoder = sae.encoder.double() @ ((right.T / values) @ left.T)
     encoder_bias = sae.encoder_bias.double()
     decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
-    if not sae.subtract_decoder_bias:  # else b is in the decoder's bias, which goes off before
+    if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
     return SparseAutoencoder(
         hook_point=sae.hook_point,

@@ -1,4 +1,4 @@
-"""Running an LM over many texts, some of its activations seen or changed."""
+"""Run an LM over many texts while capturing or replacing activations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Interventions = Mapping[HookPoint, Intervention]
 
 
 class Forward(NamedTuple):
-    """One forward of the LM over some of the texts.
+    """One forward pass of the LM over some of the texts.
 
     Attributes:
-        cases: Which ones: indices into the texts that are read.
-        ids: Their tokens, ``(n_cases, longest)``, padded on the right.
-        mask: Which tokens are true ones, bool, likewise.
-        at: Activations of each place that was asked for, ``(n_cases, longest, width)``.
-        logits: ``(n_cases, longest, vocab_size)``; empty if not asked for.
+        cases: Indices of the texts.
+        ids: Token ids, padded on the right, ``(n_cases, longest)``.
+        mask: Whether a position is a token rather than padding, bool, same shape.
+        at: Activations at each captured hook point, ``(n_cases, longest, width)``.
+        logits: Logits, ``(n_cases, longest, vocab_size)``; empty if not computed.
     """
 
     cases: list[int]
@@ -39,32 +39,41 @@ class Forward(NamedTuple):
 
     @property
     def last(self) -> Tensor:
-        """Each text's last position, ``(n_cases,)``."""
+        """Last position of each text, ``(n_cases,)``."""
         return self.mask.sum(1) - 1
 
     def counted(self, n_skipped: int) -> Tensor:
-        """True tokens but some at the beginning of each text, bool like `mask`."""
+        """Return the mask without the first tokens of each text.
+
+        Args:
+            n_skipped: Number of tokens at the beginning of a text that do not count.
+        """
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
     def at_positions(self, hook_point: HookPoint, positions: Tensor) -> Tensor:
-        """Activations of a place at one position of each text, ``(n_cases, width)``."""
+        """Return the activations at one position of each text, ``(n_cases, width)``.
+
+        Args:
+            hook_point: A captured hook point.
+            positions: Position in each text, ``(n_cases,)``.
+        """
         x = self.at[hook_point]
         rows = torch.arange(len(x), device=x.device)
         return x[rows, positions.to(x.device)]
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """How unlikely the LM finds each token after the one at a position.
+        """Return the LM's loss of the next token at each position.
 
         Returns:
-            Negative log likelihoods, ``(n_cases, longest - 1)`` float64, 0 where there is no next
-            token; and where there is one, bool likewise.
+            Cross-entropies, ``(n_cases, longest - 1)``, float64, 0 where there is no next token;
+            and whether there is a next token, bool, same shape.
         """
-        there = self.mask[:, 1:]
-        said = self.logits[:, :-1]
-        said = said if said.dtype == torch.float64 else said.float()
-        wanted = torch.where(there, self.ids[:, 1:], 0)
-        loss = cross_entropy(said.flatten(0, 1), wanted.flatten(), reduction="none")
-        return loss.double().reshape(there.shape) * there, there
+        has_next = self.mask[:, 1:]
+        logits = self.logits[:, :-1]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        targets = torch.where(has_next, self.ids[:, 1:], 0)
+        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return loss.double().reshape(has_next.shape) * has_next, has_next
 
 
 @torch.no_grad()
@@ -78,40 +87,41 @@ def run_with_hooks(
     logits: bool = True,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
 ) -> None:
-    """Run the LM over texts, in batches of like length that fit its memory.
+    """Run the LM over texts, in batches of similar length that fit the memory.
 
-    It is asked in eval mode and its own precision, and is as before afterwards.
+    The LM runs in eval mode and its own precision; its mode is restored afterwards.
 
     Args:
         lm: The LM, loaded.
-        rows: Token ids of each text, as `LanguageModel.rows` gives them.
-        callback: Called with each forward.
-        hook_points: Whose activations it sees; as they are after the interventions.
-        interventions: What is changed on the way: in all texts, or by the indices of a forward's texts.
-        logits: Whether it sees logits, which are most of the work of a small LM.
-        context: Makes a context to run a forward in from the indices of its texts, as for
-            `LanguageModel.logits_of_rows`.
+        rows: Token ids of each text, as `LanguageModel.rows` returns them.
+        callback: Function called with each forward pass.
+        hook_points: Hook points to capture, after the interventions.
+        interventions: Replacements at hook points, or a function that makes them from the indices
+            of a forward pass's texts.
+        logits: Whether to compute logits, most of the work of a small LM.
+        context: Function from the indices of a forward pass's texts to a context to run it in, as
+            for `LanguageModel.logits_of_rows`.
 
     Raises:
-        LanguageModelError: Too little memory.
+        LanguageModelError: The memory does not suffice for a single text.
     """
     device = lm.model.device.type
 
-    def ask(cases: list[int]) -> None:
+    def run(cases: list[int]) -> None:
         ids, mask = lm.pad([rows[case] for case in cases])
         changes = interventions(cases) if callable(interventions) else (interventions or {})
         with ExitStack() as stack:
             stack.enter_context(context(cases) if context is not None else nullcontext())
             stack.enter_context(edited(lm.model, changes))
-            # Hooks run in the order they were put on: what is seen is what was made of it.
+            # Hooks run in the order of registration, so that replaced activations are captured.
             at = stack.enter_context(captured(lm.model, hook_points))
             if logits:
-                said = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                output = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             else:
                 lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-                said = torch.empty(0, device=ids.device)
-        callback(Forward(cases, ids, mask.bool(), at, said))
+                output = torch.empty(0, device=ids.device)
+        callback(Forward(cases, ids, mask.bool(), at, output))
 
     with evaluating(lm.model), torch.autocast(device, enabled=False):
         batches = MicroBatches(lm.config.tokens_per_forward)
-        batches.run([len(row) for row in rows], device, ask)
+        batches.run([len(row) for row in rows], device, run)

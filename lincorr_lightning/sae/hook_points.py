@@ -1,4 +1,4 @@
-"""Hook points of a transformer where SAEs read and write."""
+"""Hook points of a transformer: where SAEs read and write, and the features of an SAE there."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ KINDS: tuple[HookKind, ...] = get_args(HookKind)
 
 @dataclass(frozen=True, order=True)
 class HookPoint:
-    """A place in the transformer where an SAE reads and writes.
+    """A point of the transformer where an SAE reads and writes activations.
 
     Attributes:
-        layer: Counted from 0.
-        kind: The residual stream after the layer, or what the layer's MLP or attention adds to it.
+        layer: Index of the layer, from 0.
+        kind: ``residual``, the residual stream after the layer, or ``mlp_out`` or
+            ``attention_out``, what the layer's MLP or attention adds to it.
 
     Raises:
-        SparseAutoencoderError: There is no such layer or kind.
+        SparseAutoencoderError: The layer is not a whole number from 0, or the kind is unknown.
 
     Example:
-        >>> str(HookPoint(3, "mlp_out"))
-        'mlp_out of layer 3'
+        >>> str(HookPoint(3, "mlp_out")), HookPoint(3, "mlp_out").id
+        ('mlp_out of layer 3', 'mlp_out.3')
     """
 
     layer: int
@@ -38,17 +39,17 @@ class HookPoint:
             )
         if self.kind not in KINDS:
             raise SparseAutoencoderError(
-                f"{self.kind!r} is no kind of place; there are {', '.join(KINDS)}."
+                f"{self.kind!r} is no kind of hook point; there are {', '.join(KINDS)}."
             )
 
     @property
     def id(self) -> str:
-        """Its name in files, as ``residual.3``."""
+        """Name in files, as ``residual.3``."""
         return f"{self.kind}.{self.layer}"
 
     @classmethod
     def named(cls, text: str) -> HookPoint | None:
-        """The place that has this `id`; None where there is none such."""
+        """Return the hook point that has this `id`, or None if the text is no such id."""
         match = re.fullmatch(r"(\w+)\.(\d+)", text)
         if match is None or match[1] not in KINDS:
             return None
@@ -60,11 +61,11 @@ class HookPoint:
 
 @dataclass(frozen=True, order=True)
 class Feature:
-    """One feature of the SAE at a place.
+    """A feature of the SAE at a hook point.
 
     Attributes:
-        hook_point: Where.
-        index: Counted from 0.
+        hook_point: Hook point of the SAE.
+        index: Index of the feature, from 0.
     """
 
     hook_point: HookPoint
@@ -72,20 +73,20 @@ class Feature:
 
     @property
     def id(self) -> str:
-        """Its name in files, as ``residual.3.17``."""
+        """Name in files, as ``residual.3.17``."""
         return f"{self.hook_point.id}.{self.index}"
 
 
 def check_index(index: int, n_features: int, hook_point: HookPoint) -> int:
-    """Refuse a feature that the SAE at a place does not have.
+    """Return the index of a feature if the SAE has that feature.
 
     Args:
-        index: Counted from 0.
-        n_features: Of the SAE.
-        hook_point: Of the SAE.
+        index: Index of the feature, from 0.
+        n_features: Number of features of the SAE.
+        hook_point: Hook point of the SAE, for the message.
 
     Raises:
-        SparseAutoencoderError: It is out of range.
+        SparseAutoencoderError: The index is out of range.
     """
     if not 0 <= index < n_features:
         raise SparseAutoencoderError(

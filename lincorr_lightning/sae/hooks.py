@@ -1,9 +1,9 @@
-"""Reading and changing the activations of any Hugging Face causal LM at the places of SAEs.
+"""Read and replace the activations of any Hugging Face causal LM at its hook points.
 
-What an attention or an MLP adds to the residual stream is what counts at its place: in Gemma 2,
-where a norm stands between the module and the stream, that is the norm's output. No architecture is
-named here. Modules are found by what they are called, followed to the last module that passes their
-output on, and tried on a probe: stream after the layer = stream before it + both.
+The hook point of an attention or an MLP is what it adds to the residual stream: in Gemma 2, where
+a norm lies between the module and the stream, that is the norm's output. Nothing here is specific
+to an architecture. Modules are found by their names, followed to the last module that passes their
+output on, and checked on a probe: stream after the layer = stream before it + both outputs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 _ATTENTION = ("attn", "attention")
 _MLP = ("mlp", "ffn", "feed_forward", "feedforward", "moe")
 _N_PROBE_TOKENS = 4
-# Of what a layer adds; and of the stream, in units of its precision's rounding.
+# Relative to what a layer adds, and to the stream in units of its rounding.
 _TOLERANCE = 0.02
 _ROUNDINGS = 4.0
 
 
 def width_of(model: nn.Module) -> int:
-    """Width of an LM's residual stream.
+    """Return the width of an LM's residual stream.
 
     Args:
         model: A Hugging Face causal LM.
 
     Raises:
-        SparseAutoencoderError: Its configuration does not say.
+        SparseAutoencoderError: The model has no Hugging Face configuration.
     """
     return _from_config(model, "hidden_size")
 
@@ -43,15 +43,15 @@ def width_of(model: nn.Module) -> int:
 def find_hook_points(
     model: nn.Module, kinds: Sequence[HookKind] = KINDS, layers: Iterable[int] | None = None
 ) -> list[HookPoint]:
-    """Places of an LM, by layer.
+    """Return the hook points of an LM, sorted by layer.
 
     Args:
         model: A Hugging Face causal LM.
-        kinds: Of which kinds.
-        layers: Of which layers, counted from 0; None takes all.
+        kinds: Kinds of hook points.
+        layers: Indices of layers, from 0; None takes all.
 
     Raises:
-        SparseAutoencoderError: The LM has no such place, or none that can be hooked.
+        SparseAutoencoderError: The LM lacks a hook point, or it cannot be found.
     """
     numbers = range(len(layers_of(model))) if layers is None else layers
     hook_points = sorted({HookPoint(layer, kind) for layer in numbers for kind in kinds})
@@ -64,19 +64,19 @@ def find_hook_points(
 def captured(
     model: nn.Module, hook_points: Iterable[HookPoint]
 ) -> Iterator[dict[HookPoint, Tensor]]:
-    """Read an LM's activations at some places.
+    """Capture an LM's activations at hook points.
 
     Args:
-        model: A Hugging Face causal LM. Its mode, its weights and its gradients stay as they are.
-        hook_points: Where to read.
+        model: A Hugging Face causal LM. Its mode, weights and gradients stay as they are.
+        hook_points: Hook points to read.
 
     Yields:
-        Filled by each forward inside the context, the last one's activations staying:
-        ``(batch, sequence, width)`` each, in the LM's precision, without gradient. What `edited`
-        puts at a place is read there if `captured` is entered inside it.
+        The activations of the last forward pass inside the context, ``(batch, sequence, width)``
+        each, in the LM's precision, without gradient. If `captured` is entered inside `edited`, it
+        captures the replaced activations.
 
     Raises:
-        SparseAutoencoderError: The LM has no such place, or none that can be hooked.
+        SparseAutoencoderError: The LM lacks a hook point, or it cannot be found.
     """
     found: dict[HookPoint, Tensor] = {}
 
@@ -94,22 +94,22 @@ def captured(
 
 @contextmanager
 def edited(
-    model: nn.Module, edits: Mapping[HookPoint, Callable[[Tensor], Tensor]]
+    model: nn.Module, interventions: Mapping[HookPoint, Callable[[Tensor], Tensor]]
 ) -> Iterator[None]:
-    """Replace an LM's activations at some places while it runs.
+    """Replace an LM's activations at hook points while it runs.
 
     Args:
         model: A Hugging Face causal LM.
-        edits: Of each place, a function from the activation there, ``(batch, sequence, width)``,
-            to what stands in for it, of the same shape. It is called in each forward inside the
-            context, layer after layer, so that it sees what the edits before it have changed; the
-            stream goes on from its value, and gradients pass through it.
+        interventions: Function per hook point from the activations there,
+            ``(batch, sequence, width)``, to their replacement of the same shape. The functions are
+            called in each forward pass inside the context, layer by layer, so that each sees the
+            effect of those before it. Gradients pass through them.
 
     Raises:
-        SparseAutoencoderError: The LM has no such place or none that can be hooked, or a function
+        SparseAutoencoderError: The LM lacks a hook point or it cannot be found, or a function
             returns another shape.
     """
-    with _hooked(model, edits):
+    with _hooked(model, interventions):
         yield
 
 
@@ -126,7 +126,7 @@ def _hooked(
             width = width_of(model)
             rows: list[int] = []
             if hook_point.kind != "residual":
-                # Only to know the shape where the module is handed the tokens in one row (OPT).
+                # OPT passes all tokens to the module in one row, so that the shape is lost.
                 layer = layers_of(model)[hook_point.layer]
                 handle = layer.register_forward_pre_hook(_row_counter(rows), with_kwargs=True)
                 stack.callback(handle.remove)
@@ -155,8 +155,8 @@ def _hook(
             return None
         if new.shape != whole.shape:
             raise SparseAutoencoderError(
-                f"the edit at {hook_point} turned activations of the shape {tuple(whole.shape)} into "
-                f"{tuple(new.shape)}. Return as many, of the same width."
+                f"the intervention at {hook_point} turned activations of shape "
+                f"{tuple(whole.shape)} into {tuple(new.shape)}. Return the same shape."
             )
         new = new.to(tensor).view(tensor.shape)
         return new if isinstance(output, Tensor) else (new, *output[1:])
@@ -181,55 +181,55 @@ def _from_config(model: nn.Module, name: str) -> int:
     value = getattr(text, name, None)
     if not isinstance(value, int):
         raise SparseAutoencoderError(
-            f"{type(model).__name__} does not say its {name} in a configuration. Pass a Hugging "
-            "Face causal LM."
+            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal "
+            "LM."
         )
     return value
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
-    """An LM's layers, from the bottom up.
+    """Return an LM's layers, from the bottom up.
 
     Raises:
-        SparseAutoencoderError: They are not found.
+        SparseAutoencoderError: The layers are not found.
     """
     n_layers = _from_config(model, "num_hidden_layers")
     get_decoder = getattr(model, "get_decoder", None)
     decoder = get_decoder() if callable(get_decoder) else None
-    # From outside in: a mixture of as many experts lies inside a layer.
+    # The outermost list: a mixture of experts inside a layer may have as many members.
     for module in (decoder if isinstance(decoder, nn.Module) else model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
     raise SparseAutoencoderError(
         f"{type(model).__name__} has no list of its {n_layers} layers, so that its activations "
-        "cannot be reached. Take an LM whose layers lie in one torch.nn.ModuleList."
+        "cannot be captured. Take an LM whose layers lie in one torch.nn.ModuleList."
     )
 
 
-# Names of the modules of each layer rather than the modules: adapters may come to wrap them.
+# Names instead of modules, because adapters may wrap the modules later.
 _known: WeakKeyDictionary[nn.Module, list[dict[HookKind, str]]] = WeakKeyDictionary()
 
 
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
-    """The layer that a place is in.
+    """Return the layer of a hook point.
 
     Raises:
-        SparseAutoencoderError: The LM has no such layer, or none that can be hooked.
+        SparseAutoencoderError: The LM has no such layer, or its layers are not found.
     """
     layers = layers_of(model)
     if hook_point.layer >= len(layers):
         raise SparseAutoencoderError(
-            f"{type(model).__name__} has no {hook_point}: its {len(layers)} layers are counted from 0 "
-            f"to {len(layers) - 1}."
+            f"{type(model).__name__} has no {hook_point}: its {len(layers)} layers are counted "
+            f"from 0 to {len(layers) - 1}."
         )
     return layers[hook_point.layer]
 
 
 def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
-    """The module whose output stands at a place.
+    """Return the module whose output is the activation at a hook point.
 
     Raises:
-        SparseAutoencoderError: The LM has no such place, or none that can be hooked.
+        SparseAutoencoderError: The LM lacks the hook point, or it cannot be found.
     """
     layer = layer_of(model, hook_point)
     if hook_point.kind == "residual":
@@ -238,35 +238,35 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
         _known[model] = _find_parts(model, layers_of(model))
     name = _known[model][hook_point.layer].get(hook_point.kind)
     if name is None:
-        _refuse(model, hook_point, layer)
+        _raise_not_found(model, hook_point, layer)
     return layer.get_submodule(name)
 
 
-def _refuse(model: nn.Module, hook_point: HookPoint, layer: nn.Module) -> NoReturn:
+def _raise_not_found(model: nn.Module, hook_point: HookPoint, layer: nn.Module) -> NoReturn:
     inside = ", ".join(name for name, _ in layer.named_children())
     raise SparseAutoencoderError(
-        f"the {hook_point} of {type(model).__name__} cannot be told apart: no two modules of its "
-        f"{type(layer).__name__} ({inside}) were found, an attention and an MLP, that add up to "
-        "what the layer adds to the residual stream. Take the residual alone of this LM."
+        f"the {hook_point} of {type(model).__name__} is not found: no attention and MLP among the "
+        f"modules of its {type(layer).__name__} ({inside}) add up to what the layer adds to the "
+        "residual stream. Take only the residual kind for this LM."
     )
 
 
 class _Trace:
-    """What went through one layer during the probe."""
+    """Tensors that passed through one layer during the probe."""
 
     def __init__(self) -> None:
         self.before = self.after = torch.empty(0)
         self.calls: list[tuple[str, Tensor | None, Tensor, Tensor]] = []
 
     def chain(self, name: str) -> list[tuple[str, Tensor]]:
-        """A module, and those after it that each take the output of the one before."""
+        """Return a module and the modules after it that each read the output of the last one."""
         names = [called for called, *_ in self.calls]
         found: list[tuple[str, Tensor]] = []
         last: Tensor | None = None
         for called, read, wrote, value in self.calls:
             if called == name if last is None else read is last:
                 last = wrote
-                # Phi's one dropout serves both, so that it is the place of neither.
+                # Phi has one dropout for attention and MLP, which is the output of neither.
                 if names.count(called) == 1:
                     found.append((called, value))
         return found
@@ -274,7 +274,7 @@ class _Trace:
 
 @torch.no_grad()
 def run_probe(model: nn.Module) -> None:
-    """Run an LM over a few tokens, in eval mode and its own precision, for hooks on it to see."""
+    """Run an LM over a few tokens in eval mode and its own precision, to trigger its hooks."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
     with evaluating(model), torch.autocast(ids.device.type, enabled=False):
@@ -307,7 +307,7 @@ def _watch(layer: nn.Module, trace: _Trace, stack: ExitStack) -> None:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             wrote = _tensor_in(output)
             if isinstance(wrote, Tensor):
-                # Its value now, and itself to be known by where it goes on to.
+                # The tensor identifies the module that reads it next; the clone keeps its value.
                 read = tensors[0] if tensors else None
                 trace.calls.append((name, read, wrote, wrote.clone()))
 
@@ -321,7 +321,7 @@ def _watch(layer: nn.Module, trace: _Trace, stack: ExitStack) -> None:
 
 
 def _parts_of(layer: nn.Module, trace: _Trace, width: int) -> dict[HookKind, str]:
-    """Names of the modules whose outputs a layer adds; none where they do not add up."""
+    """Return the modules whose outputs the layer adds, or none if they do not add up."""
     attention, mlp = _child(layer, _ATTENTION), _child(layer, _MLP) or _last_linear(layer, width)
     if attention is None or mlp is None or not trace.before.numel():
         return {}
@@ -335,7 +335,7 @@ def _parts_of(layer: nn.Module, trace: _Trace, width: int) -> dict[HookKind, str
             parts = attention_out.float().view_as(after), mlp_out.float().view_as(after)
             error = float((before + parts[0] + parts[1] - after).norm())
             size = float(parts[0].norm() + parts[1].norm())
-            # Of equals the last: dropout, say, does nothing in eval mode only.
+            # Take the last of equals: dropout, for example, is the identity in eval mode only.
             if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
                 best = error, {"attention_out": attention_name, "mlp_out": mlp_name}
     return best[1]
@@ -351,7 +351,7 @@ def _child(layer: nn.Module, words: tuple[str, ...]) -> str | None:
 
 
 def _last_linear(layer: nn.Module, width: int) -> str | None:
-    """The way out of an MLP whose parts lie in the layer itself, as in OPT."""
+    """Return the last projection of an MLP whose parts are children of the layer, as in OPT."""
     found = None
     for name, child in layer.named_children():
         weight = getattr(child, "weight", None)

@@ -1,9 +1,9 @@
-"""Taking features out of an LM's activations, or adding them, while it runs.
+"""Remove features from an LM's activations, or add them, while it runs.
 
-A feature is rescaled by ``x - (1 - r) f_i d_i``, where ``f_i`` is its activation in this very
-forward and ``d_i`` its decoder row on the LM's scale: what the SAE does not explain stays in, and
-``r = 1`` changes nothing. ("Analyze Feature Flow ...", Laptev et al., 2025, arXiv 2502.03032,
-deactivation and steering.)
+A feature is rescaled by ``x - (1 - r) f_i d_i``, where ``f_i`` is its activation in the same
+forward pass and ``d_i`` its decoder row on the LM's scale: what the SAE does not explain is kept,
+and ``r = 1`` changes nothing ("Analyze Feature Flow ...", Laptev et al., 2025, arXiv 2502.03032,
+deactivation and steering).
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 Intervention = Callable[[Tensor], Tensor]
-"""From activations ``(batch, seq, width)`` to those that take their place."""
+"""Function from activations ``(batch, sequence, width)`` to their replacement."""
 
 
 def rescale_at(
     sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float | Tensor = 0.0
 ) -> Intervention:
-    """Rescale some features of each row at one position of it.
+    """Rescale features at one position of each row.
 
     Args:
-        sae: Of the place.
+        sae: SAE of the hook point.
         positions: Position in each row, ``(batch,)``.
-        chosen: Features of each row, ``(batch, k)``, each once; -1 is none.
-        r: What is left of them: 0 removes, 1 changes nothing; one number or one for each row,
-            ``(batch,)``.
+        chosen: Indices of distinct features of each row, ``(batch, k)``; -1 for none.
+        r: Factor of their activations: 0 removes, 1 changes nothing; a number, or ``(batch,)``.
     """
 
-    def edit(x: Tensor) -> Tensor:
+    def rescale(x: Tensor) -> Tensor:
         rows = torch.arange(len(x), device=x.device)
         where = positions.to(x.device)
         index = chosen.to(x.device)
@@ -45,45 +44,45 @@ def rescale_at(
         changed[rows, where] -= (share.reshape(-1, 1) * removed / sae.input_scale).to(x.dtype)
         return changed
 
-    return edit
+    return rescale
 
 
 def rescale_everywhere(
     sae: SparseAutoencoder, chosen: Sequence[int] | Tensor, r: float = 0.0
 ) -> Intervention:
-    """Rescale some features wherever they are active.
+    """Rescale features at every token.
 
     Args:
-        sae: Of the place.
-        chosen: The features, ``(k,)``, each once.
-        r: What is left of them.
+        sae: SAE of the hook point.
+        chosen: Indices of distinct features, ``(k,)``.
+        r: Factor of their activations: 0 removes, 1 changes nothing.
 
     Raises:
-        SparseAutoencoderError: The SAE does not have such a feature.
+        SparseAutoencoderError: The SAE lacks a feature.
     """
     index = torch.as_tensor(chosen, dtype=torch.long)
     for feature in index.tolist():
         sae.check_feature(feature)
 
-    def edit(x: Tensor) -> Tensor:
+    def rescale(x: Tensor) -> Tensor:
         own = index.to(x.device)
         removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
         return x - ((1 - r) * removed).to(x.dtype)
 
-    return edit
+    return rescale
 
 
 def add_features(
     saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
 ) -> dict[HookPoint, Intervention]:
-    """Add features to every token, so as to steer with them.
+    """Add features to every token, to steer with them.
 
     Args:
-        saes: Of the places.
-        amounts: How much of each feature is added, in units of its activation.
+        saes: SAE of each hook point.
+        amounts: Amount of each feature to add, in units of its activation.
 
     Raises:
-        SparseAutoencoderError: A place has no SAE, or an SAE no such feature.
+        SparseAutoencoderError: A hook point has no SAE, or an SAE lacks a feature.
     """
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
@@ -98,21 +97,21 @@ def add_features(
 
 
 def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw features at random among those that are active, without replacement.
+    """Draw active features at random, without replacement.
 
     Args:
-        active: What may be drawn, ``(n_rows, n_features)`` bool.
-        n: How many in each row, ``(n_rows,)``; fewer where fewer are active.
-        generator: On the CPU, so that every device draws the same.
+        active: Whether a feature may be drawn, ``(n_rows, n_features)``, bool.
+        n: Number of features to draw in each row, ``(n_rows,)``; fewer if fewer are active.
+        generator: Generator on the CPU, so that every device draws the same.
 
     Returns:
-        ``(n_rows, max(n))``, int64; -1 is none.
+        Indices of the features, ``(n_rows, max(n))``, int64; -1 for none.
     """
     most = int(n.max()) if len(n) else 0
     drawn = torch.full((len(active), most), -1, dtype=torch.int64, device=active.device)
     if not most:
         return drawn
-    # Only as many random numbers as there are active features.
+    # One random number per active feature.
     rows, features = active.nonzero(as_tuple=True)
     order = torch.rand(len(rows), generator=generator, dtype=torch.float64).to(active.device)
     by_row = torch.argsort(rows.double() + order, stable=True)
@@ -125,14 +124,35 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
 
 
 def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], hook_point: HookPoint) -> SparseAutoencoder:
-    """Get the SAE of a place.
+    """Return the SAE of a hook point.
 
     Raises:
-        SparseAutoencoderError: There is none; it says where there is one.
+        SparseAutoencoderError: There is none; the message lists the hook points that have one.
     """
     if hook_point not in saes:
         raise SparseAutoencoderError(
             f"there is no SAE for the {hook_point}; there are for {', '.join(map(str, saes))}. "
-            "Load one, or take one of these places."
+            "Load one, or take one of these hook points."
         )
     return saes[hook_point]
+
+
+def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
+    """Return the feature of an id.
+
+    Args:
+        text: Id such as ``residual.1.37``: kind of hook point, layer, index.
+        saes: SAE of each hook point.
+
+    Raises:
+        SparseAutoencoderError: The text is no such id, the hook point has no SAE, or the SAE lacks
+            the feature.
+    """
+    name, _, index = text.strip().rpartition(".")
+    hook_point = HookPoint.named(name)
+    if hook_point is None or not index.isdecimal():
+        raise SparseAutoencoderError(
+            f"{text!r} names no feature: write its kind of hook point ({', '.join(KINDS)}), layer "
+            "and index, such as residual.1.37."
+        )
+    return Feature(hook_point, sae_at(saes, hook_point).check_feature(int(index)))

@@ -1,67 +1,66 @@
-"""Sparse autoencoders of an LM's activations, at all its places at once."""
+"""Train sparse autoencoders of an LM's activations, at all its hook points at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from time import monotonic
 from typing import Any
 
-import numpy as np
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from lincorr_lightning.data.texts import TextsDataModule, TokenRows, TokenStep
+from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
-from lincorr_lightning.metrics import ReconstructionQuality
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.sae import KINDS, HookKind, HookPoint
+from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.sae.figures import SCORES
+from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder
-from lincorr_lightning.sae.results import SCORED, SAEReport
-from lincorr_lightning.sae.run_results import report_of, write_results
+from lincorr_lightning.sae.results import STUDY, SAEScore, sae_results, score_hook_points
 from lincorr_lightning.sae.scoring import read_activations, score_texts
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
 
 
 class SparseAutoencoders(FrozenLMModule):
-    """Trains an SAE at every place of an LM: after each layer, and what each MLP and attention add.
+    """Trains an SAE at every hook point of an LM: after each layer, and each MLP and attention.
 
-    The LM reads a block of texts, its activations are shuffled and each used once, then the next
-    block; nothing is stored on the disk. All SAEs are one batched tensor, so that a step takes a
-    few products. At the end of ``lincorr fit``, held-out texts tell for each place how much of the
-    variance is explained, with how many features, how many of them are dead, and how much of the
-    LM's loss is recovered; ``sparse_autoencoders/`` in the run's folder then holds the SAEs, each
-    in a folder that `load_sae` reads. A run that is resumed gives the same weights, bit for bit on
-    the same processor.
+    A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
+    tokens of some texts. The LM reads a block once; its activations are shuffled over the block's
+    steps and never stored on disk. All SAEs are one stacked tensor, so that a step takes a few
+    batched products. A resumed run gives the same weights bit for bit on the same processor.
 
-    ``lincorr validate`` scores a checkpoint, or SAEs of any known format (`saes`).
+    A validation batch is `TokenRows`: held-out texts score, for each hook point, the explained
+    variance, the active and the dead features and the LM's loss with the reconstruction. At the end
+    of ``lincorr fit``, ``sparse_autoencoders/`` in the run's folder holds a folder per SAE that
+    `load_sae` reads. ``lincorr validate`` scores a checkpoint, or SAEs in any known format.
 
     Args:
-        lm: Whose activations.
-        kinds: residual, mlp_out, attention_out, or some of them.
-        layers: Counted from 0; None takes all.
-        sae: How each SAE is built.
-        learning_rate: Highest, of Adam.
-        warmup: Share of the steps on the way up to it.
-        decay: Share of the steps, at the end, on the way down to 0.
-        saes: Folder that holds a folder for each SAE, or their folders, in any known format, to
-            score by ``lincorr validate`` instead of training any.
-        seed: Of the initial weights.
+        lm: The LM.
+        kinds: Kinds of hook points: residual, mlp_out, attention_out.
+        layers: Indices of layers, from 0; None takes all.
+        sae: Size, activation and losses of each SAE.
+        learning_rate: Peak learning rate of Adam.
+        warmup: Share of the steps with a linearly increasing learning rate.
+        decay: Share of the steps, at the end, with a learning rate that decreases linearly to 0.
+        saes: SAEs for ``lincorr validate`` to score instead of a checkpoint's: a folder that holds
+            a folder per SAE, or a list of such folders, in any known format.
+        seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: Settings that contradict each other.
+        ConfigError: Settings contradict each other.
         LanguageModelError: The LM cannot be read.
     """
 
+    study = STUDY
     stacked: StackedAutoencoders | None
 
     def __init__(
@@ -76,7 +75,6 @@ class SparseAutoencoders(FrozenLMModule):
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
         sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
@@ -86,48 +84,41 @@ class SparseAutoencoders(FrozenLMModule):
                 "together at most 1."
             )
         super().__init__(lm)
-        self.settings = sae
         self.save_hyperparameters(
             {
-                "lm": asdict(lm), "kinds": list(kinds), "layers": layers, "sae": asdict(sae),
+                "kinds": list(kinds), "layers": layers, "sae": asdict(sae),
                 "learning_rate": learning_rate, "warmup": warmup, "decay": decay, "saes": saes,
                 "seed": seed,
             },
             logger=False,
         )  # fmt: skip
+        self.sae_settings = sae
         self.stacked = None
         self.given: dict[HookPoint, SparseAutoencoder] = {}
-        self.report: SAEReport | None = None
+        self.scores: list[SAEScore] = []
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self.n_tokens = 0
+        """Number of tokens that this rank trained on."""
+        self.output: Results | None = None
+        self._found: Reconstruction | None = None
         self._quality: ReconstructionQuality | None = None
         self._scored: dict[HookPoint, SparseAutoencoder] = {}
-        self._block = -1
-        self._activations = self._order = torch.empty(0)
-        self._batches = MicroBatches(lm.tokens_per_forward)
+        self._block: int | None = None
+        self._activations: Tensor | None = None
+        self._batches = MicroBatches(self.lm.config.tokens_per_forward)
         self._started = 0.0
 
-    @property
-    def language_model(self) -> LanguageModel:
-        """The LM, for the DataModule."""
-        return self.lm
-
-    # -- setting up ------------------------------------------------------------------------------
+    # -- setup -----------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse what cannot work, before anything is read.
+        """Refuse settings that cannot work, before anything is read.
 
         Raises:
-            ConfigError: Settings that contradict each other.
+            ConfigError: Settings contradict each other.
             OutputError: The run's folder cannot be written.
         """
         super().setup(stage)
         refuse_sharding(self.trainer, "SparseAutoencoders")
-        if not isinstance(getattr(self.trainer, "datamodule", None), TextsDataModule):
-            data = type(getattr(self.trainer, "datamodule", None)).__name__
-            raise ConfigError(
-                f"SparseAutoencoders reads the texts of a TextsDataModule; data is {data}. Pass "
-                "--data TextsDataModule."
-            )
         if stage == "fit":
             if self.hparams["saes"] is not None:
                 raise ConfigError(
@@ -137,7 +128,7 @@ class SparseAutoencoders(FrozenLMModule):
             if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
                 raise ConfigError(
                     f"trainer.max_epochs is {self.trainer.max_epochs}, but a run is one epoch. Set "
-                    "it to 1; data.n_tokens says how much is read."
+                    "it to 1; data.n_tokens sets the number of tokens."
                 )
             if self.trainer.accumulate_grad_batches != 1:
                 raise ConfigError(
@@ -145,10 +136,10 @@ class SparseAutoencoders(FrozenLMModule):
                 )
 
     def configure_model(self) -> None:
-        """Load the LM, find its places, make the SAEs or read those that are given.
+        """Load the LM, find its hook points, and make the SAEs or load the given ones.
 
         Raises:
-            SparseAutoencoderError: The LM has no such place, or a given SAE is of another LM.
+            SparseAutoencoderError: The LM lacks a hook point, or a given SAE does not fit the LM.
         """
         super().configure_model()
         if self.stacked is not None or self.given:
@@ -156,93 +147,94 @@ class SparseAutoencoders(FrozenLMModule):
         model, name = self.lm.model, self.lm.config.name_or_path
         if self.hparams["saes"] is not None:
             n_layers = model.config.get_text_config().num_hidden_layers
-            self.given = dict(sorted(load_folder(self.hparams["saes"], self.lm).items()))
+            self.given = dict(sorted(load_saes(self.hparams["saes"], self.lm).items()))
             for sae in self.given.values():
                 sae.check_fits(width_of(model), n_layers, name)
             find_hook_points(model, [hook_point.kind for hook_point in self.given], [0])
             return
         hook_points = find_hook_points(model, self.hparams["kinds"], self.hparams["layers"])
         self.stacked = StackedAutoencoders(
-            hook_points, width_of(model), self.settings, self.hparams["seed"]
+            hook_points, width_of(model), self.sae_settings, self.hparams["seed"]
         )
-
-    @property
-    def _data(self) -> TextsDataModule:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(data, TextsDataModule)
-        return data
 
     @property
     def _saes(self) -> StackedAutoencoders:
         assert self.stacked is not None, "there is nothing to train"
         return self.stacked
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam, up, along and down."""
-        optimizer = torch.optim.Adam(self._saes.parameters(), lr=self.hparams["learning_rate"])
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
-    @cached_property
-    def _n_steps(self) -> int:
-        # Not the trainer's estimate: asked for before a checkpoint's loops are restored, it would
-        # have the loader begin anew.
-        n = len(self._data.blocks(self.trainer.global_rank, self.trainer.world_size))
-        return n if self.trainer.max_steps < 1 else min(n, self.trainer.max_steps)
-
-    def _rate(self, step: int) -> float:
-        total = self._n_steps
-        up = (step + 1) / max(self.hparams["warmup"] * total, 1.0)
-        down = (total - step) / max(self.hparams["decay"] * total, 1.0)
-        return max(min(1.0, up, down), 0.0)
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam; `on_train_batch_start` sets its learning rate."""
+        return torch.optim.Adam(self._saes.parameters(), lr=self.hparams["learning_rate"])
 
     # -- training --------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start the clock; of a new run, set scale and bias by the first process's first block."""
+        """Start the clock.
+
+        Raises:
+            ConfigError: The number of steps is unknown.
+        """
         self._started = monotonic()
-        if self.trainer.global_step:
-            return
-        data = self._data
-        self._fill(data.blocks(self.trainer.global_rank, self.trainer.world_size)[0].block)
+        if math.isinf(self._n_steps):
+            raise ConfigError(
+                "the training DataLoader has no length, which the learning rate schedule needs. "
+                "Set trainer.max_steps."
+            )
+
+    @property
+    def _n_steps(self) -> float:
+        n = float(self.trainer.num_training_batches)
+        return n if self.trainer.max_steps < 1 else min(n, self.trainer.max_steps)
+
+    def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
+        """Set the learning rate, and read the activations of a new block.
+
+        Raises:
+            ConfigError: The batch is of another type.
+        """
+        rate = self.hparams["learning_rate"] * self._rate(self.trainer.global_step)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+        texts, block = _texts_of(batch)
+        if block is None or block != self._block:
+            self._activations = None  # frees the last block's memory first
+            self._activations = read_activations(
+                self.lm.model, self._saes.hook_points, texts, self._batches, self.device
+            )
+            self._block = block
+        if self.trainer.global_step == 0 and batch_idx == 0:
+            self._fit_input()
+
+    def _rate(self, step: int) -> float:
+        """Return the learning rate of a step as a share of its peak."""
+        up = (step + 1) / max(self.hparams["warmup"] * self._n_steps, 1.0)
+        down = (self._n_steps - step) / max(self.hparams["decay"] * self._n_steps, 1.0)
+        return max(min(1.0, up, down), 0.0)
+
+    def _fit_input(self) -> None:
+        """Set scale and decoder bias from the first block of rank 0."""
         saes = self._saes
+        assert self._activations is not None
         saes.fit_input(self._activations)
         for tensor in (saes.input_scale, saes.decoder_bias):
             tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
-    def _fill(self, block: int) -> None:
-        """Read a block of texts, and draw the order in which its tokens are used."""
-        data, hook_points = self._data, self._saes.hook_points
-        size = data.hparams["batch_tokens"] * data.hparams["block_steps"]
-        shape = (len(hook_points), size, width_of(self.lm.model))
-        if self._activations.shape != shape:
-            self._activations = torch.empty(shape, dtype=self.lm.model.dtype, device=self.device)
-        read_activations(
-            self.lm.model, hook_points, data.rows_of(block), self._activations, data.n_skipped,
-            self._batches.run,
-        )  # fmt: skip
-        order = np.random.default_rng([data.hparams["seed"], 2, block]).permutation(size)
-        self._order = torch.from_numpy(order).to(self.device)
-        self._block = block
-
-    def training_step(self, batch: TokenStep, batch_idx: int) -> Tensor:
-        """Losses of all SAEs on one step's tokens.
+    def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
+        """Return the loss of all SAEs on one step's tokens.
 
         Raises:
-            NonFiniteError: An SAE's loss is NaN or infinite.
+            NonFiniteError: The loss of an SAE is NaN or infinite.
         """
         del batch_idx
-        if batch.block != self._block:
-            self._fill(batch.block)
-        n = self._data.hparams["batch_tokens"]
-        rows = self._order[batch.index * n : (batch.index + 1) * n]
-        losses: StepLosses = self._saes(self._activations[:, rows])
+        assert self._activations is not None
+        activations = self._activations
+        if isinstance(batch, TokenStep):
+            activations = activations[:, batch.positions]
+        self.n_tokens += activations.shape[1]
+        losses: StepLosses = self._saes(activations)
         active, least = losses.active, losses.least
         if self.trainer.world_size > 1:
-            # All processes remember the same, whichever of them saw a feature.
+            # All ranks keep the same counts, whichever rank saw a feature.
             active = self.trainer.strategy.reduce(active.clone(), reduce_op="sum")
             least = self.trainer.strategy.reduce(least.clone(), reduce_op="mean")
         self._saes.remember(active, least)
@@ -252,53 +244,48 @@ class SparseAutoencoders(FrozenLMModule):
 
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._saes
-        if not bool(losses.unexplained.isfinite().all()):
-            hook_point = saes.hook_points[int((~losses.unexplained.isfinite()).nonzero()[0])]
+        is_finite = losses.unexplained.isfinite()
+        if not bool(is_finite.all()):
+            hook_point = saes.hook_points[int((~is_finite).nonzero()[0])]
             raise NonFiniteError(
-                f"the loss of the SAE at {hook_point} is NaN or infinite in step {self.global_step}. "
-                "Lower model.learning_rate; if it is so in step 0, the LM's activations are: set "
-                "lm.dtype to float32."
+                f"the loss of the SAE at {hook_point} is NaN or infinite in step "
+                f"{self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
+                "activations: set model.lm.dtype to float32."
             )
         dead = (saes.idle >= saes.settings.dead_after_steps).double().mean(1)
         curves = {"explained_variance": 1 - losses.unexplained, "dead": dead}
         if saes.settings.activation == "relu":
-            curves["l0"] = losses.l0  # of the others it is k
+            curves["l0"] = losses.l0  # k for the other activations
         elif saes.settings.activation == "batchtopk":
             curves["threshold"] = saes.threshold
         values = {
             f"{what}/{hook_point.id}": value
-            for what, of_hook_points in curves.items()
-            for hook_point, value in zip(saes.hook_points, of_hook_points.tolist(), strict=True)
+            for what, column in curves.items()
+            for hook_point, value in zip(saes.hook_points, column.tolist(), strict=True)
         }
         for tag, value in values.items():
             self.history.setdefault(tag, []).append((self.global_step, value))
-        self.log_dict(values, batch_size=1)
-        self.log("loss", losses.total.detach(), prog_bar=True, batch_size=1)
+        self.log_dict({f"train/{tag}": value for tag, value in values.items()}, batch_size=1)
+        self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leave the decoder's norms out of the gradient."""
+        """Remove the component of the decoder's gradient that changes its norms."""
         del optimizer
         self._saes.project_gradient()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, and give the decoder's rows their norm back before anybody saves them."""
+        """Step, and normalize the decoder before any callback saves it."""
         super().optimizer_step(*args, **kwargs)
         self._saes.normalize()
 
     def trained(self) -> dict[HookPoint, SparseAutoencoder]:
-        """The SAEs as they are now, on their own."""
+        """Return a copy of each SAE in its current state."""
         return self._saes.export(self.lm.config.name_or_path)
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens trained on so far, over all processes."""
-        of_step: int = self._data.hparams["batch_tokens"]
-        return self.trainer.global_step * of_step * self.trainer.world_size
 
     # -- scoring ---------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Take the SAEs as they are used after training.
+        """Export the SAEs to score.
 
         Raises:
             ConfigError: There are none.
@@ -306,7 +293,7 @@ class SparseAutoencoders(FrozenLMModule):
         if self.stacked is not None:
             if self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
                 raise ConfigError(
-                    "there are no trained SAEs to score. Pass --ckpt_path, or a folder of some "
+                    "there are no trained SAEs to score. Pass --ckpt_path, or a folder of SAEs "
                     "as --model.saes."
                 )
             self._scored = self.trained()
@@ -314,78 +301,108 @@ class SparseAutoencoders(FrozenLMModule):
             self._scored = {
                 hook_point: sae.to(self.device) for hook_point, sae in self.given.items()
             }
+        n_features = max(sae.n_features for sae in self._scored.values())
         self._quality = ReconstructionQuality(
-            len(self._scored),
-            width_of(self.lm.model),
-            max(sae.n_features for sae in self._scored.values()),
+            len(self._scored), width_of(self.lm.model), n_features
         ).to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Rebuild held-out activations, and let the LM go on with them."""
+        """Reconstruct held-out activations, and compute the LM's loss with them.
+
+        Raises:
+            ConfigError: The batch is of another type.
+        """
         del batch_idx
         assert self._quality is not None
-        losses, n_targets = score_texts(
-            self.lm.model, self._scored, batch.input_ids, batch.attention_mask, batch.counted,
-            self._quality.update,
-        )  # fmt: skip
-        if bool(batch.counted.any()):
+        texts, _ = _texts_of(batch)
+        losses, n_targets = score_texts(self.lm.model, self._scored, texts, self._quality.update)
+        if bool(texts.counted.any()):
             self._quality.add_losses(losses, n_targets)
 
     def on_validation_epoch_end(self) -> None:
-        """Score every place, over all processes."""
+        """Score every hook point, over all ranks."""
         assert self._quality is not None
-        found = self._quality.gather()
-        self.report = report_of(self.lm.config.name_or_path, self._scored, found)
-        for score in self.report.scores:
-            for what in SCORED:
+        self._found = self._quality.gather()
+        self.scores = score_hook_points(self._scored, self._found)
+        for score in self.scores:
+            for what in SCORES:
                 value = getattr(score, what)
                 if value is not None:
-                    self.log(f"held_out_{what}/{score.hook_point}", value)
+                    self.log(f"val/{what}/{score.hook_point}", value)
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def on_train_end(self) -> None:
-        """Write the SAEs and the numbers."""
+        """Write the SAEs and the results."""
+        if not is_dry_run(self.trainer) and self.trainer.is_global_zero:
+            save_saes(self.trained(), run_folder(self.trainer))
         self._write(monotonic() - self._started)
 
     def on_validation_end(self) -> None:
-        """Write the numbers of a run that only scores."""
+        """Write the results of ``lincorr validate``."""
         if self.trainer.state.fn == "validate":
             self._write(None)
 
     def _write(self, seconds: float | None) -> None:
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
-            return
-        write_results(self, run_folder(self.trainer), seconds)
+        n_tokens = torch.tensor(self.n_tokens, device=self.device)
+        self.output = sae_results(
+            self.scores, self._found, self.history,
+            lm=self.lm.info, settings=self.settings(), n_steps=self.trainer.global_step,
+            n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
+            seconds=seconds,
+        )  # fmt: skip
+        write_results(self.trainer, self.output)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the curves; leave the LM out."""
+        """Add the training curves, and leave the LM out."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["sparse_autoencoders"] = {
-            "hparams": {k: v for k, v in self.hparams.items() if k not in ("lm", "saes")},
+        checkpoint[STUDY] = {
+            # Keys with an underscore are LightningCLI's.
+            "hparams": {
+                name: value
+                for name, value in self.hparams.items()
+                if name not in ("lm", "saes") and not name.startswith("_")
+            },
             "history": {tag: list(points) for tag, points in self.history.items()},
+            "n_tokens": self.n_tokens,
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other SAEs or another LM.
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the training curves.
 
         Raises:
-            ConfigError: It is of another study, or of SAEs of another size or training.
-            LinearMapError: It is of another LM.
+            ConfigError: The checkpoint is of another study, or of SAEs with other settings.
         """
-        stored = checkpoint.get("sparse_autoencoders")
+        stored = checkpoint.get(STUDY)
         if stored is None:
-            raise ConfigError("the checkpoint is none of SparseAutoencoders. Pass one of its own.")
-        super().on_load_checkpoint(checkpoint)
-        other = [name for name, value in stored["hparams"].items() if self.hparams[name] != value]
+            raise ConfigError(
+                "the checkpoint is not one of SparseAutoencoders. Pass one that `lincorr fit` "
+                "wrote with this study."
+            )
+        own = {name: self.hparams.get(name) for name in stored["hparams"]}
+        other = [name for name, value in stored["hparams"].items() if own[name] != value]
         if other:
             raise ConfigError(
                 f"the checkpoint was written with model.{other[0]} {stored['hparams'][other[0]]}, "
-                f"this run has {self.hparams[other[0]]}. Use the settings of the run that wrote it "
+                f"this run has {own[other[0]]}. Use the settings of the run that wrote it "
                 "(its config.yaml), or begin anew."
             )
         self.history = {
             tag: [tuple(p) for p in points] for tag, points in stored["history"].items()
         }
+        self.n_tokens = stored["n_tokens"]
+
+
+def _texts_of(batch: object) -> tuple[TokenRows, int | None]:
+    """Return the texts of a batch, and the number of their block if there is one."""
+    if isinstance(batch, TokenStep):
+        return batch.texts, batch.block
+    if isinstance(batch, TokenRows):
+        return batch, None
+    raise ConfigError(
+        "SparseAutoencoders takes batches of TokenStep or TokenRows (lincorr_lightning.data.texts)"
+        f", not {type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that yields "
+        "these."
+    )

@@ -1,4 +1,4 @@
-"""Readers of SAELens', Gemma Scope's and Llama Scope's folders."""
+"""Read the folders of SAELens, Gemma Scope and Llama Scope."""
 
 from __future__ import annotations
 
@@ -12,43 +12,48 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
+from lincorr_lightning.sae.files import (
+    TensorReader,
+    fail_to_read,
+    raise_unsupported,
+    read_json,
+    read_tensors,
+)
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
-from lincorr_lightning.sae.processed_lm import centred, changes_of, check_heads
-from lincorr_lightning.sae.reading import fail_to_read, raise_unsupported, read_json, read_tensors
+from lincorr_lightning.sae.processed_lm import check_heads, processing_steps, uncentered
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
-# Names of places as TransformerLens has them; the residual before a layer is that after the last.
+# TransformerLens' names; the residual stream before a layer is the one after the previous layer.
 _HOOK = re.compile(r"blocks\.(\d+)\.(.+)")
 _HOOK_KINDS: dict[str, HookKind] = {
     "hook_resid_post": "residual",
     "hook_resid_pre": "residual",
     "hook_mlp_out": "mlp_out",
     "hook_attn_out": "attention_out",
-    "attn.hook_z": "attention_out",  # before its output projection, see `at_output`
+    "attn.hook_z": "attention_out",  # before the output projection, see `at_output`
 }
 _HOOKS = "hook_resid_post, hook_resid_pre, hook_mlp_out, hook_attn_out and attn.hook_z"
 _GEMMA_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
 
-# The way out for whom a command line is all there is, too.
+# Renaming the folder also helps those who pass it on the command line.
 _NAME_IT = (
-    "name the folder by its place, such as residual.12, mlp_out.12 or attention_out.12, or pass "
-    "the place to load_sae."
+    "name the folder by its hook point, such as residual.12, mlp_out.12 or attention_out.12, or "
+    "pass hook_point to load_sae."
 )
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the caller of `load_sae` knows beside the folder.
+    """What the caller of `load_sae` knows besides the folder.
 
     Attributes:
-        hook_point: Where the SAE belongs, for formats that do not say it.
-        input_scale: By how much activations are multiplied, where the folder leaves it open.
-        lm: The LM, for SAEs that read the attention's concatenated heads.
+        hook_point: Hook point of the SAE, for formats that do not name it.
+        input_scale: Factor that multiplies activations, where the folder leaves it open.
+        lm: The LM, for SAEs of the attention's concatenated heads and of a centered LM.
     """
 
     hook_point: HookPoint | None = None
@@ -60,12 +65,20 @@ class LoadOptions:
 
 
 def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
-    """``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6."""
+    """Read ``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6.
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
+    """
     path = folder / "cfg.json"
     config = read_json(path)
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    tensors = read_tensors(folder / "sae_weights.safetensors")
-    take = TensorReader(folder / "sae_weights.safetensors", tensors)
+    tensors = folder / "sae_weights.safetensors"
+    take = TensorReader(tensors, read_tensors(tensors))
     if config.get("hook_head_index") is not None:
         raise_unsupported(
             path,
@@ -77,11 +90,11 @@ def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     encoder, decoder, encoder_bias = take("W_enc").T, take("W_dec"), take("b_enc")
     threshold = None
     if activation == "jumprelu":
-        training = "threshold" not in tensors and "log_threshold" in tensors
+        training = "threshold" not in take and "log_threshold" in take
         threshold = take("log_threshold").exp() if training else take("threshold")
     elif activation == "batchtopk":
         threshold = take("topk_threshold").expand(len(decoder)).clone()
-    if "scaling_factor" in tensors:  # a learned factor per feature, of before version 4
+    if "scaling_factor" in take:  # a learned factor per feature, before version 4
         decoder = decoder * take("scaling_factor")[:, None]
     if config.get("rescale_acts_by_decoder_norm") and activation in ("topk", "batchtopk"):
         norm = decoder.norm(dim=1)
@@ -101,11 +114,11 @@ def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
     )
-    changes = changes_of(config)
+    steps = processing_steps(config)
     if hook.endswith("hook_z"):
-        check_heads(changes, path)
+        check_heads(steps, path)
         return _from_heads(sae, path, options)
-    return centred(sae, options.lm, path) if "center_writing_weights" in changes else sae
+    return uncentered(sae, options.lm, path) if "center_writing_weights" in steps else sae
 
 
 def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activation, int | None]:
@@ -116,14 +129,14 @@ def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activati
         architecture = "topk"
     known: dict[str, Activation] = {
         "standard": "relu", "jumprelu": "jumprelu", "topk": "topk", "batchtopk": "batchtopk",
-        # Nested losses shape its training alone.
+        # The nested losses only matter for training.
         "matryoshka_batchtopk": "batchtopk",
     }  # fmt: skip
     if "transcoder" in str(architecture):
         raise_unsupported(
             path,
-            f"it is a transcoder ({architecture}), which reads one place and writes another",
-            "Take an SAE, which reads and writes the same place.",
+            f"it is a transcoder ({architecture}), which reads one hook point and writes another",
+            "Take an SAE, which reads and writes the same hook point.",
         )
     if architecture not in known or function not in ("relu", "topk"):
         raise_unsupported(
@@ -139,7 +152,7 @@ _NORMS = {
     "layer_norm": "it normalizes every token by itself",
     "constant_norm_rescale": "it normalizes every token by itself",
     "covariance_whitening": "it whitens activations by their covariance",
-    "constant_scalar_rescale": "it multiplies activations by a constant of its own",
+    "constant_scalar_rescale": "it multiplies activations by its own constant",
 }
 
 
@@ -147,7 +160,7 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOpti
     if normalize in (None, False, "none"):
         return 1.0
     if normalize not in (True, "expected_average_only_in"):
-        how = _NORMS.get(str(normalize), "it changes activations in a way that is not known here")
+        how = _NORMS.get(str(normalize), "it changes activations in an unknown way")
         raise_unsupported(
             folder / "cfg.json",
             f"{how} (normalize_activations is {normalize!r}), which is not supported",
@@ -160,13 +173,13 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOpti
     if scale is None:
         raise_unsupported(
             folder / "cfg.json",
-            "it asks for activations of a fixed mean norm (normalize_activations is "
+            "it expects activations of a fixed mean norm (normalize_activations is "
             "expected_average_only_in), but the folder does not hold the factor "
             "(activation_scaler.json)",
             f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: '
-            f"s = sqrt(width) / mean norm of the LM's activations at {hook or 'its hook point'}, over "
-            "texts such as it was trained on (lincorr_lightning.sae.captured reads those of a "
-            "place).",
+            "s = sqrt(width) / mean norm of the LM's activations at "
+            f"{hook or 'its hook point'}, over texts like those it was trained on "
+            "(lincorr_lightning.sae.captured reads activations).",
         )
     return float(scale)
 
@@ -175,9 +188,16 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOpti
 
 
 def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
-    """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024).
+    """Read ``params.npz``; the path names the hook point, as on the hub.
 
-    Those of attention read its concatenated heads.
+    SAEs of attention read its concatenated heads (Lieberum et al., 2024, arXiv 2408.05147).
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: The file cannot be read, or the hook point is unknown.
     """
     path = folder / "params.npz"
     try:
@@ -195,7 +215,7 @@ def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     if hook_point is None:
         raise_unsupported(
             path,
-            "neither the file nor its path says where it belongs",
+            "neither the file nor its path names its hook point",
             f"Keep the hub's folders (gemma-scope-2b-pt-res/layer_12/...), {_NAME_IT}",
         )
     sae = SparseAutoencoder(
@@ -214,23 +234,29 @@ def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
 
 
 def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
-    """``hyperparams.json`` and ``checkpoints/final.safetensors`` (He et al., 2024).
+    """Read ``hyperparams.json`` and ``checkpoints/final.safetensors``.
 
     Activations are multiplied by ``sqrt(width) / mean norm``. The threshold, however, is in the
-    units of the LM's own activations, and on features of unit decoder norm.
+    units of the LM's own activations and applies to features of unit decoder norm (He et al., 2024,
+    arXiv 2410.20526).
+
+    Args:
+        folder: Folder of the SAE.
+        options: What the caller knows.
+
+    Raises:
+        SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
     """
     path = folder / "hyperparams.json"
     config = read_json(path)
-    take = TensorReader(
-        folder / "checkpoints" / "final.safetensors",
-        read_tensors(folder / "checkpoints" / "final.safetensors"),
-    )
+    tensors = folder / "checkpoints" / "final.safetensors"
+    take = TensorReader(tensors, read_tensors(tensors))
     hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")
     if hook != out:
         raise_unsupported(
             path,
             f"it is a transcoder from {hook} to {out}",
-            "Take an SAE, which reads and writes the same place.",
+            "Take an SAE, which reads and writes the same hook point.",
         )
     if config.get("use_glu_encoder"):
         raise_unsupported(
@@ -245,7 +271,7 @@ def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     function = str(config.get("act_fn", "")).lower()
     activation: Activation = "relu"
     threshold = score_scale = None
-    # The threshold of a release replaces the k of the training.
+    # A released threshold replaces the k of training.
     if function == "jumprelu" or (function in ("topk", "batchtopk") and level > 0):
         activation = "jumprelu"
         threshold = torch.full((len(decoder),), level * scale)
@@ -259,14 +285,13 @@ def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
             f"its activation is {function!r} without a jump_relu_threshold, which is not supported",
             "Take one with relu, topk or jumprelu, or with such a threshold.",
         )
+    has_bias = config.get("use_decoder_bias", True)
     return SparseAutoencoder(
         hook_point=_hook_point_of(path, hook, options),
         encoder=encoder,
         decoder=decoder,
         encoder_bias=take("encoder.bias"),
-        decoder_bias=take("decoder.bias")
-        if config.get("use_decoder_bias", True)
-        else torch.zeros(decoder.shape[1]),
+        decoder_bias=take("decoder.bias") if has_bias else torch.zeros(decoder.shape[1]),
         activation=activation,
         threshold=threshold,
         k=config.get("top_k") if activation == "topk" else None,
@@ -284,8 +309,8 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
     if kind != "dataset-wise":
         raise_unsupported(
             path,
-            f"its norm_activation is {kind!r}, which no weights can hold",
-            "Take one that has dataset-wise or inference there.",
+            f"its norm_activation is {kind!r}, which cannot be merged into weights",
+            "Take one with dataset-wise or inference.",
         )
     if not norms.get("in") or norms["in"] != norms.get("out"):
         raise_unsupported(
@@ -299,26 +324,14 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
 # -- shared ------------------------------------------------------------------------------------
 
 
-class TensorReader:
-    """Tensors of a file by name, in float32; a missing one is named with its file."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._path, self._tensors = path, tensors
-
-    def __call__(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            fail_to_read(self._path, f"it lacks {name} (it has {', '.join(self._tensors)})")
-        return self._tensors[name].float()
-
-
 def _hook_point_of(path: Path, hook: str, options: LoadOptions) -> HookPoint:
     found = _HOOK.fullmatch(hook)
-    if found is None:  # named as another library does, or not at all
+    if found is None:  # the name of another library, or none
         if options.hook_point is None:
-            where = f"calls the place {hook!r}" if hook else "does not name the place"
+            named = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
             raise_unsupported(
                 path,
-                f"it {where}, so that nothing tells which of {', '.join(KINDS)} it reads",
+                f"it {named}, so that it is unknown which of {', '.join(KINDS)} it reads",
                 f"If it is one of these, {_NAME_IT}",
             )
         return options.hook_point
@@ -327,8 +340,8 @@ def _hook_point_of(path: Path, hook: str, options: LoadOptions) -> HookPoint:
         raise_unsupported(
             path,
             f"it reads {hook}, none of {', '.join(KINDS)}",
-            f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which no layer "
-            "has made.",
+            f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which is no "
+            "layer's output.",
         )
     return HookPoint(layer, _HOOK_KINDS[found[2]])
 
@@ -338,6 +351,6 @@ def _from_heads(sae: SparseAutoencoder, path: Path, options: LoadOptions) -> Spa
         raise_unsupported(
             path,
             "it reads the attention's concatenated heads, before their output projection",
-            "Pass the LM to load_sae as lm, whose projection is then taken into the SAE.",
+            "Pass lm to load_sae; its output projection is then merged into the SAE.",
         )
     return at_output(sae, find_projection(options.lm.load().model, sae.hook_point, path), path)

@@ -1,73 +1,60 @@
-"""What sparse autoencoders reach at each place of an LM, as tables and figures."""
+"""Results of `SparseAutoencoders`: how well each SAE reconstructs held-out activations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from lincorr_lightning.io import write_csv
-from lincorr_lightning.results.base import Drawings, Pictured
-from lincorr_lightning.results.loggers import tensorboard_writers
-from lincorr_lightning.results.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    finish,
-    new_figure,
-    short_name,
+from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.training_curves import History
+from lincorr_lightning.sae.figures import (
+    DENSITY_EDGES,
+    SCORES,
+    density_figure,
+    quality_figure,
+    training_figure,
 )
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.sae.hook_points import HookKind, HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-if TYPE_CHECKING:
-    import lightning as L
-
-_LOOKS = {
-    "residual": (BLUE, "o", "residual stream"),
-    "mlp_out": (ORANGE, "s", "MLP"),
-    "attention_out": (GREEN, "^", "attention"),
-}
-_PANELS = {
-    "explained_variance": ("explained variance", "share of the variance"),
-    "loss_recovered": ("loss recovered", "share, from zeros to clean"),
-    "l0": ("L0", "active features of a token"),
-    "dead": ("dead features", "share, active at no token"),
-}
-SCORED = tuple(_PANELS)
-_SHARES = ("explained_variance", "loss_recovered", "dead")
-# Half decades of the share of tokens at which a feature is active.
-DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
+STUDY = "sparse_autoencoders"
+_COLUMNS = (
+    Column("hook_point"), Column("kind"), Column("layer"), Column("n_features", "features", ","),
+    Column("explained_variance", format=".3f"), Column("l0", "L0", ".1f"),
+    Column("dead", format=".1%"), Column("loss_recovered", format=".3f"),
+    Column("loss_spliced", format=".3f"), Column("loss_ablated", format=".3f"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SAEScore:
-    """One SAE on held-out texts.
+    """Scores of one SAE on held-out texts.
 
     Attributes:
-        kind: residual, mlp_out or attention_out.
-        layer: Counted from 0.
-        n_features: Of the SAE.
-        explained_variance: 1 - squared error / variance, over all tokens; None where the
-            activations do not vary.
-        l0: Mean number of active features of a token.
-        dead: Share of the features that are active at none of the tokens.
+        hook_point: Id of the hook point, as ``residual.3``.
+        kind: Kind of the hook point.
+        layer: Index of the layer, from 0.
+        n_features: Number of features.
+        explained_variance: 1 - squared error / variance, over all tokens; None for constant
+            activations. Higher is better.
+        l0: Mean number of active features per token.
+        dead: Share of the features that are active at no token.
         loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
-            where zeros do no harm.
-        loss_spliced: Cross-entropy with the reconstruction in the activations' stead, in nats.
-        loss_ablated: Likewise with zeros.
+            where zeros do not increase the loss. Higher is better.
+        loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
+        loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
     """
 
-    kind: str
+    hook_point: str
+    kind: HookKind
     layer: int
     n_features: int
     explained_variance: float | None
@@ -77,186 +64,150 @@ class SAEScore:
     loss_spliced: float
     loss_ablated: float
 
-    @property
-    def hook_point(self) -> str:
-        """As in ``residual.3``."""
-        return f"{self.kind}.{self.layer}"
 
-
-@dataclass(frozen=True)
-class SAEReport(Pictured):
-    """All SAEs of an LM.
-
-    Attributes:
-        lm: Its name.
-        n_tokens: Held-out tokens at which activations were rebuilt.
-        loss_clean: The LM's own cross-entropy of a token, in nats.
-        scores: By layer.
-        density: Features by the share of tokens at which they are active: those active at none,
-            then by half decades (`DENSITY_EDGES`, the first open below),
-            ``(n_places, 1 + n_bins)``, shares of the features of a place.
-    """
-
-    lm: str
-    n_tokens: int
-    loss_clean: float
-    scores: Sequence[SAEScore]
-    density: npt.NDArray[np.float64]
-
-    def results(self) -> dict[str, Any]:
-        """For ``results.json``."""
-        means = {name: _mean([getattr(s, name) for s in self.scores]) for name in SCORED}
-        return {
-            "study": "sparse_autoencoders",
-            "lm": self.lm,
-            "n_held_out_tokens": self.n_tokens,
-            "loss_clean": self.loss_clean,
-            "mean": means,
-            "places": [asdict(s) for s in self.scores],
-        }
-
-    def write(self, folder: Path) -> None:
-        """Write tables and figures.
-
-        Args:
-            folder: The run's.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
-        rows = [asdict(s) for s in self.scores]
-        write_csv(folder / "tables" / "places.csv", list(rows[0]), (list(r.values()) for r in rows))
-        bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in DENSITY_EDGES[:-1])]
-        densities = zip(self.scores, self.density.tolist(), strict=True)
-        write_csv(
-            folder / "tables" / "feature_density.csv", ("place", *bins),
-            ([score.hook_point, *shares] for score, shares in densities),
-        )  # fmt: skip
-        self.write_pictures(folder)
-
-    def show(self, trainer: L.Trainer) -> None:
-        """Add the table and the figures to TensorBoard.
-
-        Args:
-            trainer: The run's trainer.
-        """
-        for writer in tensorboard_writers(trainer):
-            writer.add_text("places", self.markdown(), trainer.global_step)  # type: ignore[no-untyped-call]
-        self.show_pictures(trainer, trainer.global_step)
-
-    def markdown(self) -> str:
-        """A row a place."""
-        return markdown_table(
-            ("place", *SCORED),
-            ((s.hook_point, *(getattr(s, n) for n in SCORED)) for s in self.scores),
-        )
-
-    def drawings(self) -> Drawings:
-        """Scores by layer, and how often features are active."""
-        return {"quality": self._quality, "feature_density": self._density}
-
-    def _told(self) -> str:
-        n = {score.n_features for score in self.scores}
-        features = f"{n.pop():,} features each" if len(n) == 1 else "of several sizes"
-        saes = f"{len(self.scores)} SAEs, {features}"
-        return f"{short_name(self.lm)}; {saes}; {self.n_tokens:,} held-out tokens"
-
-    def _quality(self) -> Figure:
-        layers = sorted({score.layer for score in self.scores})
-        width = min(max(3.2, 1.6 + 0.16 * len(layers)), 6.0)
-        figure = new_figure(2 * width + 0.6, 5.2, "Sparse autoencoders by layer", self._told())
-        panels = figure.subplots(2, 2, sharex=True)
-        for panel, (name, (title, label)) in zip(panels.flat, _PANELS.items(), strict=True):
-            self._panel(panel, name, len(layers) == 1)
-            panel.set_title(title, loc="left", fontsize=10, color=INK)
-            panel.set_ylabel(label, fontsize=8, color=INK)
-        for panel in panels[1]:
-            panel.set_xlabel("layer", fontsize=8, color=INK)
-        # Where there is room: what is worth showing explains most.
-        panels[0, 0].legend(loc="lower left", frameon=False, fontsize=8, labelcolor=INK)
-        return finish(figure)
-
-    def _panel(self, axes: Axes, name: str, single: bool) -> None:
-        kinds = [kind for kind in _LOOKS if any(score.kind == kind for score in self.scores)]
-        known = []
-        for i, kind in enumerate(kinds):
-            colour, marker, label = _LOOKS[kind]
-            points = [
-                (score.layer, getattr(score, name)) for score in self.scores if score.kind == kind
-            ]
-            points = [(layer, value) for layer, value in points if value is not None]
-            known += [value for _, value in points]
-            # Side by side, where one layer alone would put them on top of each other.
-            shift = (i - (len(kinds) - 1) / 2) * 0.2 if single else 0.0
-            axes.plot(
-                [layer + shift for layer, _ in points], [value for _, value in points],
-                color=colour, marker=marker, markersize=5.5, linewidth=1.5, label=label,
-                clip_on=not points, zorder=3,  # nothing at all has no extent that could be laid out
-            )  # fmt: skip
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-        if single:
-            layer = self.scores[0].layer
-            axes.set_xlim(layer - 0.6, layer + 0.6)
-            axes.set_xticks([layer])
-        if name in _SHARES:
-            axes.set_ylim(min(0.0, *known) if known else 0.0, max(1.0, *known) if known else 1.0)
-        else:
-            axes.set_ylim(0, 1.15 * max(known))
-        axes.grid(color=PALE, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GREY)
-
-    def _density(self) -> Figure:
-        n_rows, n_columns = self.density.shape
-        row = min(max(6 / n_rows, 0.14), 0.3)  # inches
-        title = "How often features are active"
-        figure = new_figure(7.2, 0.8 + max(row * n_rows, 1.2), title, self._told())
-        axes = figure.subplots()
-        image = axes.imshow(
-            self.density, cmap="viridis", vmin=0, aspect="auto", interpolation="nearest"
-        )
-        axes.set_yticks(
-            range(n_rows), [s.hook_point for s in self.scores], fontsize=min(8, 260 / n_rows)
-        )
-        # Edges of the half decades, but the lowest, where the column of those that never are ends.
-        edges = [i for i in range(2, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]
-        axes.set_xticks(
-            [0, *(i - 0.5 for i in edges)],
-            ["never", *(f"{10 ** DENSITY_EDGES[i - 1]:g}" for i in edges)], fontsize=8,
-        )  # fmt: skip
-        axes.axvline(0.5, color="white", linewidth=2)
-        axes.set_xlabel("share of the tokens at which a feature is active", fontsize=8, color=INK)
-        axes.tick_params(length=2, color=GREY, labelcolor=INK)
-        axes.spines[:].set_visible(False)
-        bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
-        bar.set_label("share of the features", fontsize=8, color=INK)
-        bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-        bar.outline.set_visible(False)  # type: ignore[operator]
-        return finish(figure)
-
-
-def densities(frequency: npt.NDArray[np.float64], n_features: Sequence[int]) -> npt.NDArray[Any]:
-    """Features by how often they are active, as `SAEReport.density`.
+def score_hook_points(
+    saes: Mapping[HookPoint, SparseAutoencoder], found: Reconstruction
+) -> list[SAEScore]:
+    """Return the scores of each SAE.
 
     Args:
-        frequency: Share of the tokens at which each is active, ``(n_places, most_features)``.
-        n_features: Features of each place; what stands beyond them is none.
+        saes: SAE of each hook point, in the order of the metric.
+        found: Result of the metric.
+    """
+    recovered = found.loss_recovered
+    return [
+        SAEScore(
+            hook_point=hook_point.id,
+            kind=hook_point.kind,
+            layer=hook_point.layer,
+            n_features=sae.n_features,
+            explained_variance=number(float(found.explained_variance[i])),
+            l0=float(found.l0[i]),
+            dead=float((found.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(recovered[i])),
+            loss_spliced=float(found.spliced[i]),
+            loss_ablated=float(found.ablated[i]),
+        )
+        for i, (hook_point, sae) in enumerate(saes.items())
+    ]
+
+
+def feature_densities(
+    frequency: npt.NDArray[np.float64], n_features: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return a histogram of how often features are active.
+
+    Args:
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, max(n_features))``.
+        n_features: Number of features of each hook point; columns beyond it are ignored.
+
+    Returns:
+        Shares of the features of each hook point: never active, then by half decades of the share
+        of tokens (`DENSITY_EDGES`, the first without lower edge), ``(n_hook_points, 1 + n_bins)``.
 
     Example:
-        >>> densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]
+        >>> feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]
         array([0.25, 0.25, 0.5 ])
     """
     rows = []
     for shares, n in zip(frequency, n_features, strict=True):
         own = shares[:n]
         active = own[own > 0]
-        # Those below the lowest edge, and those that are active at every token, count as well.
+        # The outer bins include what lies beyond the outer edges.
         logs = np.clip(np.log10(active), DENSITY_EDGES[0], DENSITY_EDGES[-1])
         counts, _ = np.histogram(logs, DENSITY_EDGES)
         rows.append(np.array([n - len(active), *counts]) / n)
     return np.stack(rows)
+
+
+def sae_results(
+    scores: Sequence[SAEScore],
+    found: Reconstruction | None,
+    history: History,
+    *,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    n_steps: int,
+    n_tokens: int,
+    seconds: float | None,
+) -> Results:
+    """Return the results of a run.
+
+    Args:
+        scores: Scores of each SAE; empty if the run had no held-out texts.
+        found: Result of the metric, None likewise.
+        history: Training curves, (step, value) pairs by tag; empty if nothing was trained.
+        lm: The LM, see `LanguageModel.info`.
+        settings: Hyper-parameters of the study and its data.
+        n_steps: Number of training steps.
+        n_tokens: Number of tokens trained on, over all ranks.
+        seconds: Duration of the training; None if nothing was trained.
+    """
+    values: dict[str, Any] = {}
+    tables: list[Table] = []
+    figures: list[Figure] = []
+    name = short_name(str(lm["name_or_path"]))
+    if found is not None:
+        values |= {
+            "n_held_out_tokens": found.n_tokens,
+            "loss_clean": found.clean,
+            "mean": {what: _mean([getattr(s, what) for s in scores]) for what in SCORES},
+            "hook_points": [asdict(score) for score in scores],
+        }
+        sizes = [score.n_features for score in scores]
+        density = feature_densities(found.frequency.cpu().numpy(), sizes)
+        tables += [_score_table(scores, found), _density_table(scores, density)]
+        size = f"{sizes[0]:,} features each" if len(set(sizes)) == 1 else "of several sizes"
+        subtitle = f"{name}; {len(scores)} SAEs, {size}; {found.n_tokens:,} held-out tokens"
+        figures += [
+            Figure(
+                "quality",
+                "Scores of the SAEs on held-out texts by layer.",
+                partial(quality_figure, scores, subtitle),
+            ),
+            Figure(
+                "feature_density",
+                "Share of the tokens at which features are active.",
+                partial(density_figure, [s.hook_point for s in scores], density, subtitle),
+            ),
+        ]
+    if history:
+        figures.append(
+            Figure("training", "Training curves.", partial(training_figure, history, name))
+        )
+    values |= {
+        "n_steps": n_steps,
+        "n_tokens": n_tokens,
+        "seconds": None if seconds is None else round(seconds, 1),
+    }
+    return Results(STUDY, values, tables=tables, figures=figures, lm=lm, settings=settings)
+
+
+def _score_table(scores: Sequence[SAEScore], found: Reconstruction) -> Table:
+    return Table.from_dicts(
+        "hook_points",
+        [asdict(score) for score in scores],
+        _COLUMNS,
+        caption=f"Scores of each SAE on {found.n_tokens:,} held-out tokens.",
+        note=f"The LM's loss is {found.clean:.3f} nats per token; spliced and ablated are its loss "
+        "with the activations replaced by their reconstruction and by zeros, and loss recovered is "
+        "(ablated - spliced) / (ablated - clean).",
+        headline=True,
+    )
+
+
+def _density_table(scores: Sequence[SAEScore], density: npt.NDArray[np.float64]) -> Table:
+    bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in DENSITY_EDGES[:-1])]
+    return Table(
+        "feature_density",
+        [Column("hook_point"), *(Column(each, format=".1%") for each in bins)],
+        [
+            [score.hook_point, *shares]
+            for score, shares in zip(scores, density.tolist(), strict=True)
+        ],
+        caption="Share of each SAE's features by the share of the tokens at which they are active.",
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

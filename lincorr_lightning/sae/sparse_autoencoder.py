@@ -1,4 +1,4 @@
-"""One sparse autoencoder: what it computes, where it belongs, and its folder on the disk."""
+"""A sparse autoencoder and its folder on disk."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import atomic_folder, atomic_write, write_json
+from lincorr_lightning.sae.files import fail_to_read, read_json, read_tensors
 from lincorr_lightning.sae.hook_points import HookPoint, check_index
-from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors
 from lincorr_lightning.version import __version__
 
 Activation = Literal["relu", "jumprelu", "topk", "batchtopk"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 FORMAT = "lincorr sparse autoencoder"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Key of the hook point in config.json, by version of the format.
+_HOOK_POINT_KEYS = {1: "place", 2: "hook_point"}
 CONFIG_FILE = "config.json"
 TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
@@ -38,26 +40,27 @@ class SparseAutoencoder(nn.Module):
       arXiv 2407.14435);
     - ``topk``: ``max(p, 0)`` of the `k` features with the largest ``p * score_scale``, else 0 (Gao
       et al., 2024, arXiv 2406.04093);
-    - ``batchtopk``: as it is used after training, with the threshold learned then in place of the
-      batch: ``max(p, 0)`` where ``p > threshold`` (Bussmann et al., 2024, arXiv 2412.06410).
+    - ``batchtopk``: ``max(p, 0)`` where ``p > threshold``, the threshold being learned in training
+      (Bussmann et al., 2024, arXiv 2412.06410).
 
     Args:
-        hook_point: Where it reads and writes.
+        hook_point: Hook point that it reads and writes.
         encoder: E, ``(n_features, width)``.
         decoder: D, ``(n_features, width)``.
-        encoder_bias: ``(n_features,)``.
-        decoder_bias: ``(width,)``.
-        activation: One of the four.
-        threshold: Of jumprelu and batchtopk, ``(n_features,)``, in units of the pre-activations.
-        k: Features kept by topk; batchtopk's mean number, kept as a note.
-        score_scale: What topk multiplies pre-activations by to choose, ``(n_features,)``; None
-            where it chooses by the pre-activations themselves.
-        input_scale: s, by which activations of the LM are multiplied.
+        encoder_bias: b_E, ``(n_features,)``.
+        decoder_bias: b_D, ``(width,)``.
+        activation: Name of the activation.
+        threshold: Threshold of jumprelu and batchtopk, ``(n_features,)``, in units of the
+            pre-activations.
+        k: Number of features that topk keeps; for information, batchtopk's mean number.
+        score_scale: Factors of the pre-activations by which topk chooses, ``(n_features,)``; None
+            for the pre-activations themselves.
+        input_scale: s, the factor of the LM's activations.
         subtract_decoder_bias: Whether the encoder reads ``x' - b_D`` instead of x'.
-        lm: Name of the LM it was trained on, if known.
+        lm: Name of the LM that it was trained on, if known.
 
     Raises:
-        SparseAutoencoderError: The parts do not belong together; the message names the part.
+        SparseAutoencoderError: The arguments contradict each other; the message names one.
 
     Example:
         >>> eye = torch.eye(2)
@@ -103,13 +106,13 @@ class SparseAutoencoder(nn.Module):
         self._check()
 
     def _check(self) -> None:
-        def refuse(reason: str) -> NoReturn:
+        def fail(reason: str) -> NoReturn:
             raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}.")
 
         if self.activation not in ACTIVATIONS:
-            refuse(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
+            fail(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
         if self.decoder.ndim != 2:
-            refuse(f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)")
+            fail(f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)")
         n, width = self.decoder.shape
         shapes = {
             "encoder": (n, width),
@@ -123,27 +126,26 @@ class SparseAutoencoder(nn.Module):
             if tensor is None:
                 continue
             if tuple(tensor.shape) != shapes.get(name, (n, width)):
-                refuse(
+                fail(
                     f"{name} has the shape {tuple(tensor.shape)}; "
-                    f"the decoder {(n, width)} asks for {shapes[name]}"
+                    f"the decoder {(n, width)} requires {shapes[name]}"
                 )
             if not tensor.isfinite().all():
-                refuse(f"{name} holds NaN or infinite numbers")
+                fail(f"{name} holds NaN or infinite numbers")
         if (self.threshold is not None) != (self.activation in _THRESHOLDED):
             given = "has" if self.threshold is not None else "needs"
-            refuse(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
+            fail(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
         if self.score_scale is not None and self.activation != "topk":
-            refuse(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
+            fail(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
         if self.activation == "topk" and not (self.k is not None and 1 <= self.k <= n):
-            refuse(f"topk needs a k from 1 to its {n} features, not {self.k}")
+            fail(f"topk needs a k from 1 to its {n} features, not {self.k}")
         if not (math.isfinite(self.input_scale) and self.input_scale > 0):
-            refuse(f"input_scale is {self.input_scale}; it must be a number above 0")
+            fail(f"input_scale is {self.input_scale}; it must be a number above 0")
 
     def extra_repr(self) -> str:
-        """What ``print`` shows."""
-        return f"{self.hook_point}, {self.n_features} features of width {self.width}, {self.activation}"
-
-    # -- what it holds -----------------------------------------------------------------------
+        """Return what ``print`` shows."""
+        size = f"{self.n_features} features of width {self.width}"
+        return f"{self.hook_point}, {size}, {self.activation}"
 
     @property
     def n_features(self) -> int:
@@ -152,66 +154,64 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of the activations it reads and writes."""
+        """Width of the activations."""
         return self.decoder.shape[1]
 
     @property
     def zero_norm(self) -> Tensor:
-        """Features whose decoder is zero: no direction; ``(n_features,)`` bool."""
+        """Features whose decoder row is zero, without direction; ``(n_features,)``, bool."""
         return (self.decoder.detach() == 0).all(1)
 
     def check_feature(self, index: int) -> int:
-        """Refuse a feature that it does not have.
+        """Return the index of a feature if there is such a feature.
 
         Args:
-            index: Counted from 0.
+            index: Index of the feature, from 0.
 
         Raises:
-            SparseAutoencoderError: It is out of range.
+            SparseAutoencoderError: The index is out of range.
         """
         return check_index(index, self.n_features, self.hook_point)
 
     def check_fits(self, width: int, n_layers: int, lm: str = "the LM") -> None:
-        """Refuse an LM of another width, or with too few layers for the place.
+        """Refuse an LM of another width or with too few layers.
 
         Args:
-            width: The LM's hidden size.
-            n_layers: Its number of layers.
-            lm: What to call it in the message.
+            width: Hidden size of the LM.
+            n_layers: Number of layers of the LM.
+            lm: Name of the LM, for the message.
 
         Raises:
-            SparseAutoencoderError: It says what the SAE and the LM have.
+            SparseAutoencoderError: The SAE does not fit the LM.
         """
         trained = f" (trained on {self.lm})" if self.lm else ""
         if self.width != width:
             raise SparseAutoencoderError(
-                f"the SAE at {self.hook_point}{trained} is {self.width} wide, but {lm} is {width} wide. "
-                "Take an SAE of this very LM."
+                f"the SAE at {self.hook_point}{trained} is {self.width} wide, but {lm} is {width} "
+                "wide. Take an SAE of this LM."
             )
         if self.hook_point.layer >= n_layers:
             raise SparseAutoencoderError(
                 f"the SAE{trained} belongs to {self.hook_point}, but {lm} has {n_layers} layers, "
-                f"counted from 0 to {n_layers - 1}. Take an SAE of this very LM."
+                f"counted from 0 to {n_layers - 1}. Take an SAE of this LM."
             )
 
-    # -- what it computes --------------------------------------------------------------------
-
     def pre_activations(self, x: Tensor) -> Tensor:
-        """What the activation is applied to.
+        """Return the pre-activations of the features.
 
         Args:
-            x: Activations of the LM, ``(..., width)``, as they are in the LM.
+            x: Activations of the LM, ``(..., width)``.
 
         Returns:
-            ``(..., n_features)``, in the SAE's precision.
+            Pre-activations, ``(..., n_features)``, in the SAE's precision.
 
         Raises:
-            SparseAutoencoderError: They are of another width.
+            SparseAutoencoderError: The activations have another width.
         """
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
                 f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
-                f"{x.shape[-1]}. Take those of {self.hook_point} in the LM it was trained on."
+                f"{x.shape[-1]}. Pass those of {self.hook_point} of the LM it was trained on."
             )
         x = x.to(self.encoder.dtype) * self.input_scale
         if self.subtract_decoder_bias:
@@ -222,10 +222,10 @@ class SparseAutoencoder(nn.Module):
         """Apply the activation.
 
         Args:
-            pre_activations: ``(..., n_features)``.
+            pre_activations: Pre-activations, ``(..., n_features)``.
 
         Returns:
-            Features, of the same shape, none below 0.
+            Features, ``(..., n_features)``, all at least 0.
         """
         features = pre_activations.relu()
         if self.threshold is not None:
@@ -240,27 +240,27 @@ class SparseAutoencoder(nn.Module):
         return features
 
     def encode(self, x: Tensor) -> Tensor:
-        """Features of activations of the LM.
+        """Return the features of activations.
 
         Args:
-            x: ``(..., width)``, as they are in the LM.
+            x: Activations of the LM, ``(..., width)``.
 
         Returns:
-            ``(..., n_features)``.
+            Features, ``(..., n_features)``.
 
         Raises:
-            SparseAutoencoderError: They are of another width.
+            SparseAutoencoderError: The activations have another width.
         """
         return self.activate(self.pre_activations(x))
 
     def decode(self, features: Tensor) -> Tensor:
-        """Activations of the LM from features.
+        """Return the activations that features stand for.
 
         Args:
-            features: ``(..., n_features)``.
+            features: Features, ``(..., n_features)``.
 
         Returns:
-            ``(..., width)``, on the LM's scale.
+            Activations on the LM's scale, ``(..., width)``.
         """
         return (features @ self.decoder + self.decoder_bias) / self.input_scale
 
@@ -268,19 +268,17 @@ class SparseAutoencoder(nn.Module):
         """Reconstruct activations of the LM, ``(..., width)``."""
         return self.decode(self.encode(x))
 
-    # -- folding -----------------------------------------------------------------------------
-
     @torch.no_grad()
     def folded(self) -> SparseAutoencoder:
-        """The same reconstruction with everything beside E, D and the biases folded into them.
+        """Return an equivalent SAE whose scales and norms are folded into E, D and the biases.
 
-        Afterwards `input_scale` is 1, the encoder reads the LM's activations as they are, every
-        decoder row has the norm 1 (zero rows stay zero), and thresholds are in the units of the
-        features: a feature's value is the length of what it adds to the LM's activations. The order
-        in which topk chooses is kept by `score_scale`.
+        Its `input_scale` is 1, its encoder reads the LM's activations without subtraction, every
+        decoder row has norm 1 (zero rows stay zero), and thresholds are in the units of the
+        features: a feature's value is the length of what it adds to the LM's activations.
+        `score_scale` keeps the order in which topk chooses.
 
         Returns:
-            A new SAE, in evaluation mode; this one is left as it is.
+            A new SAE in evaluation mode; this one is not changed.
         """
         encoder = self.encoder.double() * self.input_scale
         decoder = self.decoder.double() / self.input_scale
@@ -294,7 +292,7 @@ class SparseAutoencoder(nn.Module):
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
         if self.activation == "topk":
-            # A larger decoder must not let a feature in that was not chosen before.
+            # The norms must not change which features topk chooses.
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)
         return SparseAutoencoder(
@@ -310,18 +308,16 @@ class SparseAutoencoder(nn.Module):
             lm=self.lm,
         ).eval()
 
-    # -- to and from the disk ----------------------------------------------------------------
-
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``sparse_autoencoder.safetensors``.
 
-        They appear as a whole: the SAE that was there stays until the new one is complete.
+        The folder is replaced atomically.
 
         Args:
-            folder: A new folder, or one that holds an SAE written by this method alone.
+            folder: A new folder, or one that holds only an SAE written by this method.
 
         Raises:
-            OutputError: It cannot be written, or holds other files.
+            OutputError: The folder cannot be written, or holds other files.
         """
         tensors = {
             name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
@@ -329,7 +325,7 @@ class SparseAutoencoder(nn.Module):
         config = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
-            "place": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
+            "hook_point": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
             "activation": self.activation,
             "k": self.k,
             "input_scale": self.input_scale,
@@ -347,30 +343,31 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> SparseAutoencoder:
-        """Read what `save` wrote; `load_sae` reads the other formats too.
+        """Load an SAE that `save` wrote; `load_sae` also loads other formats.
 
         Args:
-            folder: The SAE's folder.
+            folder: Folder of the SAE.
 
         Raises:
-            SparseAutoencoderError: A file is missing or damaged, or is of an unknown version.
+            SparseAutoencoderError: A file is missing or damaged, or its version is unknown.
         """
         folder = Path(folder)
         config = read_json(folder / CONFIG_FILE)
         version = config.get("format_version")
-        if config.get("format") != FORMAT or version != FORMAT_VERSION:
+        if config.get("format") != FORMAT or version not in tuple(_HOOK_POINT_KEYS):
             fail_to_read(
                 folder / CONFIG_FILE,
                 f"its format is {config.get('format')!r} of version {version}, and this version of "
-                f"lincorr-lightning ({__version__}) reads {FORMAT!r} of version {FORMAT_VERSION}",
+                f"lincorr-lightning ({__version__}) reads {FORMAT!r} up to version "
+                f"{FORMAT_VERSION}",
             )
         tensors = read_tensors(folder / TENSORS_FILE)
         try:
-            hook_point = HookPoint(**config["place"])
+            hook_point = HookPoint(**config[_HOOK_POINT_KEYS[version]])
             names = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
             parts: dict[str, Any] = {**tensors, **{name: config[name] for name in names}}
             return cls(hook_point=hook_point, **parts).eval()
         except KeyError as error:
             fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")
         except (TypeError, ValueError) as error:
-            fail_to_read(folder, f"its files do not belong together ({error})")
+            fail_to_read(folder, f"its files contradict each other ({error})")

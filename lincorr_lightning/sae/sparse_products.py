@@ -1,8 +1,8 @@
-"""Products of many SAEs with few active features: only what is active is computed back.
+"""Products with the few active features of an SAE, by sums of rows instead of dense products.
 
-Dense products would spend a step on zeros: of the five that one step of an SAE takes (the encoder
-forward, and back to its weights; the decoder forward, and back to features and weights), only the
-encoder's forward needs all features. The rest is sums of rows, `torch.nn.functional.embedding_bag`.
+A training step takes five products: the encoder's forward and its weights' gradient; the decoder's
+forward and the gradients of features and weights. Only the encoder's forward needs all features;
+the others are sums of rows (`torch.nn.functional.embedding_bag`). BENCH
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.nn.functional import embedding_bag
 
 
 class Entries(NamedTuple):
-    """Active features of several SAEs, row by row.
+    """Active features of several SAEs, sorted by row.
 
     Attributes:
-        rows: Of each entry, ``place * n + row``, ascending, ``(n_entries,)``.
-        features: Of each, ``place * n_features + feature``, ``(n_entries,)``.
-        starts: Where each row's entries begin, ``(n_places * n,)``.
+        rows: Row of each entry, ``place * n + row``, ascending, ``(n_entries,)``.
+        features: Feature of each entry, ``place * n_features + feature``, ``(n_entries,)``.
+        starts: Index of each row's first entry, ``(n_hook_points * n,)``.
     """
 
     rows: Tensor
@@ -29,10 +29,10 @@ class Entries(NamedTuple):
 
 
 def entries_of(chosen: Tensor) -> Entries:
-    """Entries from a mask.
+    """Return the entries of a mask.
 
     Args:
-        chosen: ``(n_places, n, n_features)``, bool.
+        chosen: Whether a feature is active, ``(n_hook_points, n, n_features)``, bool.
     """
     n_hook_points, n, n_features = chosen.shape
     flat = chosen.view(n_hook_points * n, n_features)
@@ -45,18 +45,18 @@ def entries_of(chosen: Tensor) -> Entries:
 def encode_entries(
     inputs: Tensor, encoder: Tensor, bias: Tensor, center: Tensor, values: Tensor, entries: Entries
 ) -> Tensor:
-    """Pre-activations of some entries, differentiable by encoder, bias and center.
+    """Make known pre-activations differentiable with respect to encoder, bias and center.
 
     Args:
-        inputs: ``(n_places, n, width)``.
-        encoder: ``(n_places, n_features, width)``.
-        bias: ``(n_places, n_features)``.
-        center: What is taken off the inputs, ``(n_places, width)``.
-        values: ``(inputs - center) encoderᵀ + bias`` of these entries, computed before.
-        entries: Which.
+        inputs: Scaled activations, ``(n_hook_points, n, width)``.
+        encoder: Encoders, ``(n_hook_points, n_features, width)``.
+        bias: Encoder biases, ``(n_hook_points, n_features)``.
+        center: Vectors subtracted from the inputs, ``(n_hook_points, width)``.
+        values: ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``.
+        entries: The entries.
 
     Returns:
-        ``(n_entries,)``, the values.
+        The values, ``(n_entries,)``.
     """
     return _EncodeEntries.apply(inputs, encoder, bias, center, values, entries)  # type: ignore[no-untyped-call]
 
@@ -88,7 +88,7 @@ class _EncodeEntries(torch.autograd.Function):
             rows[order], read, counts.cumsum(0) - counts, mode="sum",
             per_sample_weights=gradient[order],
         ).view(n_hook_points, n_features, width)  # fmt: skip
-        # As many additions, but no atomic ones, so that a run is the same again.
+        # Not index_add, whose atomic additions would make runs differ on a GPU.
         sums = embedding_bag(
             torch.arange(len(order), device=order.device), gradient[order, None],
             counts.cumsum(0) - counts, mode="sum",
@@ -98,15 +98,15 @@ class _EncodeEntries(torch.autograd.Function):
 
 
 def decode_entries(values: Tensor, decoder: Tensor, entries: Entries) -> Tensor:
-    """Sums of decoder rows, differentiable by values and decoder.
+    """Return sums of decoder rows, differentiable with respect to values and decoder.
 
     Args:
-        values: ``(n_entries,)``.
-        decoder: ``(n_places, n_features, width)``.
-        entries: Which.
+        values: Activations of the entries, ``(n_entries,)``.
+        decoder: Decoders, ``(n_hook_points, n_features, width)``.
+        entries: The entries.
 
     Returns:
-        ``(n_places, n, width)``.
+        Sums, ``(n_hook_points, n, width)``.
     """
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(

@@ -1,4 +1,4 @@
-"""SAEs of many places, trained as one: a leading dimension of places."""
+"""Train the SAEs of all hook points at once, as tensors with a leading hook point dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -22,40 +22,40 @@ from lincorr_lightning.sae.sparse_products import (
 
 TrainedActivation = Literal["topk", "batchtopk", "relu"]
 Center = Literal["geometric_median", "mean", "zero"]
-# Steps over which batchtopk's threshold is averaged.
-_THRESHOLD_MEMORY = 100
+# Number of steps over which batchtopk's threshold is averaged.
+_THRESHOLD_STEPS = 100
 
 
 @dataclass(frozen=True)
 class SAESettings:
-    """How SAEs are built and what they are trained for."""
+    """Size, activation and training losses of each SAE."""
 
     n_features: int = 512
-    """Features of each."""
+    """Number of features of each SAE."""
 
     activation: TrainedActivation = "batchtopk"
-    """topk, batchtopk (as many on average, by a threshold that is learned), or relu (L1)."""
+    """topk, batchtopk (k on average, by a learned threshold), or relu (with an L1 loss)."""
 
     k: int = 12
-    """Features that are active at a token; relu has none of it."""
+    """Number of active features per token; not used by relu."""
 
-    l1: float = 0.02
-    """Weight of the sum of features, of relu alone."""
+    l1_coef: float = 0.02
+    """Weight of the L1 loss, the sum of the features; used by relu only."""
 
     center: Center = "geometric_median"
-    """Where the decoder's bias begins: geometric_median or mean of activations, or zero."""
+    """Initial decoder bias: geometric_median or mean of the activations, or zero."""
 
     dead_after_steps: int = 50
-    """A feature that was active in none of so many steps counts as dead while training."""
+    """Number of steps without activation after which a feature counts as dead in training."""
 
     aux_loss_coef: float = 1 / 32
-    """Weight of the loss by which dead features learn what the others leave; 0 leaves them dead."""
+    """Weight of the auxiliary loss, by which dead features learn the error; 0 leaves them dead."""
 
     aux_k: int = 64
-    """Dead features that are made to take part at a token."""
+    """Number of dead features per token that take part in the auxiliary loss."""
 
     def __post_init__(self) -> None:
-        """Refuse what no SAE can be."""
+        """Check the settings."""
         for name, value, known in (
             ("activation", self.activation, get_args(TrainedActivation)),
             ("center", self.center, get_args(Center)),
@@ -65,29 +65,25 @@ class SAESettings:
                     f"model.sae.{name} is {value!r}; SAEs are trained with {', '.join(known)}."
                 )
         for name in ("n_features", "k", "dead_after_steps", "aux_k"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.sae.{name} is {getattr(self, name)}; it must be above 0.")
+            require(f"model.sae.{name}", getattr(self, name), at_least=1)
+        for name in ("l1_coef", "aux_loss_coef"):
+            require(f"model.sae.{name}", getattr(self, name), at_least=0)
         if self.activation != "relu" and self.k > self.n_features:
             raise ConfigError(
                 f"model.sae.k is {self.k}, but there are {self.n_features} features. Set a "
                 "smaller k, or more model.sae.n_features."
             )
-        for name in ("l1", "aux_loss_coef"):
-            if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"model.sae.{name} is {getattr(self, name)}; it must be 0 or more."
-                )
 
 
 class StepLosses(NamedTuple):
-    """What one step gives, of each place.
+    """Losses and statistics of one step.
 
     Attributes:
-        total: What is minimised, all places together.
-        unexplained: Squared error as a share of the batch's variance, ``(n_places,)``.
-        l0: Active features of a token, ``(n_places,)``.
-        active: How often each feature was active, ``(n_places, n_features)``.
-        least: Least activation that was kept, ``(n_places,)``; of relu zeros.
+        total: Loss to minimise, summed over the hook points.
+        unexplained: Squared error as a share of the batch's variance, ``(n_hook_points,)``.
+        l0: Mean number of active features per token, ``(n_hook_points,)``.
+        active: Number of tokens at which each feature is active, ``(n_hook_points, n_features)``.
+        least: Smallest pre-activation of a chosen feature, ``(n_hook_points,)``; zeros for relu.
     """
 
     total: Tensor
@@ -98,19 +94,19 @@ class StepLosses(NamedTuple):
 
 
 class StackedAutoencoders(nn.Module):
-    """SAEs of one size at several places, which do not see each other.
+    """Independent SAEs of one size at several hook points.
 
-    Each is `SparseAutoencoder` with ``subtract_decoder_bias``: it reads ``s x - b_D``, with s such
-    that the mean distance of activations to where b_D begins is 1. Decoder rows have the norm 1.
-    The loss of a place is its squared error as a share of the variance, so that all places count
-    alike; dead features learn the error by an auxiliary loss (Gao et al., 2024, arXiv 2406.04093,
-    section 2.4).
+    Each is a `SparseAutoencoder` with ``subtract_decoder_bias``: it reads ``s x - b_D``, with s
+    such that the activations' mean distance to the initial b_D is 1. Decoder rows have norm 1. The
+    loss of a hook point is its squared error as a share of the variance, so that all hook points
+    have equal weight; dead features learn the error by an auxiliary loss (Gao et al., 2024, arXiv
+    2406.04093, section 2.4).
 
     Args:
-        hook_points: Where.
-        width: Of the activations.
-        settings: Of each SAE.
-        seed: Of the initial weights; a place's do not depend on which other places there are.
+        hook_points: Hook points.
+        width: Width of the activations.
+        settings: Settings of each SAE.
+        seed: Seed of the initial weights, which do not depend on the other hook points.
     """
 
     input_scale: Tensor
@@ -145,10 +141,10 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def fit_input(self, activations: Tensor) -> None:
-        """Set scale and decoder bias by a sample.
+        """Set input scale and decoder bias from a sample.
 
         Args:
-            activations: ``(n_places, n, width)``, as they are in the LM.
+            activations: Activations of the LM, ``(n_hook_points, n, width)``.
         """
         sample = activations.to(self.encoder.dtype)
         center = torch.zeros_like(sample[:, 0])
@@ -156,17 +152,15 @@ class StackedAutoencoders(nn.Module):
             is_mean = self.settings.center == "mean"
             center = sample.mean(1) if is_mean else geometric_median(sample)
         distance = (sample - center[:, None]).norm(dim=-1).mean(1)
-        # A place that does not vary has nothing to be scaled by.
+        # Constant activations are not scaled.
         self.input_scale.copy_(torch.where(distance > 0, distance.reciprocal(), 1.0))
         self.decoder_bias.copy_(center * self.input_scale[:, None])
 
-    # -- one step --------------------------------------------------------------------------------
-
     def forward(self, activations: Tensor) -> StepLosses:
-        """Losses of one batch; differentiable.
+        """Return the losses of one batch.
 
         Args:
-            activations: ``(n_places, n, width)``, as they are in the LM.
+            activations: Activations of the LM, ``(n_hook_points, n, width)``.
         """
         inputs = activations.to(self.encoder.dtype) * self.input_scale[:, None, None]
         variance = (inputs - inputs.mean(1, keepdim=True)).square().sum(-1).mean(1)
@@ -207,9 +201,9 @@ class StackedAutoencoders(nn.Module):
         rebuilt = torch.baddbmm(self.decoder_bias[:, None], features, self.decoder)
         error = inputs - rebuilt
         unexplained = error.square().sum(-1).mean(1) / variance
-        # In units of the loss, the same at every place: activations are about 1 long everywhere.
+        # Inputs have norm 1 on average at each hook point, so one coefficient fits all.
         sparsity = features.sum(-1).mean(1)
-        total = unexplained.sum() + self.settings.l1 * sparsity.sum()
+        total = unexplained.sum() + self.settings.l1_coef * sparsity.sum()
         if self.settings.aux_loss_coef:
             before = before.detach()
             total = total + self.settings.aux_loss_coef * self._auxiliary(
@@ -227,13 +221,13 @@ class StackedAutoencoders(nn.Module):
         ).relu()
 
     def _choose(self, before: Tensor) -> tuple[Entries, Tensor]:
-        """Active features, and the least activation among those of each place."""
+        """Return the active features, and the smallest pre-activation of each hook point."""
         n_hook_points, n, n_features = before.shape
         k = self.settings.k
         if self.settings.activation == "topk":
             values, columns = before.topk(k, dim=-1, sorted=False)
             return _even_entries(columns, n_features), values.relu().amin((1, 2))
-        # The n*k largest of the whole batch; among them may be some that are not above 0.
+        # The n * k largest of the batch; some of them may not be positive.
         least = torch.stack(
             [
                 _largest(values, n * k, self.threshold[i] / 2)
@@ -243,7 +237,7 @@ class StackedAutoencoders(nn.Module):
         return entries_of((before >= least[:, None, None]) & (before > 0)), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
-        """What dead features do not explain of the error, as a share of it, all places together."""
+        """Return the share of the error that dead features leave, summed over the hook points."""
         dead = self.idle >= self.settings.dead_after_steps
         n_dead = dead.sum(1)
         most = min(self.settings.aux_k, int(n_dead.max()))
@@ -262,24 +256,23 @@ class StackedAutoencoders(nn.Module):
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
 
-    # -- between steps ---------------------------------------------------------------------------
-
     @torch.no_grad()
     def remember(self, active: Tensor, least: Tensor) -> None:
-        """Count for how long features have been idle, and move the threshold.
+        """Update the steps since each feature's last activation, and the threshold.
 
         Args:
-            active: How often each was active in this step, ``(n_places, n_features)``.
-            least: Least activation that was kept, ``(n_places,)``.
+            active: Number of tokens at which each feature was active in this step,
+                ``(n_hook_points, n_features)``.
+            least: Smallest pre-activation of a chosen feature, ``(n_hook_points,)``.
         """
         self.idle.add_(1).masked_fill_(active > 0, 0)
         self.n_averaged.add_(1)
-        share = 1.0 / self.n_averaged.clamp(max=_THRESHOLD_MEMORY)
+        share = 1.0 / self.n_averaged.clamp(max=_THRESHOLD_STEPS)
         self.threshold.lerp_(least.to(self.threshold), share)
 
     @torch.no_grad()
     def project_gradient(self) -> None:
-        """Take off the decoder's gradient what would only change its rows' norms."""
+        """Remove the component of the decoder's gradient that only changes the norms of rows."""
         gradient = self.decoder.grad
         if gradient is not None:
             along = (gradient * self.decoder).sum(-1, keepdim=True)
@@ -287,13 +280,13 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def normalize(self) -> None:
-        """Give every decoder row the norm 1."""
+        """Scale every decoder row to norm 1."""
         norm = self.decoder.norm(dim=-1, keepdim=True)
         self.decoder.div_(norm.clamp(min=torch.finfo(norm.dtype).tiny))
 
     @torch.no_grad()
     def export(self, lm: str | None = None) -> dict[HookPoint, SparseAutoencoder]:
-        """Copy each SAE, as it is used after training.
+        """Return a copy of each SAE, as used after training.
 
         Args:
             lm: Name of the LM.
@@ -321,9 +314,9 @@ class StackedAutoencoders(nn.Module):
 
 
 def _largest(values: Tensor, count: int, guess: Tensor) -> Tensor:
-    """The count-th largest of some values, 0 if it is below.
+    """Return the count-th largest value, at least 0.
 
-    Only those above a guess are sorted, unless they are too few.
+    Values below the guess are only looked at if too few lie above it.
     """
     above = values[values > guess]
     if len(above) < count:
@@ -336,7 +329,7 @@ def _seed_of(hook_point: HookPoint, seed: int) -> int:
 
 
 def _even_entries(columns: Tensor, n_features: int) -> Entries:
-    """Entries of as many features in each row, ``(n_places, n, k)``."""
+    """Return the entries of k features per row, ``(n_hook_points, n, k)``."""
     n_hook_points, n, k = columns.shape
     rows = torch.arange(n_hook_points * n, device=columns.device)
     first = torch.arange(n_hook_points, device=columns.device)[:, None, None] * n_features

@@ -12,9 +12,6 @@ from lincorr_lightning.data.texts import TextsDataModule, pad_rows
 from lincorr_lightning.data.tiny_world.texts import world_file, world_sentences
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured
-from lincorr_lightning.sae.scoring import read_activations
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 4)}name{(7 * i) % 60}" for i in range(60)]
 SMALL = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3, "n_held_out": 10}
@@ -81,26 +78,6 @@ def test_long_texts_are_cut_and_beginnings_skipped(lm: LanguageModel, file: str)
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch.counted.tolist() == [[False, True, True], [False, True, False]]
-
-
-def test_activations_are_those_of_each_text_alone(lm: LanguageModel) -> None:
-    hook_points = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
-    rows = lm.rows(LINES[:9])
-    total = sum(len(row) - 2 for row in rows)
-    out = torch.full((2, total - 3, 16), torch.nan)
-
-    def batches(lengths: list[int], device: str, ask: Any) -> None:
-        assert lengths == [len(row) for row in rows]
-        for part in ([8, 0, 3], [1, 2, 4], [7, 6, 5]):
-            ask(part)
-
-    read_activations(lm.model, hook_points, rows, out, 2, batches)
-    expected = []
-    for row in rows:
-        with captured(lm.model, hook_points) as read:
-            lm.model(torch.tensor([row]))
-        expected.append(torch.stack([read[hook_point][0, 2:] for hook_point in hook_points]))
-    torch.testing.assert_close(out, torch.cat(expected, 1)[:, :-3], atol=1e-5, rtol=1e-5)
 
 
 def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.sae.loading import load_folder
+from lincorr_lightning.sae.formats import load_saes
 
 SHORTER = {
     "configs/correlation_matrix.yaml": ["--data.n_subjects=400"],
@@ -206,5 +206,5 @@ def test_predecessors_of_features_count_as_told(
             assert ours.split("|")[1] == theirs.split("|")[1]
             told, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
             assert told == pytest.approx(found, abs=0.08), ours
-    saes = load_folder(folder / "sparse_autoencoders").values()
+    saes = load_saes(folder / "sparse_autoencoders").values()
     assert f"of {sum(sae.n_features for sae in saes):,} features" in README

@@ -15,10 +15,9 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import OutputProjection, at_output, find_projection
-from lincorr_lightning.sae.formats import load_sae
+from lincorr_lightning.sae.formats import load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
-from lincorr_lightning.sae.loading import load_folder
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 N = 64
@@ -146,7 +145,7 @@ def test_a_norm_between_projection_and_stream_is_refused(
 ) -> None:
     model, projection = _grouped(name, len(tokenizer))
     lm = LanguageModel.from_module(model, tokenizer)
-    match = r"no linear map of these: it comes out of Gemma\dRMSNorm.*hook_attn_out"
+    match = r"no linear map of these: it is the output of Gemma\dRMSNorm.*hook_attn_out"
     with pytest.raises(SparseAutoencoderError, match=match):
         load_sae(_saelens(tmp_path / "sae"), lm=lm)
     scope = tmp_path / "gemma-scope-2b-pt-att" / "layer_1" / "l0"
@@ -154,7 +153,7 @@ def test_a_norm_between_projection_and_stream_is_refused(
     tensors = _weights() | {"threshold": torch.zeros(N)}
     np.savez(scope / "params.npz", **{key: value.numpy() for key, value in tensors.items()})
     with pytest.raises(SparseAutoencoderError, match=match):
-        load_folder(str(scope), lm)
+        load_saes(str(scope), lm)
     # The norm is why: without it they are the heads' own.
     layer = model.model.layers[1]
     layer.post_attention_layernorm = nn.Identity()
@@ -207,7 +206,7 @@ def test_the_projection_of_other_lms(name: str) -> None:
 
 
 def _copied(model: Any) -> Any:
-    """Another object: where places of a model lie is remembered."""
+    """Another object: the modules of a model's hook points are cached."""
     import copy
 
     return copy.deepcopy(model)
@@ -215,7 +214,7 @@ def _copied(model: Any) -> Any:
 
 def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
     lm = LanguageModel.from_module(_gpt2(len(tokenizer))[0], tokenizer)
-    with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass the LM to load_sae"):
+    with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass lm to load_sae"):
         load_sae(_saelens(tmp_path / "one"))
     with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*in the LM are 32"):
         load_sae(_saelens(tmp_path / "two", width=24), lm=lm)
@@ -230,11 +229,11 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
     wide, one = torch.randn(7, 8).double(), torch.randn(12, 7) @ torch.randn(7, 8)
     for weight in (wide, one.double()):
         projection = OutputProjection(weight, torch.zeros(len(weight)).double())
-        with pytest.raises(SparseAutoencoderError, match=r"cannot be told from.*Take an SAE of"):
+        with pytest.raises(SparseAutoencoderError, match=r"does not determine.*Take an SAE of"):
             at_output(sae, projection, tmp_path)
 
 
-def test_the_studies_find_the_projection_and_folders_tell_the_place(
+def test_studies_find_the_projection_and_folder_names_give_the_hook_point(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     """A folder of folders, from the command line; more texts asked for than there are."""
@@ -254,7 +253,7 @@ def test_the_studies_find_the_projection_and_folders_tell_the_place(
     ]  # fmt: skip
     cli = main(["validate", "--config", str(configs / "sparse_autoencoders.yaml"), *common])
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
-    scores = {f"{each['kind']}.{each['layer']}": each for each in results["places"]}
+    scores = {f"{each['kind']}.{each['layer']}": each for each in results["hook_points"]}
     assert set(scores) == {"attention_out.1", "residual.0", "residual.1"}
     x, rebuilt, n_active = [], [], 0
     with torch.no_grad():

@@ -154,7 +154,7 @@ def test_saelens_finetuning_factor(tmp_path: Path) -> None:
         ("blocks.4.hook_resid_pre", HookPoint(3, "residual")),
     ],
 )
-def test_saelens_places(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
+def test_saelens_hook_points(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": hook}
     folder = _saelens(tmp_path / "sae", config, _weights())
     assert (
@@ -166,7 +166,7 @@ def test_saelens_places(hook: str, hook_point: HookPoint, tmp_path: Path) -> Non
         load_sae(folder, hook_point=HookPoint(9, "mlp_out"))
 
 
-def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None:
+def test_a_hook_of_another_library_takes_the_given_hook_point(tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
     folder = _saelens(tmp_path / "sae", config, _weights())
     assert load_sae(folder, hook_point=HookPoint(3, "residual")).hook_point == HookPoint(
@@ -174,18 +174,18 @@ def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None
     )
     with pytest.raises(
         SparseAutoencoderError,
-        match=r"calls the place 'model\.layers\.3'.*If it is one of these, name the folder by its "
-        r"place, such as residual\.12",
+        match=r"calls its hook point 'model\.layers\.3'.*If it is one of these, name the folder by "
+        r"its hook point, such as residual\.12",
     ):
         load_sae(folder)
     for changes in ({"hook_name": None}, {"hook_name": ""}):
         unnamed = _saelens(tmp_path / "sae", config | changes, _weights())
-        with pytest.raises(SparseAutoencoderError, match="it does not name the place"):
+        with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
             load_sae(unnamed)
 
 
 @pytest.mark.parametrize("named", ["mlp_out.3", "residual.0", "attention_out.12"])
-def test_a_folder_called_by_its_place_tells_it(named: str, tmp_path: Path) -> None:
+def test_the_folder_name_gives_the_hook_point(named: str, tmp_path: Path) -> None:
     hook_point = HookPoint.named(named)
     assert hook_point is not None and hook_point.id == named
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
@@ -195,8 +195,8 @@ def test_a_folder_called_by_its_place_tells_it(named: str, tmp_path: Path) -> No
     assert load_sae(_saelens(tmp_path / named, told, _weights())).hook_point == HookPoint(
         4, "mlp_out"
     )
-    assert [HookPoint.named(text) for text in ("stream.3", "residual", "residual.x", "a.residual.3")] \
-        == [None] * 4  # fmt: skip
+    for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
+        assert HookPoint.named(text) is None
 
 
 def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
         ),
         (
             {"architecture": "standard", "normalize_activations": "constant_scalar_rescale"},
-            "it multiplies activations by a constant of its own",
+            "it multiplies activations by its own constant",
         ),
-        ({"architecture": "standard", "normalize_activations": "odd"}, "way that is not known"),
+        ({"architecture": "standard", "normalize_activations": "odd"}, "in an unknown way"),
         ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
     ],
 )
@@ -394,7 +394,7 @@ def test_llama_scope_plain(tmp_path: Path) -> None:
     [
         ({"hook_point_out": "blocks.13.hook_mlp_out"}, r"hyperparams\.json: it is a transcoder"),
         ({"use_glu_encoder": True}, "gated encoder"),
-        ({"norm_activation": "token-wise"}, "'token-wise', which no weights can hold"),
+        ({"norm_activation": "token-wise"}, "'token-wise', which cannot be merged"),
         ({"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}}, "not one norm above 0"),
         ({"dataset_average_activation_norm": None}, "not one norm above 0"),
         ({"act_fn": "batchtopk", "jump_relu_threshold": 0}, "without a jump_relu_threshold"),
@@ -434,7 +434,7 @@ def test_a_format_is_registered_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert load_sae(tmp_path) is own
 
 
-def test_one_sae_for_each_place(tmp_path: Path) -> None:
+def test_one_sae_per_hook_point(tmp_path: Path) -> None:
     folders = [
         _saelens(tmp_path / str(layer), {"architecture": "standard",
                  "hook_name": f"blocks.{layer}.hook_mlp_out"}, _weights())

@@ -41,7 +41,7 @@ def _module(lm: LanguageModel, hook_point: HookPoint) -> torch.nn.Module:
 
 
 def _naive(lm, hook_point, ids, change):
-    """Logits of one text, a function of (position, vector) applied at a place, by a bare hook."""
+    """Logits of one text, with a function of (position, vector) applied by a bare hook."""
 
     def hook(module, args, output):
         x = output[0] if isinstance(output, tuple) else output

@@ -126,8 +126,8 @@ def test_an_lm_without_layer_norm_is_never_centred(tokenizer: Any, tmp_path: Pat
     assert torch.equal(sae.encoder, _weights()["W_enc"].T)
 
 
-def test_only_the_lm_tells(tmp_path: Path) -> None:
-    with pytest.raises(SparseAutoencoderError, match=r"writing weights.*Pass the LM to load_sae"):
+def test_the_lm_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(SparseAutoencoderError, match=r"writing weights.*Pass lm to load_sae"):
         load_sae(_saelens(tmp_path / "sae", CENTRED))
 
 

@@ -19,7 +19,13 @@ WIDTH, N_FEATURES, K = 10, 24, 4
 
 
 def _settings(activation: str, **changes: Any) -> SAESettings:
-    defaults = {"n_features": N_FEATURES, "k": K, "dead_after_steps": 3, "aux_k": 5, "l1": 0.05}
+    defaults = {
+        "n_features": N_FEATURES,
+        "k": K,
+        "dead_after_steps": 3,
+        "aux_k": 5,
+        "l1_coef": 0.05,
+    }
     return SAESettings(activation=activation, **defaults | changes)
 
 
@@ -64,7 +70,7 @@ def _plain_training(
         loss = (error**2).sum() / len(x) / variance
         losses.append(loss.item())
         if settings.activation == "relu":
-            loss = loss + settings.l1 * features.sum() / len(x)
+            loss = loss + settings.l1_coef * features.sum() / len(x)
         dead = idle >= settings.dead_after_steps
         if dead.any() and settings.aux_loss_coef:
             taken = torch.zeros_like(before)
@@ -145,7 +151,7 @@ def test_what_is_exported_computes_what_was_trained(activation: str) -> None:
         torch.testing.assert_close(sae.decoder.norm(dim=1), torch.ones(N_FEATURES).double())
 
 
-def test_a_place_does_not_depend_on_the_others() -> None:
+def test_a_hook_point_does_not_depend_on_the_others() -> None:
     alone = StackedAutoencoders(HOOK_POINTS[2:], WIDTH, _settings("topk"), seed=3)
     among = StackedAutoencoders(HOOK_POINTS, WIDTH, _settings("topk"), seed=3)
     torch.testing.assert_close(alone.decoder[0], among.decoder[2], rtol=0, atol=0)
@@ -191,7 +197,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
         return 7 * (torch.zeros(2, n, n_true).scatter(2, chosen, size) @ true + offset)
 
     settings = SAESettings(
-        n_features=64, activation=activation, k=k_true, l1=0.08, dead_after_steps=50, aux_k=16
+        n_features=64, activation=activation, k=k_true, l1_coef=0.08, dead_after_steps=50, aux_k=16
     )
     saes = StackedAutoencoders(HOOK_POINTS[:2], width, settings)
     saes.fit_input(draw(2000))

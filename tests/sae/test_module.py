@@ -1,4 +1,4 @@
-"""The study: its numbers against naive ones, its files, resuming, processes and refusals."""
+"""The study: its numbers against naive ones, its files, resuming, ranks and refusals."""
 
 import json
 from collections.abc import Callable
@@ -10,16 +10,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.texts import TextsDataModule
+from lincorr_lightning.data.texts import TextsDataModule, TokenRows, TokenStep, pad_rows
 from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
-from lincorr_lightning.flow.default_saes import train_saes
-from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
+from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
+from lincorr_lightning.sae.scoring import read_activations
 from lincorr_lightning.sae.stacked import SAESettings
 from tests.launching import run_in_two
 
@@ -74,6 +75,12 @@ def _splice(module: Any, new: Tensor | None, is_stream: bool) -> Any:
     return module.register_forward_hook(hook)
 
 
+def _scores(module: SparseAutoencoders) -> dict[str, Any]:
+    assert module.output is not None
+    names = ("n_held_out_tokens", "loss_clean", "mean", "hook_points")
+    return {name: module.output.values[name] for name in names}
+
+
 def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
     trainer, module, data = make()
     trainer.fit(module, datamodule=data)
@@ -84,8 +91,8 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
     assert results["study"] == "sparse_autoencoders"
     assert results["n_steps"] == STEPS
     assert results["n_tokens"] == STEPS * 64
-    assert "settings" in results
-    assert "versions" in results
+    assert results["settings"]["data"]["batch_tokens"] == 64
+    assert results["lm"]["fingerprint"] == dict(module.lm.fingerprint)
 
     model = module.lm.model
     rows = [
@@ -107,7 +114,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
         n_targets = sum(row.shape[1] - 1 for row in rows)
         clean = sum(losses(row) for row in rows) / n_targets
         assert results["loss_clean"] == pytest.approx(float(clean), rel=1e-5)
-        for scored in results["places"]:
+        for scored in results["hook_points"]:
             hook_point = HookPoint(scored["layer"], scored["kind"])
             part = parts[hook_point.kind](model.model.layers[hook_point.layer])
             read, spliced, ablated = [], 0.0, 0.0
@@ -151,7 +158,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
             assert scored["n_features"] == 48
     for name in ("quality", "feature_density", "training"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
-    table = (folder / "tables" / "places.csv").read_text().splitlines()
+    table = (folder / "tables" / "hook_points.csv").read_text().splitlines()
     assert len(table) == 7
     densities = (folder / "tables" / "feature_density.csv").read_text().splitlines()[1:]
     for line in densities:
@@ -178,7 +185,8 @@ def test_a_resumed_run_gives_the_same_bits(make: Callable[..., Any], stop: int) 
         torch.testing.assert_close(other[name], state[name], rtol=0, atol=0, msg=name)
     assert not torch.equal(state["decoder"], checkpoint["state_dict"]["stacked.decoder"])
     assert again[1].history == whole[1].history
-    assert again[1].report.results() == whole[1].report.results()
+    assert _scores(again[1]) == _scores(whole[1])
+    assert again[1].output.values["n_tokens"] == STEPS * 64
 
 
 def test_checkpoints_and_folders_are_scored_again(
@@ -186,18 +194,21 @@ def test_checkpoints_and_folders_are_scored_again(
 ) -> None:
     trainer, module, data = make(callbacks=(ModelCheckpoint(save_last=True),), layers=[1])
     trainer.fit(module, datamodule=data)
-    told = module.report.results()
+    found = _scores(module)
     path = next(Path(trainer.default_root_dir).rglob("last.ckpt"))
     second, again, data = make(name="second", layers=[1])
     second.validate(again, datamodule=data, ckpt_path=str(path), verbose=False)
-    assert again.report.results() == told
-    assert json.loads((_folder(second) / "results.json").read_text())["places"] == told["places"]
+    assert _scores(again) == found
+    assert (
+        json.loads((_folder(second) / "results.json").read_text())["hook_points"]
+        == found["hook_points"]
+    )
 
     folders = sorted(map(str, (_folder(trainer) / "sparse_autoencoders").iterdir()))
     for name, saes in (("third", folders), ("whole", str(Path(folders[0]).parent))):
         third, given, data = make(name=name, saes=saes)
         third.validate(given, datamodule=data, verbose=False)
-        assert given.report.results() == told
+        assert _scores(given) == found
         assert not (_folder(third) / "sparse_autoencoders").exists()
 
     wide = str(make_lm(tmp_path / "wide", hidden_size=24))
@@ -223,12 +234,66 @@ def test_checkpoints_and_folders_are_scored_again(
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
 
 
-def test_a_single_place(make: Callable[..., Any]) -> None:
+def test_a_single_hook_point(make: Callable[..., Any]) -> None:
     trainer, module, data = make(layers=[1], kinds=["mlp_out"])
     trainer.fit(module, datamodule=data)
-    (score,) = module.report.scores
+    (score,) = module.scores
     assert (score.kind, score.layer) == ("mlp_out", 1)
     assert 0.5 < score.explained_variance < 1
+
+
+@pytest.mark.parametrize("as_steps", [True, False])
+def test_any_dataloader_of_the_documented_batches(make: Callable[..., Any], as_steps: bool) -> None:
+    """Texts as whole batches, or as blocks whose tokens are used in another order."""
+    trainer, module, _ = make(layers=[0], kinds=["residual"])
+    lm = module.lm
+    texts = [pad_rows(lm.rows(LINES[i : i + 20]), 1) for i in range(0, 200, 20)]
+    batches: list[TokenRows | TokenStep] = []
+    for block, rows in enumerate(texts):
+        order = torch.randperm(int(rows.counted.sum())).chunk(2)
+        batches += [TokenStep(block, i, rows, part) for i, part in enumerate(order)]
+    train = batches if as_steps else texts
+    loader = DataLoader(train, batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module, loader, DataLoader(texts[:2], batch_size=None))  # type: ignore[arg-type]
+    n_counted = sum(int(rows.counted.sum()) for rows in texts)
+    assert module.output.values["n_tokens"] == n_counted
+    assert module.output.values["n_steps"] == (20 if as_steps else 10)
+    n_held_out = sum(int(rows.counted.sum()) for rows in texts[:2])
+    assert module.output.values["n_held_out_tokens"] == n_held_out
+    assert module.output.settings["data"] == {}
+    curve = [value for _, value in module.history["explained_variance/residual.0"]]
+    assert curve[-1] > curve[0]
+    assert (_folder(trainer) / "sparse_autoencoders" / "residual.0").is_dir()
+
+
+def test_activations_are_those_of_the_counted_tokens_in_order(make: Callable[..., Any]) -> None:
+    module = make()[1]
+    model = module.lm.load().model
+    hook_points = find_hook_points(model)
+    rows = module.lm.rows(LINES[:9])
+    found = read_activations(
+        model, hook_points, pad_rows(rows, 2), MicroBatches(20), torch.device("cpu")
+    )
+    expected = []
+    for row in rows:
+        with captured(model, hook_points) as read:
+            model(input_ids=torch.tensor([row]))
+        expected.append(torch.stack([read[hook_point][0, 2:] for hook_point in hook_points]))
+    torch.testing.assert_close(found, torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_the_learning_rate_goes_up_along_and_down(make: Callable[..., Any]) -> None:
+    rates: list[float] = []
+
+    class Watch(L.Callback):
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    trainer, module, data = make(layers=[0], kinds=["residual"], learning_rate=1.0, warmup=0.25)
+    trainer.callbacks.append(Watch())
+    trainer.fit(module, datamodule=data)
+    expected = [min((i + 1) / 6, 1.0, (STEPS - i) / (0.4 * STEPS)) for i in range(STEPS)]
+    assert rates == pytest.approx(expected)
 
 
 def test_training_explains_more_than_nothing_and_leaves_the_lm(make: Callable[..., Any]) -> None:
@@ -242,8 +307,10 @@ def test_training_explains_more_than_nothing_and_leaves_the_lm(make: Callable[..
     assert len(tags) == 6
     assert all(last[tag] > first[tag] and last[tag] > 0.5 for tag in tags)
     logged = next(Path(trainer.default_root_dir).rglob("metrics.csv")).read_text()
-    for tag in ("explained_variance/mlp_out.1", "dead/residual.0", "held_out_l0/residual.0"):
-        assert tag in logged
+    for tag in ("explained_variance/mlp_out.1", "dead/residual.0", "loss"):
+        assert f"train/{tag}" in logged
+    assert "val/l0/residual.0" in logged
+    assert "val/explained_variance/residual.0" in trainer.callback_metrics
 
 
 @pytest.mark.parametrize(
@@ -260,13 +327,17 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
         SparseAutoencoders(**settings)
 
 
-def test_places_and_data_that_cannot_be(make: Callable[..., Any]) -> None:
+def test_hook_points_and_data_that_cannot_be(make: Callable[..., Any]) -> None:
     trainer, module, data = make(layers=[4])
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 4: its 2 layers"):
         trainer.fit(module, datamodule=data)
     trainer, module, _ = make(name="data")
-    with pytest.raises(ConfigError, match="Pass --data TextsDataModule"):
+    with pytest.raises(ConfigError, match=r"TokenStep or TokenRows .*, not int\. Pass --data"):
         trainer.fit(module, train_dataloaders=[1])
+    trainer, module, data = make(name="endless")
+    data.setup("fit")
+    with pytest.raises(ConfigError, match=r"no length.* Set trainer\.max_steps"):
+        trainer.fit(module, train_dataloaders=iter(data.val_dataloader()))
     trainer, module, data = make(name="epochs")
     trainer.fit_loop.max_epochs = 3
     with pytest.raises(ConfigError, match=r"max_epochs is 3, but a run is one epoch"):
@@ -299,9 +370,3 @@ def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path)
     assert two["n_held_out_tokens"] == one["n_held_out_tokens"]
     assert two["loss_clean"] == pytest.approx(one["loss_clean"], rel=1e-5)
     assert two["mean"]["explained_variance"] > 0.5
-
-
-def test_too_few_tokens_for_saes_on_the_spot_name_the_studys_own_key() -> None:
-    with pytest.raises(ConfigError, match=r"model\.training_tokens is 100, .* blocks of 32768"):
-        lm = LanguageModel(LMConfig())
-        train_saes(lm, TextsDataModule(lm), 100, SAESettings(), None, 0)

@@ -248,14 +248,14 @@ def test_bfloat16_and_a_single_layer() -> None:
     assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16}
 
 
-def test_bad_places_edits_and_models() -> None:
+def test_bad_hook_points_interventions_and_models() -> None:
     model = _model(ADDING["llama"]())
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 7: its 3 layers"):
         find_hook_points(model, layers=[7])
     with (
-        pytest.raises(SparseAutoencoderError, match=r"edit at residual of layer 0.*\(3, 7, 4\)"),
+        pytest.raises(SparseAutoencoderError, match=r"at residual of layer 0 turned.*\(3, 7, 4\)"),
         edited(model, {HookPoint(0, "residual"): lambda x: x[..., :4]}),
     ):
         model(IDS)
-    with pytest.raises(SparseAutoencoderError, match="Linear does not say"):
+    with pytest.raises(SparseAutoencoderError, match="Linear has no configuration"):
         find_hook_points(nn.Linear(2, 2))

@@ -1,11 +1,11 @@
-"""The training's figure shows all SAEs, or some that are spread over the layers."""
+"""Figures: all SAEs' curves, or some spread over the layers; scores by layer; densities."""
 
 from itertools import pairwise
 
 import pytest
 
+from lincorr_lightning.sae.figures import training_figure
 from lincorr_lightning.sae.hook_points import KINDS
-from lincorr_lightning.sae.run_results import training_figure
 
 
 def _history(n_layers: int, kinds=KINDS) -> dict[str, list[tuple[int, float]]]:
@@ -26,21 +26,21 @@ def _curves(figure) -> dict[str, list[str]]:
 
 
 def test_few_stand_in_one_panel() -> None:
-    curves = _curves(training_figure(_history(4), "/some/folder/my-lm"))
+    curves = _curves(training_figure(_history(4), "my-lm"))
     assert set(curves) == {"explained_variance", "dead", "threshold", "loss"}
     assert len(curves["dead"]) == 12
 
 
 @pytest.mark.parametrize("n_layers", [5, 12])
 def test_more_have_a_panel_for_each_kind_and_none_is_left_out(n_layers: int) -> None:
-    figure = training_figure(_history(n_layers), "/some/folder/my-lm")
+    figure = training_figure(_history(n_layers), "my-lm")
     curves = _curves(figure)
     for what in ("explained_variance", "dead", "threshold"):
         for kind in KINDS:
             assert curves.pop(f"{what}, {kind}") == [f"layer {i}" for i in range(n_layers)]
     assert list(curves) == ["loss"]
     told = " ".join(text.get_text() for text in figure.texts)
-    assert "Training of my-lm's SAEs" in told and "/some" not in told and "groups" not in told
+    assert "Training of my-lm's SAEs" in told and "groups" not in told
 
 
 def test_of_very_many_those_shown_are_spread_over_the_layers() -> None:

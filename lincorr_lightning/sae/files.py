@@ -1,4 +1,4 @@
-"""Reading the files of an SAE, with errors that name the file."""
+"""Read the files of an SAE, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lincorr_lightning.errors import SparseAutoencoderError
 
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:
-    """Say which file of an SAE cannot be read, and why."""
+    """Raise the error of a file that cannot be read."""
     raise SparseAutoencoderError(
         f"cannot read {path}: {reason}. Copy or download the SAE again, or pass another folder."
     )
 
 
 def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
-    """Say why an SAE that is whole cannot be used, and what can."""
+    """Raise the error of an SAE that is undamaged but cannot be used."""
     raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
 
 
@@ -30,7 +30,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     """Read a JSON object.
 
     Raises:
-        SparseAutoencoderError: It is missing, damaged or no object.
+        SparseAutoencoderError: The file is missing or damaged, or holds no object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Raises:
-        SparseAutoencoderError: It is missing or damaged.
+        SparseAutoencoderError: The file is missing or damaged.
     """
     if not path.is_file():
         fail_to_read(path, "there is no such file")
@@ -55,3 +55,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         fail_to_read(path, f"it is damaged or cut short ({error})")
+
+
+class TensorReader:
+    """Look up the tensors of a file by name, in float32.
+
+    Args:
+        path: The file, for messages.
+        tensors: Its tensors by name.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        self._path, self._tensors = path, tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __call__(self, name: str) -> Tensor:
+        """Return a tensor in float32.
+
+        Raises:
+            SparseAutoencoderError: The file lacks it.
+        """
+        if name not in self._tensors:
+            fail_to_read(self._path, f"it lacks {name} (it has {', '.join(self._tensors)})")
+        return self._tensors[name].float()
