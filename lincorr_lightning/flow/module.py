@@ -240,8 +240,17 @@ class FeatureFlow(FrozenLMModule):
         Args:
             batch: Texts.
             batch_idx: Number of the batch.
+
+        Raises:
+            ConfigError: The batch is of another type.
         """
         del batch_idx
+        if not isinstance(batch, TokenRows):
+            raise ConfigError(
+                "FeatureFlow takes batches of TokenRows (lincorr_lightning.data.texts), not "
+                f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that "
+                "yields these."
+            )
         pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
         rows = [ids[mask].tolist() for ids, mask in pairs]
         self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
