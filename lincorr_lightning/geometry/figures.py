@@ -1,140 +1,155 @@
-"""Figures of token geometry: curves over layers, and what goes together over prompts."""
+"""Figures of token geometry and of knowledge geometry."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
+from lincorr_lightning.geometry.closeness import Floats, KnowledgeCloseness
+from lincorr_lightning.geometry.mantel import MantelResult
+from lincorr_lightning.geometry.profiles import TokenProfiles
+from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.style import (
     BLUE,
+    GREEN,
     GREY,
+    INK,
     ORANGE,
     finish,
+    legible,
     new_figure,
     plain_axes,
 )
 
-if TYPE_CHECKING:
-    from lincorr_lightning.geometry.results import Floats, GeometryReport
-
 _PANEL = (3.4, 2.5)  # inches
-_MOST_PANELS = 6
+_MAX_PANELS = 6
+_MAX_CLOUDS = 24
+_MAX_MARKED_LAYERS = 12
 _SHOWN_KS = (1, 2, 4, 8, 16, 31)
 _ALPHA = 0.01
-_FEW = 12
+_MANTEL_ALPHA = 0.05
 _NAMES = {
     "dimension": "intrinsic dimension", "overlap": "neighborhood overlap",
     "cosine_mean": "cosine similarity", "angle_mean": "neighbor angle (°)",
 }  # fmt: skip
 _BANDS = "bands: standard deviation over prompts"
+_SCORES = {"r": "label-wise r", "excess": "r above the control", "hit1": "Hit@1"}
+_SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
+
+# -- token geometry --------------------------------------------------------------------------------
 
 
-def profiles_figure(report: GeometryReport) -> Figure:
-    """ID, overlap, cosine and angle by layer, a curve for each shuffling level.
+def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
+    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
 
     Args:
-        report: What was observed.
+        profiles: What was observed.
+        lm: Name of the LM for the title.
     """
-    n2, k = report.range_scalings[0], report.ks[report.paper_k]
-    panels = [(f"{_NAMES['dimension']}, n2 = {n2}", report.layers, report.dimension[..., 0])]
-    if report.overlap.shape[2]:
-        values = report.overlap[..., report.paper_k]
-        panels.append((f"{_NAMES['overlap']}, k = {k}", report.layers[:-1], values))
+    n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
+    panels = [(f"{_NAMES['dimension']}, n2 = {n2}", profiles.layers, profiles.dimension[..., 0])]
+    if profiles.overlap.shape[2]:
+        values = profiles.overlap[..., profiles.paper_k]
+        panels.append((f"{_NAMES['overlap']}, k = {k}", profiles.layers[:-1], values))
     for name in ("cosine_mean", "angle_mean"):
-        panels.append((_NAMES[name], report.layers, report.profiles[name]))
+        panels.append((_NAMES[name], profiles.layers, profiles.profiles[name]))
     figure, axes = _panels(
-        len(panels), 2, f"Token geometry of {report.lm}", f"{_told(report)}; {_BANDS}"
+        len(panels), 2, f"Token geometry of {lm}", f"{_prompts(profiles)}; {_BANDS}"
     )
     for panel, (title, layers, values) in zip(axes, panels, strict=True):
-        for i, (label, colour) in enumerate(_levels(report)):
+        for i, (label, colour) in enumerate(_levels(profiles)):
             _curve(panel, layers, values[:, i], label, colour)
-        _finish(panel, title, report.layers)
+        _finish(panel, title, profiles.layers)
     _legend(figure, axes)
     return finish(figure)
 
 
-def scalings_figure(report: GeometryReport) -> Figure:
-    """ID by layer, a curve for each range scaling and a panel for each shuffling level.
+def scalings_figure(profiles: TokenProfiles, lm: str) -> Figure:
+    """Draw ID by layer, a curve per range scaling and a panel per shuffling level.
 
     Args:
-        report: What was observed.
+        profiles: What was observed.
+        lm: Name of the LM for the title.
     """
-    shown = report.shuffles[:_MOST_PANELS]
+    shown = profiles.shuffles[:_MAX_PANELS]
     figure, axes = _panels(
-        len(shown), 3, f"Intrinsic dimension of {report.lm} by range scaling",
-        f"{_told(report)}; {_BANDS}",
+        len(shown), 3, f"Intrinsic dimension of {lm} by range scaling",
+        f"{_prompts(profiles)}; {_BANDS}",
     )  # fmt: skip
-    colours = _colours(len(report.range_scalings))
-    for i, (panel, (label, _)) in enumerate(zip(axes, _levels(report), strict=False)):
-        for j, n2 in enumerate(report.range_scalings):
-            values = report.dimension[:, i, :, j]
-            _curve(panel, report.layers, values, f"n2 = {n2}", colours[j])
-        _finish(panel, label, report.layers)
+    colours = _colours(len(profiles.range_scalings))
+    for i, (panel, (label, _)) in enumerate(zip(axes, _levels(profiles), strict=False)):
+        for j, n2 in enumerate(profiles.range_scalings):
+            values = profiles.dimension[:, i, :, j]
+            _curve(panel, profiles.layers, values, f"n2 = {n2}", colours[j])
+        _finish(panel, label, profiles.layers)
     _alike(axes)
     _legend(figure, axes)
     return finish(figure)
 
 
-def overlap_figure(report: GeometryReport) -> Figure:
-    """Overlap with the next layer at many ks, a curve for each shuffling level.
+def overlap_sizes_figure(profiles: TokenProfiles, lm: str) -> Figure:
+    """Draw the overlap with the next layer at many ks, a curve per shuffling level.
 
-    Of a deep LM there is a panel for each of some ks, and x is the layer; of one of few layers a
-    panel for each two of them, and x is k.
+    For a deep LM there is a panel for each of some ks, and x is the layer; for one of few layers a
+    panel for each two consecutive ones, and x is k.
 
     Args:
-        report: What was observed, of two layers or more.
+        profiles: What was observed, in two layers or more.
+        lm: Name of the LM for the title.
     """
-    n_pairs = report.overlap.shape[2]
-    deep = n_pairs > _MOST_PANELS
-    chosen = [i for i, k in enumerate(report.ks) if k in _SHOWN_KS] or list(range(len(report.ks)))
-    panels = chosen[:_MOST_PANELS] if deep else list(range(n_pairs))
+    n_pairs = profiles.overlap.shape[2]
+    deep = n_pairs > _MAX_PANELS
+    chosen = [i for i, k in enumerate(profiles.ks) if k in _SHOWN_KS]
+    chosen = chosen or list(range(len(profiles.ks)))
+    panels = chosen[:_MAX_PANELS] if deep else list(range(n_pairs))
     note = "; all k: tables/layers.csv" if deep else ""
     figure, axes = _panels(
-        len(panels), 3, f"Neighborhood overlap of {report.lm} with the next layer",
-        f"{_told(report)}; {_BANDS}{note}",
+        len(panels), 3, f"Neighborhood overlap of {lm} with the next layer",
+        f"{_prompts(profiles)}; {_BANDS}{note}",
     )  # fmt: skip
     for panel, at in zip(axes, panels, strict=True):
-        for i, (label, colour) in enumerate(_levels(report)):
-            values = report.overlap[:, i, :, at] if deep else report.overlap[:, i, at]
-            _curve(panel, report.layers[:-1] if deep else report.ks, values, label, colour)
+        for i, (label, colour) in enumerate(_levels(profiles)):
+            values = profiles.overlap[:, i, :, at] if deep else profiles.overlap[:, i, at]
+            _curve(panel, profiles.layers[:-1] if deep else profiles.ks, values, label, colour)
         if deep:
-            _finish(panel, f"k = {report.ks[at]}", report.layers)
+            _finish(panel, f"k = {profiles.ks[at]}", profiles.layers)
         else:
-            plain_axes(panel, f"layers {report.layers[at]} and {report.layers[at + 1]}", "k", "")
+            title = f"layers {profiles.layers[at]} and {profiles.layers[at + 1]}"
+            plain_axes(panel, title, "k", "")
             panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _alike(axes)
     _legend(figure, axes)
     return finish(figure)
 
 
-def dimension_loss_figure(report: GeometryReport) -> Figure:
-    """Log ID against log loss: r by layer with its confidence band, and the prompts of one layer.
+def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
+    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts.
 
     Args:
-        report: What was observed.
+        profiles: What was observed.
+        lm: Name of the LM for the title.
     """
-    level = list(report.shuffles).index(0) if 0 in report.shuffles else 0
-    ties = [report.dimension_loss(level, j, 0) for j in range(len(report.layers))]
-    known = [(layer, t) for layer, t in zip(report.layers, ties, strict=True) if t is not None]
-    n2 = report.range_scalings[0]
+    level = list(profiles.shuffles).index(0) if 0 in profiles.shuffles else 0
+    tests = [profiles.dimension_loss(level, j, 0) for j in range(len(profiles.layers))]
+    known = [(layer, t) for layer, t in zip(profiles.layers, tests, strict=True) if t is not None]
+    n2 = profiles.range_scalings[0]
     figure, (left, right) = _panels(
-        2, 2, f"Intrinsic dimension and loss over prompts, {report.lm}",
-        f"{_told(report)}; S = {report.shuffles[level]}, n2 = {n2}; band: 95% confidence; "
+        2, 2, f"Intrinsic dimension and loss over prompts, {lm}",
+        f"{_prompts(profiles)}; S = {profiles.shuffles[level]}, n2 = {n2}; band: 95% confidence; "
         f"filled: p < {_ALPHA:g}",
     )  # fmt: skip
-    _finish(left, "Pearson r of log ID and log loss", report.layers)
+    _finish(left, "Pearson r of log ID and log loss", profiles.layers)
     left.axhline(0, color=GREY, linewidth=0.8, zorder=0)
     left.set_ylim(-1.05, 1.05)
     if not known:
-        _say_nothing(left)
-        _say_nothing(right)
+        _mark_empty(left)
+        _mark_empty(right)
         return finish(figure)
     layers = [layer for layer, _ in known]
     left.plot(layers, [t.pearson for _, t in known], color=BLUE, linewidth=1.7)
@@ -143,14 +158,14 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     if len(layers) == 1:  # a band of one layer has no width
         left.vlines(layers, low, high, color=BLUE, alpha=0.4, linewidth=4)
     for layer, t in known:
-        sure = BLUE if t.pearson_p < _ALPHA else "white"
-        left.plot(layer, t.pearson, "o", color=BLUE, markerfacecolor=sure, markersize=5)
+        face = BLUE if t.pearson_p < _ALPHA else "white"
+        left.plot(layer, t.pearson, "o", color=BLUE, markerfacecolor=face, markersize=5)
     layer, strongest = max(known, key=lambda pair: abs(pair[1].pearson))
-    x = report.dimension[:, level, list(report.layers).index(layer), 0]
-    _scatter(right, x, report.loss[:, level], BLUE, fitted=True)
-    told = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
-    told = f"layer {layer}, the strongest: {told}"
-    plain_axes(right, told, "intrinsic dimension", "loss (nats)")
+    x = profiles.dimension[:, level, list(profiles.layers).index(layer), 0]
+    _scatter(right, x, profiles.loss[:, level], BLUE, fitted=True)
+    numbers = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
+    title = f"layer {layer}, the strongest: {numbers}"
+    plain_axes(right, title, "intrinsic dimension", "loss (nats)")
     right.set_xscale("log")
     right.set_yscale("log")
     for axis in (right.xaxis, right.yaxis):
@@ -161,20 +176,21 @@ def dimension_loss_figure(report: GeometryReport) -> Figure:
     return finish(figure)
 
 
-def said_figure(report: GeometryReport) -> Figure:
-    """Contextual entropy, against the ID of the LM's probabilities and against its loss.
+def next_token_figure(profiles: TokenProfiles, lm: str) -> Figure:
+    """Draw contextual entropy against the ID of the LM's probabilities and against its loss.
 
     Args:
-        report: What was observed.
+        profiles: What was observed.
+        lm: Name of the LM for the title.
     """
-    n2 = report.range_scalings[0]
+    n2 = profiles.range_scalings[0]
     figure, axes = _panels(
-        2, 2, f"What {report.lm} says of the next token", f"{_told(report)}; a point a prompt"
+        2, 2, f"Next-token entropy of {lm}", f"{_prompts(profiles)}; a point per prompt"
     )
-    for i, (label, colour) in enumerate(_levels(report)):
-        entropy = report.entropy[:, i]
-        _scatter(axes[0], entropy, report.logits_dimension[:, i, 0], colour, label=label)
-        _scatter(axes[1], entropy, report.loss[:, i], colour)
+    for i, (label, colour) in enumerate(_levels(profiles)):
+        entropy = profiles.entropy[:, i]
+        _scatter(axes[0], entropy, profiles.logits_dimension[:, i, 0], colour, label=label)
+        _scatter(axes[1], entropy, profiles.loss[:, i], colour)
     plain_axes(axes[0], f"ID of the cloud of probabilities, n2 = {n2}", "mean entropy (nats)",
                "intrinsic dimension")  # fmt: skip
     plain_axes(axes[1], "loss", "mean entropy (nats)", "loss (nats)")
@@ -182,29 +198,169 @@ def said_figure(report: GeometryReport) -> Figure:
     return finish(figure)
 
 
-# -- parts -------------------------------------------------------------------------------------
+# -- knowledge geometry ----------------------------------------------------------------------------
 
 
-def _told(report: GeometryReport) -> str:
-    n = len(report.prompts)
-    return f"{n:,} prompt{'s' * (n != 1)} of {report.n_tokens:,} tokens"
+def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
+    """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
+
+    Args:
+        closeness: What was found.
+        lm: Name of the LM for the title.
+    """
+    k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
+    rows = list(closeness.score_matrices)
+    wording = closeness.test("wording", "", "r")
+    figure = new_figure(
+        7.4, 2.6 * len(rows) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
+        f"a point per pair of {len(closeness.names)} kinds of knowledge, "
+        f"{closeness.n_subjects:,} subjects; p by permutation; wording alone: {_rho(wording)}",
+    )  # fmt: skip
+    panels = figure.subplots(len(rows), 2, squeeze=False)
+    columns = (
+        ("overlap", f"k={k}", closeness.overlap_matrix(closeness.middle_k),
+         "overlap of neighborhoods"),
+        ("dimension_difference", f"n2={n2}", closeness.difference_matrix(0),
+         "difference of log ID"),
+    )  # fmt: skip
+    for axes_row, against in zip(panels, rows, strict=True):
+        for axes, (kind, setting, matrix, name) in zip(axes_row, columns, strict=True):
+            _points(axes, matrix, closeness.score_matrices[against], _SCORE_COLOURS[against])
+            rho = _rho(closeness.test(kind, setting, against))
+            label = f"{name}, {setting.replace('=', ' = ')}"
+            plain_axes(axes, rho, label, _SCORES[against])
+    return finish(figure)
 
 
-def _levels(report: GeometryReport) -> list[tuple[str, str]]:
-    """Label and colour of each shuffling level."""
+def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
+    """Draw a heat map of the overlap of all pairs, on average over layers.
+
+    Args:
+        closeness: What was found.
+        lm: Name of the LM for the title.
+    """
+    k = closeness.ks[closeness.middle_k]
+    matrix = closeness.overlap_matrix(closeness.middle_k)
+    chance = k / (closeness.n_subjects - 1)
+    n_layers = len(closeness.layers)
+    layers = f"mean over {n_layers} layers" if n_layers > 1 else "its one layer"
+    figure = correlation_heatmap(
+        matrix, closeness.names, closeness.names,
+        f"Overlap of a subject’s neighborhoods under two prompts, {lm}",
+        f"k = {k}, {layers}; {closeness.n_subjects:,} subjects; by chance {chance:.3f}",
+        "neighborhood overlap", limit=float(np.nanmax(matrix)) or 1.0,
+    )  # fmt: skip
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        axis.label.set_text("knowledge")
+    return figure
+
+
+def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
+    """Draw the ID of each cloud by layer and by range scaling.
+
+    Args:
+        closeness: What was found.
+        lm: Name of the LM for the title.
+    """
+    names = closeness.names[:_MAX_CLOUDS]
+    deep = len(closeness.layers) > 1
+    left_out = len(closeness.names) - len(names)
+    note = f"; {len(names)} of {len(closeness.names)} kinds of knowledge" if left_out else ""
+    columns = 1 + deep
+    figure = new_figure(
+        3.7 * columns + 2.6, 4.0, f"Intrinsic dimension of the prompts, {lm}",
+        f"{closeness.n_subjects:,} subjects; a point is the last token of a prompt{note}",
+    )  # fmt: skip
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    palette = matplotlib.colormaps["tab20"]
+    shown, _ = legible(names)
+    for i, (name, label) in enumerate(zip(names, shown, strict=True)):
+        values = closeness.dimension[name]
+        style = {"color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s"}
+        panels[0].plot(closeness.range_scalings, values[-1], markersize=3, label=label, **style)
+        if deep:
+            marker = 3 if len(closeness.layers) <= _MAX_MARKED_LAYERS else 0
+            panels[1].plot(closeness.layers, values[:, 0], markersize=marker, **style)
+    title = f"layer {closeness.layers[-1]}"
+    plain_axes(panels[0], title, "range scaling n2", "intrinsic dimension")
+    panels[0].set_xscale("log", base=2)
+    panels[0].xaxis.set_major_locator(FixedLocator(list(closeness.range_scalings)))
+    panels[0].xaxis.set_minor_locator(NullLocator())
+    panels[0].xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    if deep:
+        plain_axes(panels[1], f"n2 = {closeness.range_scalings[0]}", "layer", "")
+        panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    handles, labels = panels[0].get_legend_handles_labels()
+    # A legend of the figure would overlap the title.
+    panels[-1].legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
+        frameon=False, fontsize=7.5, labelspacing=0.3,
+    )  # fmt: skip
+    return finish(figure)
+
+
+def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
+    """Draw rho of closeness and the scores of the maps by layer.
+
+    Args:
+        closeness: What was found, in two layers or more.
+        lm: Name of the LM for the title.
+    """
+    kinds = (("overlap", f"k={closeness.ks[closeness.middle_k]}"),
+             ("dimension_difference", f"n2={closeness.range_scalings[0]}"))  # fmt: skip
+    figure = new_figure(
+        7.4, 2.9, f"Closeness and linear correlation by layer, {lm}",
+        f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation",
+    )  # fmt: skip
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (kind, setting) in zip(panels, kinds, strict=True):
+        for against in closeness.score_matrices:
+            found = [
+                (test.layer, test.result)
+                for test in closeness.tests
+                if (test.closeness, test.setting, test.against) == (kind, setting, against)
+                and test.given is None and test.layer is not None and test.result is not None
+            ]  # fmt: skip
+            colour = _SCORE_COLOURS[against]
+            axes.plot([layer for layer, _ in found], [result.spearman for _, result in found],
+                      color=colour, linewidth=1.5, label=_SCORES[against])  # fmt: skip
+            for layer, result in found:
+                face = colour if result.p < _MANTEL_ALPHA else "white"
+                axes.plot(layer, result.spearman, "o", color=colour, markerfacecolor=face,
+                          markersize=4.5)  # fmt: skip
+        axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+        title = kind.replace("_", " of ").replace("dimension of difference", "difference of log ID")
+        plain_axes(axes, f"{title}, {setting.replace('=', ' = ')}", "layer", "")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    panels[0].set_ylabel("Spearman ρ", fontsize=8.5, color=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    return finish(figure)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _prompts(profiles: TokenProfiles) -> str:
+    n = len(profiles.prompts)
+    return f"{n:,} prompt{'s' * (n != 1)} of {profiles.n_tokens:,} tokens"
+
+
+def _levels(profiles: TokenProfiles) -> list[tuple[str, str]]:
+    """Return the label and the colour of each shuffling level."""
 
     def label(level: int) -> str:
         if level == 0:
             return "S = 0, as written"
         n_blocks = 4**level
-        what = "every token" if n_blocks == report.n_tokens else f"{n_blocks:,} blocks"
+        what = "every token" if n_blocks == profiles.n_tokens else f"{n_blocks:,} blocks"
         return f"S = {level}, {what}"
 
-    return list(zip(map(label, report.shuffles), _colours(len(report.shuffles)), strict=True))
+    return list(zip(map(label, profiles.shuffles), _colours(len(profiles.shuffles)), strict=True))
 
 
 def _colours(n: int) -> list[str]:
-    """From dark to light, told apart in grey as well."""
+    """Return colours from dark to light, distinct in grey as well."""
     if n <= 2:
         return [BLUE, ORANGE][:n]
     viridis = matplotlib.colormaps["viridis"]
@@ -223,10 +379,10 @@ def _panels(n: int, n_columns: int, title: str, subtitle: str) -> tuple[Figure, 
 
 
 def _curve(axes: Axes, layers: Sequence[int], values: Floats, label: str, colour: str) -> None:
-    """Mean over prompts, and a band of one standard deviation; x is mostly the layer."""
+    """Draw the mean over prompts with a band of one standard deviation."""
     known = np.ma.masked_invalid(values)
     middle, around = known.mean(0).filled(np.nan), known.std(0).filled(np.nan)
-    marker = "o" if len(layers) <= _FEW else ""
+    marker = "o" if len(layers) <= _MAX_MARKED_LAYERS else ""
     axes.plot(layers, middle, color=colour, label=label, linewidth=1.6, marker=marker, markersize=3)
     axes.fill_between(layers, middle - around, middle + around, color=colour, alpha=0.13,
                       linewidth=0)  # fmt: skip
@@ -235,7 +391,7 @@ def _curve(axes: Axes, layers: Sequence[int], values: Floats, label: str, colour
 
 
 def _finish(axes: Axes, title: str, layers: Sequence[int]) -> None:
-    """Layers on x, the same in all panels."""
+    """Put layers on x, with the same limits in all panels."""
     plain_axes(axes, title, "layer", "")
     axes.set_xlim(layers[0] - 0.5, layers[-1] + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -255,7 +411,7 @@ def _scatter(
 
 
 def _alike(axes: Sequence[Axes]) -> None:
-    """One scale in all panels."""
+    """Give all panels the same scale."""
     limits = [panel.get_ylim() for panel in axes]
     for panel in axes:
         panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
@@ -271,7 +427,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )  # fmt: skip
 
 
-def _say_nothing(axes: Axes) -> None:
+def _mark_empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "too few prompts", transform=axes.transAxes, ha="center", va="center",
               color=GREY, fontsize=9)  # fmt: skip
 
@@ -282,3 +438,18 @@ def _signed(value: float) -> str:
 
 def _p(value: float) -> str:
     return "p < .001" if value < 0.001 else f"p = {value:.3f}".replace("0.", ".", 1)
+
+
+def _rho(test: MantelResult | None) -> str:
+    if test is None:
+        return "too few pairs"
+    return f"ρ = {_signed(test.spearman)}, {_p(test.p)}"
+
+
+def _points(axes: Axes, x: Floats, y: Floats, colour: str) -> None:
+    upper = np.triu_indices(len(x), 1)
+    known = np.isfinite(x[upper]) & np.isfinite(y[upper])
+    axes.plot(x[upper][known], y[upper][known], "o", color=colour, markersize=4, alpha=0.6,
+              markeredgewidth=0)  # fmt: skip
+    if not known.any():
+        axes.set_ylim(0, 1)

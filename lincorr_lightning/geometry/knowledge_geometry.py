@@ -1,69 +1,72 @@
-"""Are knowledges that are linearly tied closer in geometry too?"""
+"""Is linearly correlated knowledge closer in geometry too?"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
-from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
+from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.functional import LeastSquares, hit_rates, summarize
+from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness, PairScore
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
-from lincorr_lightning.geometry.knowledge_results import (
-    KnowledgeGeometryReport,
-    OrderedScore,
-)
 from lincorr_lightning.geometry.layer_states import read_last_states
 from lincorr_lightning.geometry.neighborhoods import neighborhood_overlap, neighborhoods
+from lincorr_lightning.geometry.results import knowledge_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.layout import build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import RidgeSolver, label_r, split_targets
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.ridge_path import as_rates
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.run_folder import collect_callback_results, write_results
 
-_HALVES = ("fit", "test")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class KnowledgeGeometry(FrozenLMModule):
-    """Are the prompts of tied knowledges closer in geometry than those of untied ones?
+    """Are the prompts of linearly correlated knowledge closer in geometry than those of others?
 
-    ``lincorr test`` asks every knowledge's prompt of the same held-out X's. A knowledge's cloud at
-    a layer are the hidden states of its prompts' last tokens, a point an X. How close two
-    knowledges are is told by the neighborhood overlap of their clouds (is an X among the same X's
-    under both prompts?) and by the difference of their profiles of intrinsic dimension; that is set
-    against the label-wise r and Hit@1 of the linear maps between them, over pairs of knowledges,
-    with a permutation test over knowledges. So is how alike their prompts are worded, which is the
-    null here. Hidden states of all prompts are kept in memory.
+    ``lincorr test`` reads the prompt of each kind of knowledge for the same held-out subjects. The
+    cloud of a kind of knowledge at a layer is the hidden states of its prompts' last tokens, a
+    point per subject. Two measures of closeness, the overlap of neighborhoods in two clouds (are a
+    subject's neighbors the same under both prompts?) and the difference of their intrinsic
+    dimensions, are correlated with the label-wise r and Hit@1 of the linear maps between the two,
+    over pairs, with a test that permutes the kinds of knowledge. So is the similarity of the
+    prompts' wording, which is the null here. Hidden states of all prompts are kept in memory.
+
+    Reads any DataLoader of `SubjectBatch`, and needs both halves of the subjects
+    (``data.test_on: all``) if it fits the maps itself.
 
     Args:
-        lm: The LM that is asked.
-        probe: Folder of a finished run of LinearProbe on this LM, whose scores are taken; null fits
-            maps here, on the fit half of the X's.
-        knowledges: Knowledges by name or family, where maps are fitted; a probe has its own.
-        knowledge_files: YAML files with knowledge of your own.
+        lm: The LM.
+        probe: Folder of a finished run of LinearProbe on this LM, whose scores are taken; None fits
+            maps on the fit half of the subjects.
+        knowledge: Kinds of knowledge by name or family, if maps are fitted; a probe has its own.
+        knowledge_files: YAML files with more knowledge.
         ridge: Penalty on ``|W|^2`` of maps that are fitted.
-        range_scalings: The n2's of the intrinsic dimension; null takes 2, 4, 8, ... up to a quarter
-            of the held-out X's, 256 at most.
+        range_scalings: Range scalings n2 of the intrinsic dimension; None takes 2, 4, 8, ... up to
+            a quarter of the held-out subjects, at most 256.
         ks: Sizes of the neighborhoods whose overlap is taken.
-        n_permutations: Of the test; all there are, if no more.
-        seed: Of the permutations.
+        n_permutations: Number of permutations of a test; all permutations if there are no more.
+        seed: Seed of the permutations.
+
+    Attributes:
+        closeness: After a test, what was found.
 
     Raises:
-        ConfigError: The probe's folder holds no finished probe, or there are too few knowledges.
+        ConfigError: A setting is out of range, or the probe's folder holds no finished probe.
         LanguageModelError: The LM cannot be read.
     """
 
@@ -71,7 +74,7 @@ class KnowledgeGeometry(FrozenLMModule):
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
         probe: str | None = None,
-        knowledges: list[str] | str = "attribute",
+        knowledge: list[str] | str = "attribute",
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
         ridge: float = 0.0,
         range_scalings: list[int] | None = None,
@@ -79,178 +82,214 @@ class KnowledgeGeometry(FrozenLMModule):
         n_permutations: int = 9999,
         seed: int = 0,
     ) -> None:
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        if not 0 <= ridge < math.inf:
-            raise ConfigError(f"model.ridge is {ridge}; it must be 0 or more.")
-        if n_permutations < 1 or seed < 0:
-            raise ConfigError("model.n_permutations must be at least 1, and model.seed 0 or more.")
         super().__init__(lm)
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "probe": probe, "knowledges": knowledges,
-                "knowledge_files": knowledge_files, "ridge": ridge,
-                "range_scalings": range_scalings, "ks": ks, "n_permutations": n_permutations,
-                "seed": seed,
-            },
-            logger=False,
-        )  # fmt: skip
+        require("model.ridge", ridge, at_least=0)
+        require("model.n_permutations", n_permutations, at_least=1)
+        require("model.seed", seed, at_least=0)
+        self.save_hyperparameters(ignore=["lm"], logger=False)
         self.probed = None if probe is None else _read_probe(Path(probe))
-        names, pairs = split_names(knowledges), None
+        names, pairs = split_names(knowledge), None
         if self.probed is not None:
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             names, pairs = [], [f"{p['source']}->{p['target']}" for p in self.probed["pairs"]]
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs, [], control=False
+            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
         )
-        # Without a probe to read, maps are fitted on the other half of the X's.
-        self.reads_both_halves = self.probed is None
         n_columns = self.layout.n_columns if self.probed is None else 0
-        self.moments = nn.ModuleDict({half: JointMoments(n_columns) for half in _HALVES})
-        self.report: KnowledgeGeometryReport | None = None
+        self.fit_moments, self.test_moments = JointMoments(n_columns), JointMoments(n_columns)
+        self.closeness: KnowledgeCloseness | None = None
         self._states: dict[str, list[tuple[int, Tensor]]] = {}
 
     # -- reading -----------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
-        """Begin anew, and refuse what does not fit.
+        """Forget an earlier test, and refuse a probe of another LM.
 
         Raises:
-            ConfigError: The X's come from elsewhere than `SubjectsDataModule`, there are too few for a
-                range scaling or k, or the probe is of another LM.
+            ConfigError: The probe is of another LM.
         """
-        for metric in self.moments.values():
-            metric.reset()  # type: ignore[operator]
+        self.closeness = None
+        self.fit_moments.reset()
+        self.test_moments.reset()
         self._states = {name: [] for name in self.layout.domains}
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, SubjectsDataModule):
-            raise ConfigError(
-                f"KnowledgeGeometry asks about SubjectsDataModule; data is {type(data).__name__}. "
-                "Pass --data SubjectsDataModule."
-            )
         if self.probed is not None:
-            theirs = self.probed["settings"].get("fingerprint", {})
-            differs = [part for part, ours in self.lm.fingerprint.items()
-                       if theirs.get(part) != ours]  # fmt: skip
-            if differs:
-                raise ConfigError(
-                    f"the probe in {self.hparams['probe']} is of {self.probed['lm']}, whose "
-                    f"{differs[0]} differs from that of {self.lm.config.name_or_path} as it is "
-                    "read here. Give model.lm as that run has it (its config.yaml)."
-                )
-        n = len(data.halves["test"])
-        self.settings = CloudSettings.of(
-            n, self.hparams["range_scalings"], self.hparams["ks"], False, "model"
-        )
-        config = self.lm.model.config.get_text_config()
-        size = len(self._states) * n * config.num_hidden_layers * config.hidden_size * 4 / 2**30
-        rank_zero_info(
-            f"{len(self._states)} clouds of {n} prompts; hidden states of {size:.2f} GiB"
-        )
+            name, theirs = _lm_of(self.probed)
+            for part, ours in self.lm.fingerprint.items():
+                if theirs.get(part) != ours:
+                    raise ConfigError(
+                        f"the probe in {self.hparams['probe']} is of {name}, whose {part} differs "
+                        f"from that of {self.lm.config.name_or_path} as it is read here. Give "
+                        "model.lm as that run has it (its config.yaml)."
+                    )
 
     @torch.no_grad()
-    def test_step(self, batch: SubjectBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Ask all prompts about some X's.
+    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
+        """Read all prompts of some subjects.
 
         Raises:
+            ConfigError: There are no subjects to fit maps on.
             NonFiniteError: A layer has NaN or infinite hidden states.
         """
-        del batch_idx
-        half = _HALVES[dataloader_idx] if self.reads_both_halves else "test"
         if self.probed is None:
-            rows = domain_rows(self.lm, self.layout, batch.inputs)
+            if batch_idx == 0 and batch.half == "test" and self.trainer.world_size == 1:
+                raise _no_fit_half()  # before all subjects are read
+            rows = domain_rows(self.lm, self.layout, batch.subjects)
             if not batch.is_padding:
-                self.moments[half].update(rows)  # type: ignore[operator]
-        if half == "fit":
+                moments = self.fit_moments if batch.half == "fit" else self.test_moments
+                moments.update(rows)
+        if batch.half == "fit":
             return
         for name, domain in self.layout.domains.items():
-            prompts = [domain.knowledge.prompt(x) for x in batch.inputs]
+            prompts = [domain.knowledge.prompt(subject) for subject in batch.subjects]
             states = read_last_states(self.lm, prompts).cpu()
             if not batch.is_padding:
                 self._states[name].append((batch.first, states))
 
-    # -- scoring -----------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------
 
     def on_test_epoch_end(self) -> None:
-        """Compare all clouds, and set them beside the maps."""
+        """Compare all clouds, and set them against the maps.
+
+        Raises:
+            ConfigError: There are no subjects to fit maps on, or too few points for a range scaling
+                or k.
+            SubjectsError: A cloud has too few distinct points.
+        """
+        if self.probed is None:
+            fit, test = self.fit_moments.gather(), self.test_moments.gather()
+            if not int(fit.n):
+                raise _no_fit_half()
+            scores = fit_scores(self.layout, fit, test, self.hparams["ridge"])
+        else:
+            scores = _probe_scores(self.probed)
         near: dict[str, Tensor] = {}
         dimension: dict[str, Tensor] = {}
-        n_subjects = 0
         for name in self.layout.domains:
-            parts = sorted((p for part in gather(self._states.pop(name)) for p in part),
-                           key=lambda part: part[0])  # fmt: skip
-            cloud = torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
-            n_subjects = cloud.shape[1]
-            nearest = self.settings.nearest(cloud)
-            needed = max(self.settings.range_scalings) + 1
-            for layer in (nearest.distinct.sum(-1) < needed).nonzero()[:1].flatten().tolist():
-                raise SubjectsError(
-                    f"the cloud of {name} has {int(nearest.distinct[layer].sum())} distinct points "
-                    f"of {n_subjects} in layer {layer + 1}; range scaling {needed - 1} needs "
-                    f"{needed}. Raise data.n_subjects, or name smaller model.range_scalings."
-                )
-            # Of a cloud no more is kept than who is near whom.
-            near[name] = neighborhoods(nearest, max(self.settings.ks))
-            dimension[name] = intrinsic_dimension(
-                nearest, self.settings.range_scalings
-            ).dimension.cpu()
+            cloud = self._gather_cloud(name)
+            settings = CloudSettings.of(
+                cloud.shape[1], self.hparams["range_scalings"], self.hparams["ks"], False, "model"
+            )
+            if not near:
+                self._report_size(cloud)
+            # Of a cloud, only each point's neighbors are kept.
+            near[name], dimension[name] = _observe_cloud(cloud, settings, name)
         names = list(near)
         overlap = {
-            (a, b): neighborhood_overlap(near[a], near[b], self.settings.ks).mean(1).cpu().numpy()
+            (a, b): neighborhood_overlap(near[a], near[b], settings.ks).mean(1).cpu().numpy()
             for i, a in enumerate(names)
             for b in names[i + 1 :]
         }
-        self.report = KnowledgeGeometryReport(
-            lm=self.lm.config.name_or_path,
-            n_subjects=n_subjects,
-            scores=self._fitted_scores() if self.probed is None else _told_scores(self.probed),
-            layers=self.settings.layers(next(iter(dimension.values())).shape[0]),
-            range_scalings=self.settings.range_scalings,
-            ks=self.settings.ks,
-            dimension={name: values.numpy() for name, values in dimension.items()},
+        prompts = {name: d.knowledge.prompt(" ") for name, d in self.layout.domains.items()}
+        self.closeness = KnowledgeCloseness(
+            n_subjects=cloud.shape[1],
+            scores=scores,
+            layers=settings.layers(len(cloud)),
+            range_scalings=settings.range_scalings,
+            ks=settings.ks,
+            dimension={name: values.cpu().numpy() for name, values in dimension.items()},
             overlap=overlap,
-            wording=self._wording(list(overlap)),
+            wording=wording_similarity(self.lm.tokenizer, prompts),
             n_permutations=self.hparams["n_permutations"],
             seed=self.hparams["seed"],
         )
+        # All ranks take part in the fingerprint of a sharded LM.
+        self._lm_info: Mapping[str, Any] = self.lm.info
 
-    def _wording(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        """Share of the tokens of two prompts that both have (Jaccard), X left out."""
-        words = {
-            name: set(self.lm.tokenizer(domain.knowledge.prompt(" "), add_special_tokens=False)
-                      ["input_ids"])
-            for name, domain in self.layout.domains.items()
-        }  # fmt: skip
-        return {(a, b): len(words[a] & words[b]) / len(words[a] | words[b]) for a, b in pairs}
+    def _gather_cloud(self, name: str) -> Tensor:
+        """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""
+        parts = [part for own in gather(self._states.pop(name)) for part in own]
+        parts.sort(key=lambda part: part[0])
+        return torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
 
-    def _fitted_scores(self) -> list[OrderedScore]:
-        """Label-wise r and Hit@1 of maps that are fitted on the fit half."""
-        fit, test = (self.moments[half].gather() for half in _HALVES)  # type: ignore[operator]
-        found = {}
-        for source in self.layout.sources:
-            x = self.layout.columns(source).to(fit.mean.device)
-            y = self.layout.target_columns(source).to(fit.mean.device)
-            squares = LeastSquares(fit.scatter[x][:, x], fit.scatter[x][:, y])
-            weight = squares.weight(self.hparams["ridge"])
-            r = dict(split_targets(self.layout, source, label_r(test, weight, x, y).cpu()))
-            for target, block in split_targets(self.layout, source, weight, dim=0):
-                reference = self.layout.references[source, target]
-                hits: dict[str, float] = {}
-                if reference is not None:
-                    hits = as_rates(hit_rates(block.cpu(), torch.from_numpy(reference))[0])
-                found[source, target] = OrderedScore(
-                    source, target, number(summarize(r[target]).mean), None, hits
-                )
-        return [found[pair] for pair in self.layout.pairs]
-
-    # -- the end -----------------------------------------------------------------------------
+    def _report_size(self, cloud: Tensor) -> None:
+        n = len(self.layout.domains)
+        size = n * cloud.numel() * cloud.element_size() / 2**30
+        rank_zero_info(f"{n} clouds of {cloud.shape[1]} prompts; hidden states of {size:.2f} GiB")
 
     def on_test_end(self) -> None:
-        """Write the numbers, tables and figures."""
-        self.write_study(self.report)
+        """Write numbers, tables and figures."""
+        if self.closeness is None or not self.trainer.is_global_zero:
+            return
+        included = collect_callback_results(self.trainer)
+        results = knowledge_geometry_results(
+            self.closeness, self._lm_info, self.settings(), included
+        )
+        write_results(self.trainer, results)
+
+
+def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
+    """Fit the maps of all pairs and score them on other subjects.
+
+    Args:
+        layout: Columns of the joint rows, and the pairs.
+        fit: Moments of the rows that maps are fitted on.
+        test: Moments of the rows that they are scored on.
+        ridge: Penalty on ``|W|^2``.
+    """
+    found = {}
+    for source in layout.sources:
+        x, y = layout.columns(source), layout.target_columns(source)
+        weight = RidgeSolver(fit, x, y).solve(ridge).weight
+        r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
+        for target, block in split_targets(layout, source, weight, dim=0):
+            reference = layout.references[source, target]
+            hits: dict[str, float] = {}
+            if reference is not None:
+                influenced, _ = hit_rates(block.cpu(), torch.from_numpy(reference))
+                hits = influenced.by_rank()
+            score = number(summarize(r[target]).mean)
+            found[source, target] = PairScore(source, target, score, None, hits)
+    return [found[pair] for pair in layout.pairs]
+
+
+def wording_similarity(
+    tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """Return the fraction of the tokens of two prompts that both have (Jaccard index).
+
+    Args:
+        tokenizer: The LM's tokenizer.
+        prompts: Prompts without a subject, by kind of knowledge.
+
+    Returns:
+        The similarity of each pair, in the order of `prompts`.
+    """
+    tokens = {
+        name: set(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        for name, prompt in prompts.items()
+    }
+    names = list(tokens)
+    return {
+        (a, b): len(tokens[a] & tokens[b]) / len(tokens[a] | tokens[b])
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }
+
+
+def _observe_cloud(cloud: Tensor, settings: CloudSettings, name: str) -> tuple[Tensor, Tensor]:
+    """Return the neighborhoods and the intrinsic dimension of a cloud by layer."""
+    nearest = settings.nearest(cloud)
+    needed = max(settings.range_scalings) + 1
+    n_distinct = nearest.distinct.sum(-1)
+    for layer in (n_distinct < needed).nonzero()[:1].flatten().tolist():
+        raise SubjectsError(
+            f"the cloud of {name} has {int(n_distinct[layer])} distinct points of "
+            f"{cloud.shape[1]} in layer {layer + 1}; range scaling {needed - 1} needs {needed}. "
+            "Raise data.n_subjects, or name smaller model.range_scalings."
+        )
+    dimension = intrinsic_dimension(nearest, settings.range_scalings).dimension
+    return neighborhoods(nearest, max(settings.ks)), dimension
+
+
+def _no_fit_half() -> ConfigError:
+    return ConfigError(
+        "KnowledgeGeometry fits maps, but there are no subjects of the fit half. Set data.test_on "
+        "to all, or name the folder of a finished probe as model.probe."
+    )
 
 
 def _read_probe(folder: Path) -> dict[str, Any]:
-    """The results of a finished probe."""
+    """Return the results of a finished probe."""
     path = folder / "results.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -259,13 +298,23 @@ def _read_probe(folder: Path) -> dict[str, Any]:
             f"model.probe {folder} holds no finished run: {path.name} cannot be read ({error})."
         ) from error
     if not isinstance(found, dict) or found.get("study") != "linear_probe":
-        raise ConfigError(f"model.probe {folder} is no run of LinearProbe. Name the folder of one.")
+        raise ConfigError(
+            f"model.probe {folder} is not a run of LinearProbe. Name the folder of one."
+        )
     return found
 
 
-def _told_scores(probed: Mapping[str, Any]) -> list[OrderedScore]:
+def _lm_of(probed: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the fingerprint of a probe's LM."""
+    lm = probed["lm"]
+    if isinstance(lm, str):  # a run of a release before 0.2
+        return lm, probed["settings"].get("fingerprint", {})
+    return lm["name_or_path"], lm["fingerprint"]
+
+
+def _probe_scores(probed: Mapping[str, Any]) -> Sequence[PairScore]:
     return [
-        OrderedScore(
+        PairScore(
             pair["source"],
             pair["target"],
             pair["label_mean"],

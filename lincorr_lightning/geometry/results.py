@@ -1,325 +1,458 @@
-"""Tables, numbers and pictures of token geometry (Viswanathan et al., 2025, arXiv 2501.10573)."""
+"""The results of the two studies of geometry: numbers, tables and figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lincorr_lightning.geometry.mantel import NO_TIE, Tie, tie
-from lincorr_lightning.io import write_csv
-from lincorr_lightning.results.base import Drawings, Pictured
-from lincorr_lightning.results.loggers import tensorboard_writers
+from lincorr_lightning.geometry import figures as draw
+from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
+from lincorr_lightning.geometry.mantel import CORRELATION_KEYS, CorrelationTest, correlation_test
+from lincorr_lightning.geometry.profiles import Floats, TokenProfiles
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.style import short_name
 
-if TYPE_CHECKING:
-    import lightning as L
+Row = dict[str, Any]
 
-Floats = npt.NDArray[np.float64]
-PAPER_K = 2
-"""Size of the neighborhood in the paper's figures."""
+_TWO, _THREE = ".2f", ".3f"
+_CORRELATION_COLUMNS = tuple(
+    Column(key, format="d" if key == "n" else ".4f" if key.endswith("_p") else _TWO)
+    for key in CORRELATION_KEYS
+)
+
+# -- token geometry --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GeometryReport(Pictured):
-    """What is observed of all prompts at all shuffling levels.
+def token_geometry_results(
+    profiles: TokenProfiles,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    included: Sequence[Results] = (),
+) -> Results:
+    """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573).
 
-    Arrays have the prompts first, then the levels.
-
-    Attributes:
-        lm: Name of the LM.
-        n_tokens: Tokens of a prompt.
-        n_skipped: Texts that were too short.
-        prompts: Names.
-        corpora: To which each belongs.
-        shuffles: Levels S.
-        layers: Numbers of the layers; 0 is the token embedding.
-        range_scalings: The n2's.
-        ks: Sizes of neighborhoods.
-        dimension: Intrinsic dimension, ``(n_prompts, n_levels, n_layers, n_scalings)``.
-        overlap: With the next layer, ``(n_prompts, n_levels, n_layers - 1, n_ks)``.
-        profiles: Cosine and angle, mean and spread, by name, each
-            ``(n_prompts, n_levels, n_layers)``.
-        logits_dimension: Of the cloud of next-token probabilities,
-            ``(n_prompts, n_levels, n_scalings)``.
-        loss: Mean cross-entropy, ``(n_prompts, n_levels)``.
-        entropy: Mean contextual entropy, likewise.
-        corpus_dimension: Of the cloud of a corpus' prompts, each by its last token, as written,
-            ``(n_corpora, n_layers, n_scalings)``; NaN where there are too few prompts.
-        corpus_loss: Mean loss of each of these corpora, ``(n_corpora,)``.
+    Args:
+        profiles: What was observed.
+        lm: The LM, see `LanguageModel.info`.
+        settings: Hyper-parameters of the study and its data.
+        included: Results of callbacks.
     """
+    n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
+    dimension_loss, said = list(_dimension_loss_rows(profiles)), list(_said_rows(profiles))
+    spearman = list(_spearman_rows(profiles))
+    values = {
+        "n_prompts": len(profiles.prompts),
+        "n_skipped": profiles.n_skipped,
+        "n_tokens": profiles.n_tokens,
+        "n_corpora": len(set(profiles.corpora)),
+        "layers": list(profiles.layers),
+        "range_scalings": list(profiles.range_scalings),
+        "ks": list(profiles.ks),
+        "shuffles": [_level(profiles, i) for i in range(len(profiles.shuffles))],
+        "dimension_loss": dimension_loss,
+        "said": said,
+        "spearman": spearman,
+    }
+    columns = {
+        "dimension": f"ID (n2={n2}), last layer", "peak_dimension": "highest ID",
+        "overlap": f"overlap (k={k}), last two layers", "lowest_overlap": "lowest overlap",
+        "cosine": "cosine, last layer",
+    }  # fmt: skip
+    n = len(profiles.prompts)
+    tables = [
+        Table.from_dicts(
+            "levels",
+            _level_rows(profiles),
+            [
+                Column("shuffle", "S"),
+                Column("loss", format=_TWO),
+                Column("entropy", format=_TWO),
+                *(Column(key, heading, _TWO) for key, heading in columns.items()),
+                Column("peak_layer", "layer of the highest ID", "d"),
+            ],
+            caption=f"Token geometry by shuffling level, means over {n:,} prompts of "
+            f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
+            headline=True,
+        ),
+        Table.from_dicts(
+            "spearman",
+            spearman,
+            ["cloud", "layer", "n2", Column("spearman", "rho", _TWO), Column("p", format=".4f"),
+             Column("n", format="d")],
+            caption="Spearman's rho of intrinsic dimension and loss of unshuffled texts",
+            note="tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
+            "is the prompts of a corpus, rho is over corpora.",
+        ),
+        Table.from_dicts(
+            "dimension_loss",
+            dimension_loss,
+            ["shuffle", "layer", "n2", *_CORRELATION_COLUMNS],
+            caption="Correlation of log intrinsic dimension and log loss over prompts",
+        ),
+        Table.from_dicts(
+            "said",
+            said,
+            ["x", "y", "shuffle", "n2", *_CORRELATION_COLUMNS],
+            caption="Correlation of contextual entropy with the intrinsic dimension of the "
+            "next-token probabilities and with the loss, over prompts",
+        ),
+        Table.from_dicts(
+            "layers",
+            _layer_rows(profiles),
+            ["observable", "setting", "shuffle", "layer", Column("mean", format=_THREE),
+             Column("std", format=_THREE), "n_prompts"],
+            caption="Observables by layer: mean and standard deviation over prompts",
+        ),
+        _prompt_table(profiles),
+        _profile_table(profiles),
+    ]  # fmt: skip
+    return Results(
+        "token_geometry",
+        values,
+        scalars=_token_scalars(profiles),
+        tables=tables,
+        figures=_token_figures(profiles, short_name(lm["name_or_path"])),
+        lm=lm,
+        settings=settings,
+        included=included,
+    )
 
-    lm: str
-    n_tokens: int
-    n_skipped: int
-    prompts: Sequence[str]
-    corpora: Sequence[str]
-    shuffles: Sequence[int]
-    layers: Sequence[int]
-    range_scalings: Sequence[int]
-    ks: Sequence[int]
-    dimension: Floats
-    overlap: Floats
-    profiles: dict[str, Floats]
-    logits_dimension: Floats
-    loss: Floats
-    entropy: Floats
-    corpus_dimension: Floats
-    corpus_loss: Floats
 
-    # -- numbers -----------------------------------------------------------------------------
+def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
+    for i, level in enumerate(profiles.shuffles):
+        for j, layer in enumerate(profiles.layers):
+            for k, n2 in enumerate(profiles.range_scalings):
+                found = profiles.dimension_loss(i, j, k)
+                yield {"shuffle": level, "layer": layer, "n2": n2, **_numbers(found)}
 
-    def curves(self) -> Iterator[tuple[str, str, Sequence[int], Floats]]:
-        """Each observable: name, setting, layers, and values ``(n_prompts, n_levels, n_layers)``.
 
-        An overlap stands at the first of its two layers.
-        """
-        for i, n2 in enumerate(self.range_scalings):
-            yield "dimension", f"n2={n2}", self.layers, self.dimension[..., i]
-        for i, k in enumerate(self.ks):
-            yield "overlap", f"k={k}", self.layers[:-1], self.overlap[..., i]
-        for name, values in self.profiles.items():
-            yield name, "", self.layers, values
+def _said_rows(profiles: TokenProfiles) -> Iterator[Row]:
+    for i, level in enumerate(profiles.shuffles):
+        entropy = profiles.entropy[:, i]
+        for k, n2 in enumerate(profiles.range_scalings):
+            found = correlation_test(profiles.logits_dimension[:, i, k], entropy)
+            row = {"x": "logits_dimension", "y": "entropy", "shuffle": level, "n2": n2}
+            yield {**row, **_numbers(found)}
+        found = correlation_test(entropy, profiles.loss[:, i])
+        row = {"x": "entropy", "y": "loss", "shuffle": level, "n2": None}
+        yield {**row, **_numbers(found)}
 
-    def dimension_loss(self, level: int, layer: int, scaling: int) -> Tie | None:
-        """Log ID against log loss, over prompts.
 
-        Args:
-            level: Position of the shuffling level; so are the others.
-            layer: Of the layer.
-            scaling: Of the range scaling.
-        """
-        return tie(_log(self.dimension[:, level, layer, scaling]), _log(self.loss[:, level]))
+def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
+    """Yield rho of ID and loss (paper, table 1).
 
-    def dimension_loss_rows(self) -> list[list[Any]]:
-        """Log ID against log loss, at each level, layer and scaling."""
-        return [
-            [level, layer, n2, *_cells(self.dimension_loss(i, j, k))]
-            for i, level in enumerate(self.shuffles)
-            for j, layer in enumerate(self.layers)
-            for k, n2 in enumerate(self.range_scalings)
-        ]
+    The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
+    """
+    clouds = []
+    if 0 in profiles.shuffles:
+        first = list(profiles.shuffles).index(0)
+        clouds.append(("tokens", profiles.dimension[:, first], profiles.loss[:, first]))
+    if len(profiles.corpus_loss):
+        clouds.append(("prompts", profiles.corpus_dimension, profiles.corpus_loss))
+    for cloud, dimension, loss in clouds:
+        for j, layer in enumerate(profiles.layers):
+            for k, n2 in enumerate(profiles.range_scalings):
+                numbers = _numbers(correlation_test(dimension[:, j, k], loss))
+                yield {
+                    "cloud": cloud, "layer": layer, "n2": n2, "spearman": numbers["spearman"],
+                    "p": numbers["spearman_p"], "n": numbers["n"],
+                }  # fmt: skip
 
-    def said_rows(self) -> list[list[Any]]:
-        """What the LM says: entropy against the ID of its probabilities, and against its loss."""
-        rows = []
-        for i, level in enumerate(self.shuffles):
-            for k, n2 in enumerate(self.range_scalings):
-                found = tie(self.logits_dimension[:, i, k], self.entropy[:, i])
-                rows.append(["logits_dimension", "entropy", level, n2, *_cells(found)])
-            found = tie(self.entropy[:, i], self.loss[:, i])
-            rows.append(["entropy", "loss", level, None, *_cells(found)])
-        return rows
 
-    def spearman_rows(self) -> list[list[Any]]:
-        """Spearman's rho of ID and loss of texts as written (paper, table 1).
+def _level(profiles: TokenProfiles, i: int) -> dict[str, Any]:
+    """Return the means over prompts at a shuffling level."""
+    observed: dict[str, Any] = {}
+    for name, setting, _, values in profiles.curves():
+        means = _means(values[:, i])
+        if setting:
+            observed.setdefault(name, {})[setting.split("=")[1]] = means
+        else:
+            observed[name] = means
+    logits = _means(profiles.logits_dimension[:, i])
+    return {
+        "shuffle": profiles.shuffles[i],
+        "loss": number(mean(profiles.loss[:, i])),
+        "entropy": number(mean(profiles.entropy[:, i])),
+        "logits_dimension": dict(zip(map(str, profiles.range_scalings), logits, strict=True)),
+        **observed,
+    }
 
-        *tokens*: a cloud is a prompt's tokens, and a point of the correlation a prompt. *prompts*:
-        a cloud is a corpus' prompts, each by its last token, and a point is a corpus. The paper's
-        prompt level by ESS, another estimator of dimension, is left out.
-        """
-        first = list(self.shuffles).index(0) if 0 in self.shuffles else None
-        rows = []
-        for j, layer in enumerate(self.layers):
-            for k, n2 in enumerate(self.range_scalings):
-                if first is not None:
-                    found = tie(self.dimension[:, first, j, k], self.loss[:, first])
-                    rows.append(["tokens", layer, n2, *_ranked(found)])
-                if len(self.corpus_loss):
-                    found = tie(self.corpus_dimension[:, j, k], self.corpus_loss)
-                    rows.append(["prompts", layer, n2, *_ranked(found)])
-        return sorted(rows, key=lambda row: row[0] == "prompts")
 
-    def results(self) -> dict[str, Any]:
-        """For ``results.json``."""
-        return {
-            "study": "token_geometry",
-            "lm": self.lm,
-            "n_prompts": len(self.prompts),
-            "n_skipped": self.n_skipped,
-            "n_tokens": self.n_tokens,
-            "n_corpora": len(set(self.corpora)),
-            "layers": list(self.layers),
-            "range_scalings": list(self.range_scalings),
-            "ks": list(self.ks),
-            "shuffles": [self._level(i, level) for i, level in enumerate(self.shuffles)],
-            "dimension_loss": _entries(("shuffle", "layer", "n2", *NO_TIE),
-                                       self.dimension_loss_rows()),
-            "said": _entries(("x", "y", "shuffle", "n2", *NO_TIE), self.said_rows()),
-            "spearman": _entries(("cloud", "layer", "n2", "spearman", "p", "n"),
-                                 self.spearman_rows()),
-        }  # fmt: skip
-
-    def _level(self, i: int, level: int) -> dict[str, Any]:
-        observed: dict[str, Any] = {}
-        for name, setting, _, values in self.curves():
-            means = [number(mean(column)) for column in values[:, i].T]
-            if setting:
-                observed.setdefault(name, {})[setting.split("=")[1]] = means
-            else:
-                observed[name] = means
-        logits = [number(mean(column)) for column in self.logits_dimension[:, i].T]
-        return {
+def _level_rows(profiles: TokenProfiles) -> Iterator[Row]:
+    for i, level in enumerate(profiles.shuffles):
+        dimension = _means(profiles.dimension[:, i, :, 0])
+        peak = max(range(len(dimension)), key=lambda j: _or(dimension[j], -math.inf))
+        overlap = _means(profiles.overlap[:, i, :, profiles.paper_k])
+        yield {
             "shuffle": level,
-            "loss": number(mean(self.loss[:, i])),
-            "entropy": number(mean(self.entropy[:, i])),
-            "logits_dimension": dict(zip(map(str, self.range_scalings), logits, strict=True)),
-            **observed,
+            "loss": number(mean(profiles.loss[:, i])),
+            "entropy": number(mean(profiles.entropy[:, i])),
+            "dimension": dimension[-1],
+            "peak_dimension": dimension[peak],
+            "peak_layer": profiles.layers[peak],
+            "overlap": overlap[-1] if overlap else None,
+            "lowest_overlap": min((v for v in overlap if v is not None), default=None),
+            "cosine": _means(profiles.profiles["cosine_mean"][:, i])[-1],
         }
 
-    # -- files -------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> None:
-        """Write tables and figures.
+def _layer_rows(profiles: TokenProfiles) -> Iterator[Row]:
+    for name, setting, layers, values in profiles.curves():
+        for i, level in enumerate(profiles.shuffles):
+            for layer, column in zip(layers, values[:, i].T, strict=True):
+                finite = column[np.isfinite(column)]
+                std = float(finite.std()) if len(finite) else None
+                yield {
+                    "observable": name, "setting": setting, "shuffle": level, "layer": layer,
+                    "mean": number(mean(column)), "std": std, "n_prompts": len(finite),
+                }  # fmt: skip
 
-        Args:
-            folder: The run's.
 
-        Raises:
-            OutputError: It cannot be written.
-        """
-        tables = folder / "tables"
-        write_csv(
-            tables / "layers.csv",
-            ("observable", "setting", "shuffle", "layer", "mean", "std", "n_prompts"),
-            self._layer_rows(),
+def _prompt_table(profiles: TokenProfiles) -> Table:
+    logits = [Column(f"logits_dimension n2={n}", format=_TWO) for n in profiles.range_scalings]
+    rows = [
+        [prompt, corpus, level, *map(number, (profiles.loss[p, i], profiles.entropy[p, i],
+                                              *profiles.logits_dimension[p, i]))]
+        for p, (prompt, corpus) in enumerate(zip(profiles.prompts, profiles.corpora, strict=True))
+        for i, level in enumerate(profiles.shuffles)
+    ]  # fmt: skip
+    columns = ["prompt", "corpus", "shuffle", Column("loss", format=_TWO),
+               Column("entropy", format=_TWO), *logits]  # fmt: skip
+    caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
+    return Table("prompts", columns, rows, caption)
+
+
+def _profile_table(profiles: TokenProfiles) -> Table:
+    curves = list(profiles.curves())
+    names = [f"{curve.name} {curve.setting}".strip() for curve in curves]
+    rows = [
+        # The last layer has no next one to overlap with.
+        [prompt, level, layer, *(number(values[p, i, j]) if j < values.shape[2] else None
+                                 for _, _, _, values in curves)]
+        for p, prompt in enumerate(profiles.prompts)
+        for i, level in enumerate(profiles.shuffles)
+        for j, layer in enumerate(profiles.layers)
+    ]  # fmt: skip
+    columns = ["prompt", "shuffle", "layer", *(Column(name, format=_THREE) for name in names)]
+    return Table("profiles", columns, rows, "All observables by prompt, shuffling level and layer")
+
+
+def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
+    """Return the means of the first level: loss, entropy, and the paper's curves by layer."""
+    scalars = {"test/loss": mean(profiles.loss[:, 0]), "test/entropy": mean(profiles.entropy[:, 0])}
+    shown = {("dimension", f"n2={profiles.range_scalings[0]}"), ("cosine_mean", ""),
+             ("overlap", f"k={profiles.ks[profiles.paper_k]}"), ("angle_mean", "")}  # fmt: skip
+    for name, setting, layers, values in profiles.curves():
+        if (name, setting) in shown:
+            key = f"test/{name}_{setting}".rstrip("_")
+            for layer, value in zip(layers, _means(values[:, 0]), strict=True):
+                scalars[f"{key}/layer_{layer}"] = _or(value, math.nan)
+    return scalars
+
+
+def _token_figures(profiles: TokenProfiles, lm: str) -> list[Figure]:
+    n2 = profiles.range_scalings[0]
+    figures = [
+        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
+               partial(draw.profiles_figure, profiles, lm)),
+        Figure("range_scalings", "Intrinsic dimension by layer and range scaling",
+               partial(draw.scalings_figure, profiles, lm)),
+        Figure("overlap_sizes", "Overlap with the next layer by size of the neighborhood",
+               partial(draw.overlap_sizes_figure, profiles, lm)),
+        Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
+               partial(draw.dimension_loss_figure, profiles, lm)),
+        Figure("said", "Contextual entropy, the dimension of the probabilities, and the loss",
+               partial(draw.next_token_figure, profiles, lm)),
+    ]  # fmt: skip
+    has_overlap = profiles.overlap.shape[2] > 0
+    return [figure for figure in figures if has_overlap or figure.name != "overlap_sizes"]
+
+
+# -- knowledge geometry ----------------------------------------------------------------------------
+
+
+def knowledge_geometry_results(
+    closeness: KnowledgeCloseness,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    included: Sequence[Results] = (),
+) -> Results:
+    """Return the results of `KnowledgeGeometry`.
+
+    Args:
+        closeness: What was found.
+        lm: The LM, see `LanguageModel.info`.
+        settings: Hyper-parameters of the study and its data.
+        included: Results of callbacks.
+    """
+    pairs = list(_pair_rows(closeness))
+    tests = [_test_row(test) for test in closeness.tests]
+    ks, scalings = closeness.ks, closeness.range_scalings
+    values = {
+        "n_subjects": closeness.n_subjects,
+        "layers": list(closeness.layers),
+        "range_scalings": list(scalings),
+        "ks": list(ks),
+        "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
+        "dimension": {
+            name: {str(n2): [number(v) for v in found[:, i]] for i, n2 in enumerate(scalings)}
+            for name, found in closeness.dimension.items()
+        },
+        "tests": tests,
+        "pairs": [
+            {**row, "overlap": {str(k): found[:, i].tolist() for i, k in enumerate(ks)}}
+            for row, found in zip(pairs, closeness.overlap.values(), strict=True)
+        ],
+    }
+    scalars = {
+        f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": (
+            test.result.spearman
         )
-        logits = [f"logits_dimension n2={n}" for n in self.range_scalings]
-        write_csv(
-            tables / "prompts.csv",
-            ("prompt", "corpus", "shuffle", "loss", "entropy", *logits),
-            self._prompt_rows(),
-        )
-        write_csv(
-            tables / "profiles.csv",
-            ("prompt", "shuffle", "layer", *self._columns()),
-            self._profile_rows(),
-        )
-        write_csv(
-            tables / "dimension_loss.csv",
-            ("shuffle", "layer", "n2", *NO_TIE),
-            self.dimension_loss_rows(),
-        )
-        write_csv(tables / "said.csv", ("x", "y", "shuffle", "n2", *NO_TIE), self.said_rows())
-        write_csv(
-            tables / "spearman.csv",
-            ("cloud", "layer", "n2", "spearman", "p", "n"),
-            self.spearman_rows(),
-        )
-        self.write_pictures(folder)
+        for test in closeness.tests
+        if test.layer is None and test.given is None and test.result is not None
+    }
+    rho = Column("spearman", "rho", _TWO)
+    tables = [
+        _test_summary(closeness),
+        Table.from_dicts(
+            "tests",
+            tests,
+            ["closeness", "setting", "layer", "against", "given", rho, Column("p", format=".4f"),
+             "n_pairs", "n_permutations"],
+            caption="Spearman's rho of closeness and scores of the maps over pairs",
+            note="given: the wording of the prompts is partialled out.",
+        ),
+        Table.from_dicts(
+            "pairs",
+            pairs,
+            ["a", "b", *(Column(key, format=_TWO) for key in list(pairs[0])[2:])],
+            caption="Closeness of two kinds of knowledge and scores of the maps between them",
+        ),
+        Table(
+            "dimension",
+            ["knowledge", "layer", "n2", Column("dimension", format=_TWO)],
+            [
+                [name, layer, n2, number(found[i, j])]
+                for name, found in closeness.dimension.items()
+                for i, layer in enumerate(closeness.layers)
+                for j, n2 in enumerate(scalings)
+            ],
+            "Intrinsic dimension of each kind of knowledge's prompts",
+        ),
+        Table(
+            "overlap",
+            ["a", "b", "layer", "k", Column("overlap", format=_THREE)],
+            [
+                [a, b, layer, k, number(found[i, j])]
+                for (a, b), found in closeness.overlap.items()
+                for i, layer in enumerate(closeness.layers)
+                for j, k in enumerate(ks)
+            ],
+            "Overlap of the neighborhoods of a subject under two prompts",
+        ),
+    ]  # fmt: skip
+    return Results(
+        "knowledge_geometry",
+        values,
+        scalars=scalars,
+        tables=[table for table in tables if table.rows],
+        figures=_knowledge_figures(closeness, short_name(lm["name_or_path"])),
+        lm=lm,
+        settings=settings,
+        included=included,
+    )
 
-    def _layer_rows(self) -> Iterator[list[Any]]:
-        for name, setting, layers, values in self.curves():
-            for i, level in enumerate(self.shuffles):
-                for layer, column in zip(layers, values[:, i].T, strict=True):
-                    numbers = mean(column), spread(column)
-                    n = int(np.isfinite(column).sum())
-                    yield [name, setting, level, layer, *map(number, numbers), n]
 
-    def _prompt_rows(self) -> Iterator[list[Any]]:
-        for p, (prompt, corpus) in enumerate(zip(self.prompts, self.corpora, strict=True)):
-            for i, level in enumerate(self.shuffles):
-                numbers = self.loss[p, i], self.entropy[p, i], *self.logits_dimension[p, i]
-                yield [prompt, corpus, level, *map(number, numbers)]
+def _test_row(test: ClosenessTest) -> Row:
+    row = {**test._asdict(), "layer": "all" if test.layer is None else str(test.layer)}
+    result = row.pop("result")
+    keys = ("spearman", "p", "n_pairs", "n_permutations")
+    return {**row, **(dict.fromkeys(keys) if result is None else asdict(result))}
 
-    def _columns(self) -> list[str]:
-        return [f"{name} {setting}".strip() for name, setting, _, _ in self.curves()]
 
-    def _profile_rows(self) -> Iterator[list[Any]]:
-        curves = [values for _, _, _, values in self.curves()]
-        for p, prompt in enumerate(self.prompts):
-            for i, level in enumerate(self.shuffles):
-                for j, layer in enumerate(self.layers):
-                    # The last layer has none after it to overlap with.
-                    row = [v[p, i, j] if j < v.shape[2] else math.nan for v in curves]
-                    yield [prompt, level, layer, *map(number, row)]
+def _test_summary(closeness: KnowledgeCloseness) -> Table:
+    """Return a row per measure of closeness, over the mean of all layers; empty without tests."""
+    rows: dict[str, Row] = {}
+    columns: dict[str, Column] = {}
+    for test in closeness.tests:
+        if test.layer is None and test.result is not None:
+            name = test.closeness.replace("dimension_difference", "difference of log ID")
+            name = f"{name} {test.setting}".strip()
+            key = test.against + (f" given {test.given}" if test.given else "")
+            columns[key] = Column(key, format=_TWO)
+            columns[f"{key} p"] = Column(f"{key} p", "p", ".4f")
+            rows.setdefault(name, {"closeness": name}).update(
+                {key: test.result.spearman, f"{key} p": test.result.p}
+            )
+    return Table.from_dicts(
+        "closeness",
+        rows.values(),
+        ["closeness", *columns.values()],
+        caption=f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
+        f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
+        note="p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
+        "of the prompts' wording is partialled out.",
+        headline=True,
+    )
 
-    def show(self, trainer: L.Trainer) -> None:
-        """Add curves over layers, the table and the figures to TensorBoard.
 
-        Args:
-            trainer: The run's trainer.
-        """
-        for writer in tensorboard_writers(trainer):
-            for name, setting, layers, values in self.curves():
-                for i, level in enumerate(self.shuffles):
-                    tag = "/".join(filter(None, (name, setting, f"S{level}")))
-                    for layer, column in zip(layers, values[:, i].T, strict=True):
-                        if math.isfinite(mean(column)):
-                            # What TensorBoard calls a step is the layer here.
-                            writer.add_scalar(tag, mean(column), layer)  # type: ignore[no-untyped-call]
-            writer.add_text("levels", self.markdown(), 0)  # type: ignore[no-untyped-call]
-        self.show_pictures(trainer)
+def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
+    scores = {(score.source, score.target): score for score in closeness.scores}
+    n2s = closeness.range_scalings
+    differences = {n2: closeness.difference_matrix(i) for i, n2 in enumerate(n2s)}
+    for (a, b), overlap in closeness.overlap.items():
+        i, j = closeness.names.index(a), closeness.names.index(b)
+        row: Row = {"a": a, "b": b}
+        row |= {name: number(matrix[i, j]) for name, matrix in closeness.score_matrices.items()}
+        for name, score in (("a->b", scores.get((a, b))), ("b->a", scores.get((b, a)))):
+            row[f"r {name}"] = None if score is None else score.r
+            for n in ("1", "3", "5"):
+                row[f"hit{n} {name}"] = None if score is None else number(score.hits.get(n))
+        row["wording"] = closeness.wording[a, b]
+        row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
+        row |= {f"dimension_difference n2={n2}": number(m[i, j]) for n2, m in differences.items()}
+        yield row
 
-    def markdown(self) -> str:
-        """Loss, entropy, highest ID and its layer, and lowest overlap, by shuffling level."""
-        rows = []
-        for i, level in enumerate(self.shuffles):
-            dimension = np.array([mean(column) for column in self.dimension[:, i, :, 0].T])
-            known = np.where(np.isfinite(dimension), dimension, -math.inf)
-            peak = int(known.argmax())
-            overlap = [mean(column) for column in self.overlap[:, i, :, self.paper_k].T]
-            lowest = min((v for v in overlap if math.isfinite(v)), default=None)
-            loss, entropy = mean(self.loss[:, i]), mean(self.entropy[:, i])
-            row = [level, loss, entropy, float(dimension[peak]), self.layers[peak], lowest]
-            rows.append([number(v) if isinstance(v, float) else v for v in row])
-        n2, k = self.range_scalings[0], self.ks[self.paper_k]
-        columns = ("S", "loss", "entropy", f"highest ID (n2={n2})", "at layer",
-                   f"lowest overlap (k={k})")  # fmt: skip
-        return markdown_table(columns, rows)
 
-    @property
-    def paper_k(self) -> int:
-        """Position of the paper's k, or of the first one."""
-        return list(self.ks).index(PAPER_K) if PAPER_K in self.ks else 0
+def _knowledge_figures(closeness: KnowledgeCloseness, lm: str) -> list[Figure]:
+    figures = [
+        Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
+               partial(draw.closeness_figure, closeness, lm)),
+        Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
+               partial(draw.overlap_matrix_figure, closeness, lm)),
+        Figure("dimension", "Intrinsic dimension of each kind of knowledge's prompts",
+               partial(draw.dimension_figure, closeness, lm)),
+    ]  # fmt: skip
+    if len(closeness.layers) > 1:
+        caption = "Rho of closeness and scores by layer"
+        figures.append(Figure("rho_by_layer", caption, partial(draw.rho_figure, closeness, lm)))
+    return figures
 
-    def drawings(self) -> Drawings:
-        """The figures, in kind those of the paper."""
-        from lincorr_lightning.geometry import figures as draw
 
-        figures = {
-            "profiles": draw.profiles_figure,
-            "range_scalings": draw.scalings_figure,
-            "overlap_sizes": draw.overlap_figure,
-            "dimension_loss": draw.dimension_loss_figure,
-            "said": draw.said_figure,
-        }
-        if not self.overlap.shape[2]:
-            del figures["overlap_sizes"]
-        return {name: partial(figure, self) for name, figure in figures.items()}
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def mean(values: Floats) -> float:
-    """Of the finite ones; NaN if there are none."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    """Return the mean of the finite values, NaN if there are none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
-def spread(values: Floats) -> float:
-    """Standard deviation of the finite ones; NaN if there are none."""
-    known = values[np.isfinite(values)]
-    return float(known.std()) if len(known) else math.nan
+def _means(values: Floats) -> list[float | None]:
+    """Return the mean over prompts, ``(n_prompts, n)``, of each column."""
+    columns: Iterable[Floats] = values.T
+    return [number(mean(column)) for column in columns]
 
 
-def _log(values: Floats) -> Floats:
-    """Logarithm; NaN where there is none."""
-    return np.log(np.where(values > 0, values, np.nan))
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
-def _cells(found: Tie | None) -> list[Any]:
-    return list((NO_TIE if found is None else found.results()).values())
-
-
-def _ranked(found: Tie | None) -> list[Any]:
-    return [None] * 3 if found is None else [found.spearman, found.spearman_p, found.n]
-
-
-def _entries(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in rows]
+def _numbers(found: CorrelationTest | None) -> dict[str, Any]:
+    return dict.fromkeys(CORRELATION_KEYS) if found is None else asdict(found)

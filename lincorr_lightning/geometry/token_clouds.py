@@ -1,4 +1,4 @@
-"""Clouds of tokens of an LM's layers: read, refused where they cannot be told of, observed."""
+"""Clouds of tokens in the layers of an LM, and what is observed of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lincorr_lightning.lm.language_model import LanguageModel
 
 MAX_K = 31
 """Largest neighborhood of the paper."""
-# The paper's largest range scaling, 256 of 1,024 tokens, as a share.
-_LARGEST_SCALING = 4
+# The paper's largest range scaling is a quarter of the tokens: 256 of 1,024.
+_TOKENS_PER_SCALING = 4
 # Angles need two neighbors.
-_LEAST_RANK = 2
+_MIN_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class CloudSettings:
     """What is observed of clouds of tokens.
 
     Attributes:
-        range_scalings: The n2's of the intrinsic dimension, increasing.
+        range_scalings: Range scalings n2 of the intrinsic dimension, increasing.
         ks: Sizes of the neighborhoods whose overlap is taken, increasing.
-        embedding_layer: Whether the token embedding is looked at as well, as layer 0.
+        embedding_layer: Whether the token embedding is observed too, as layer 0.
     """
 
     range_scalings: tuple[int, ...]
@@ -48,99 +48,107 @@ class CloudSettings:
         range_scalings: Sequence[int] | None,
         ks: Sequence[int] | None,
         embedding_layer: bool,
-        who: str,
+        owner: str,
     ) -> CloudSettings:
-        """Fill in what is left open.
+        """Check settings and fill in defaults.
 
         Args:
-            n_tokens: Tokens of a cloud.
-            range_scalings: None takes 2, 4, 8, ... up to a quarter of the tokens, 256 at most.
-            ks: None takes 1 to 31, as far as there are so many other tokens.
-            embedding_layer: Whether the token embedding is looked at.
-            who: Whose settings they are, for messages.
+            n_tokens: Number of tokens of a cloud.
+            range_scalings: Range scalings; None takes 2, 4, 8, ... up to a quarter of the tokens,
+                at most 256.
+            ks: Sizes of the neighborhoods; None takes 1 to 31, or fewer if there are fewer tokens.
+            embedding_layer: Whether the token embedding is observed.
+            owner: Prefix of the settings in messages, as ``model`` of ``model.ks``.
 
         Raises:
-            ConfigError: A scaling is odd or needs more tokens, or there are not so many neighbors.
+            ConfigError: A range scaling is odd or needs more tokens, or a k is out of range.
         """
-        scalings = range_scalings or [n for n in RANGE_SCALINGS if n * _LARGEST_SCALING <= n_tokens]
+        scalings = range_scalings or [
+            n for n in RANGE_SCALINGS if n * _TOKENS_PER_SCALING <= n_tokens
+        ]
         sizes = ks or range(1, min(MAX_K, n_tokens - 1) + 1)
         wrong = [n for n in scalings if n < 2 or n % 2 or n + 1 > n_tokens]
         if wrong or not scalings:
             raise ConfigError(
-                f"{who}.range_scalings has {wrong or 'nothing'}, with {n_tokens} points in a "
+                f"{owner}.range_scalings has {wrong or 'nothing'}, with {n_tokens} points in a "
                 "cloud; each must be even, at least 2, and needs one point more. Take longer texts "
                 "or smaller range scalings."
             )
         wrong = [k for k in sizes if not 1 <= k < n_tokens]
         if wrong or not sizes:
             raise ConfigError(
-                f"{who}.ks has {wrong or 'nothing'}; each must be within 1 and {n_tokens - 1}, the "
-                "other points of a cloud."
+                f"{owner}.ks has {wrong or 'nothing'}; each must be within 1 and "
+                f"{n_tokens - 1}, the other points of a cloud."
             )
         return cls(tuple(sorted(set(scalings))), tuple(sorted(set(sizes))), embedding_layer)
 
     @property
     def max_rank(self) -> int:
-        """How many neighbors are needed."""
-        return max(*self.range_scalings, *self.ks, _LEAST_RANK)
+        """Number of neighbors that are needed."""
+        return max(*self.range_scalings, *self.ks, _MIN_RANK)
 
     def nearest(self, clouds: Tensor) -> NearestTokens:
-        """Find as many nearest tokens as are needed.
+        """Find the nearest tokens that the observables need.
 
         Args:
-            clouds: ``(..., n_layers, n_tokens, d)``.
+            clouds: Hidden states, ``(..., n_layers, n_tokens, d)``.
         """
-        return nearest_tokens(clouds, self.max_rank, max(*self.ks, _LEAST_RANK))
+        return nearest_tokens(clouds, self.max_rank, max(*self.ks, _MIN_RANK))
 
     def layers(self, n_layers: int) -> list[int]:
-        """Numbers of the layers that are looked at: 0 is the token embedding."""
+        """Return the numbers of the observed layers; 0 is the token embedding.
+
+        Args:
+            n_layers: Number of observed layers.
+        """
         first = 0 if self.embedding_layer else 1
         return list(range(first, first + n_layers))
 
 
 @dataclass(frozen=True)
 class PromptGeometry:
-    """What is observed of one prompt; tensors lie on the CPU.
+    """What is observed of one prompt; tensors are on the CPU.
 
     Attributes:
-        clouds: Of the tokens' hidden states, layer by layer.
+        clouds: Observables of the clouds of hidden states by layer.
         logits_dimension: Intrinsic dimension of the cloud of the tokens' next-token probabilities,
-            ``(n_scalings,)``; NaN where it has too few distinct points.
+            ``(n_scalings,)``; NaN if it has too few distinct points.
         loss: Mean cross-entropy of the prompt's tokens from the second on, in nats.
         entropy: Mean contextual entropy, in nats.
-        last: Hidden state of the last token after each layer, ``(n_layers, d)`` float32.
+        last: Hidden state of the last token after each layer, ``(n_layers, d)`` float32; None if it
+            was not kept.
     """
 
     clouds: TokenObservables
     logits_dimension: Tensor
     loss: float
     entropy: float
-    last: Tensor
+    last: Tensor | None
 
 
 @torch.no_grad()
 def observe_prompts(
     lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], settings: CloudSettings
 ) -> list[PromptGeometry]:
-    """Observe the clouds of tokens of some prompts of one length, with one forward.
+    """Observe the clouds of tokens of some prompts, with one forward pass.
 
-    Nothing of a size beyond these prompts' hidden states is kept.
+    Memory is that of these prompts' hidden states and logits.
 
     Args:
         lm: The LM.
         tokens: Token ids, ``(n_prompts, n_tokens)``.
-        prompts: Their names, for messages.
-        settings: What is observed.
+        prompts: Names of the prompts, for messages.
+        settings: What to observe.
 
     Raises:
         NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        SubjectsError: A layer has fewer distinct tokens than a range scaling needs, or a token whose
-            hidden state is zero.
-        LanguageModelError: The LM does not tell its layers' hidden states.
+        SubjectsError: A layer has fewer distinct tokens than a range scaling needs, or a hidden
+            state of zeros.
+        LanguageModelError: The LM does not return its layers' hidden states.
     """
     states = read_layers(lm, tokens, prompts, settings.embedding_layer)
     assert states.logits is not None
-    said = next_tokens(states.logits, tokens)
+    next_token = next_tokens(states.logits, tokens)
     found = []
     for i, name in enumerate(prompts):
         hidden = states.hidden[i]
@@ -151,9 +159,9 @@ def observe_prompts(
             PromptGeometry(
                 TokenObservables(*(part.cpu() for part in clouds)),
                 _logits_dimension(states.logits[i], settings),
-                float(said.loss[i].mean()),
-                float(said.entropy[i].mean()),
-                # A copy of its own, or all tokens would be kept alive.
+                float(next_token.loss[i].mean()),
+                float(next_token.entropy[i].mean()),
+                # A copy, because a view would keep all tokens in memory.
                 hidden[:, -1].float().cpu().clone(),
             )
         )
@@ -182,9 +190,9 @@ def _check_layers(
 def _logits_dimension(logits: Tensor, settings: CloudSettings) -> Tensor:
     cloud = logits.float().softmax(-1)[None]
     nearest = nearest_tokens(cloud, max(settings.range_scalings), k=1)
-    enough = nearest.distinct.sum() > torch.tensor(settings.range_scalings).to(cloud.device)
+    n_distinct = int(nearest.distinct.sum())
     dimension = torch.full((len(settings.range_scalings),), torch.nan, dtype=torch.float64)
-    scalings = [n for n, has in zip(settings.range_scalings, enough.tolist(), strict=True) if has]
+    scalings = [n2 for n2 in settings.range_scalings if n2 < n_distinct]
     if scalings:
         dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings).dimension[0].cpu()
     return dimension

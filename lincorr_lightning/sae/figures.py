@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +22,7 @@ from lincorr_lightning.results.style import (
 )
 from lincorr_lightning.results.training_curves import MOST_CURVES, History, training_curves
 from lincorr_lightning.sae.hook_points import KINDS, HookKind
-
-if TYPE_CHECKING:
-    from lincorr_lightning.sae.results import SAEScore
-
-SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
-DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
-"""Edges of half decades of the share of tokens at which a feature is active, as logarithms."""
+from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore
 
 _LOOKS: dict[HookKind, tuple[str, str, str]] = {
     "residual": (BLUE, "o", "residual stream"),
@@ -138,8 +131,8 @@ def training_figure(history: History, lm: str) -> Figure:
     if len(names) <= MOST_CURVES:
         return training_curves(history, title)
     layers: dict[str, list[int]] = {}
-    for kind, _, layer in (name.rpartition(".") for name in names):
-        layers.setdefault(kind, []).append(int(layer))
+    for kind, _, number in (name.rpartition(".") for name in names):
+        layers.setdefault(kind, []).append(int(number))
     panels: dict[str, Sequence[tuple[int, float]]] = {}
     for what in dict.fromkeys(tag.partition("/")[0] for tag in history if "/" in tag):
         for kind in (kind for kind in KINDS if kind in layers):

@@ -20,12 +20,17 @@ from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
-from lincorr_lightning.sae.figures import SCORES
 from lincorr_lightning.sae.formats import load_saes, save_saes
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import STUDY, SAEScore, sae_results, score_hook_points
-from lincorr_lightning.sae.scoring import read_activations, score_texts
+from lincorr_lightning.sae.results import STUDY, sae_results
+from lincorr_lightning.sae.scoring import (
+    SCORES,
+    SAEScore,
+    read_activations,
+    score_hook_points,
+    score_texts,
+)
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
 

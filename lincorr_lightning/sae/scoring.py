@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.data.texts import TokenRows
 from lincorr_lightning.lm.batching import MicroBatches
-from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.sae.hook_points import HookKind, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
+DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
+"""Edges of half decades of the share of tokens at which a feature is active, as logarithms."""
 
 Update = Callable[[int, Tensor, Tensor, Tensor], None]
 
@@ -116,3 +125,90 @@ def score_texts(
             with edited(model, {hook_point: replace_by(new)}):
                 losses.append(loss())
     return torch.stack([clean, *spliced, *ablated]), int(mask[:, 1:].sum())
+
+
+@dataclass(frozen=True)
+class SAEScore:
+    """Scores of one SAE on held-out texts.
+
+    Attributes:
+        hook_point: Id of the hook point, as ``residual.3``.
+        kind: Kind of the hook point.
+        layer: Index of the layer, from 0.
+        n_features: Number of features.
+        explained_variance: 1 - squared error / variance, over all tokens; None for constant
+            activations. Higher is better.
+        l0: Mean number of active features per token.
+        dead: Share of the features that are active at no token.
+        loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
+            where zeros do not increase the loss. Higher is better.
+        loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
+        loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
+    """
+
+    hook_point: str
+    kind: HookKind
+    layer: int
+    n_features: int
+    explained_variance: float | None
+    l0: float
+    dead: float
+    loss_recovered: float | None
+    loss_spliced: float
+    loss_ablated: float
+
+
+def score_hook_points(
+    saes: Mapping[HookPoint, SparseAutoencoder], found: Reconstruction
+) -> list[SAEScore]:
+    """Return the scores of each SAE.
+
+    Args:
+        saes: SAE of each hook point, in the order of the metric.
+        found: Result of the metric.
+    """
+    recovered = found.loss_recovered
+    return [
+        SAEScore(
+            hook_point=hook_point.id,
+            kind=hook_point.kind,
+            layer=hook_point.layer,
+            n_features=sae.n_features,
+            explained_variance=number(float(found.explained_variance[i])),
+            l0=float(found.l0[i]),
+            dead=float((found.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(recovered[i])),
+            loss_spliced=float(found.spliced[i]),
+            loss_ablated=float(found.ablated[i]),
+        )
+        for i, (hook_point, sae) in enumerate(saes.items())
+    ]
+
+
+def feature_densities(
+    frequency: npt.NDArray[np.float64], n_features: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return a histogram of how often features are active.
+
+    Args:
+        frequency: Share of the tokens at which each feature is active,
+            ``(n_hook_points, max(n_features))``.
+        n_features: Number of features of each hook point; columns beyond it are ignored.
+
+    Returns:
+        Shares of the features of each hook point: never active, then by half decades of the share
+        of tokens (`DENSITY_EDGES`, the first without lower edge), ``(n_hook_points, 1 + n_bins)``.
+
+    Example:
+        >>> feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]
+        array([0.25, 0.25, 0.5 ])
+    """
+    rows = []
+    for shares, n in zip(frequency, n_features, strict=True):
+        own = shares[:n]
+        active = own[own > 0]
+        # The outer bins include what lies beyond the outer edges.
+        logs = np.clip(np.log10(active), DENSITY_EDGES[0], DENSITY_EDGES[-1])
+        counts, _ = np.histogram(logs, DENSITY_EDGES)
+        rows.append(np.array([n - len(active), *counts]) / n)
+    return np.stack(rows)

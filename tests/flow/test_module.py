@@ -226,7 +226,8 @@ def test_other_data_is_refused(small_lm: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=match):
             main(
                 ["test", "--model=FeatureFlow", f"--model.saes={given}",
-                 "--data=SubjectsDataModule", "--data.n_subjects=40", f"--model.lm.name_or_path={small_lm}", *QUIET,
+                 "--data=SubjectsDataModule", "--data.n_subjects=40",
+                 f"--model.lm.name_or_path={small_lm}", *QUIET,
                  f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Geometry of prompts beside the ties of knowledges, against numpy, scikit-learn and the probe."""
+"""The study of knowledge geometry, against numpy, scikit-learn and the probe."""
 
 import csv
 import json
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
+from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.console import describe_run
 from tests.launching import run_in_two
 
 TEMPLATES = {
@@ -34,7 +34,7 @@ def command(small_lm, folder, *more):
     ]  # fmt: skip
 
 
-NAMED = ["--model.knowledges=[city,country,color]", "--model.ridge=0"]
+NAMED = ["--model.knowledge=[city,country,color]", "--model.ridge=0"]
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +59,28 @@ def states(small_lm, prompts):
 
 def test_closeness_of_all_pairs(finished, small_lm, naive):
     cli, _ = finished
-    report, held_out = cli.model.report, cli.datamodule.halves["test"]
-    assert (report.n_subjects, list(report.layers)) == (90, [1, 2])
+    found, held_out = cli.model.closeness, cli.datamodule.halves["test"]
+    assert (found.n_subjects, list(found.layers)) == (90, [1, 2])
     clouds = {n: states(small_lm, [TEMPLATES[n].format(x) for x in held_out])[0]
               for n in ("city", "country", "color")}  # fmt: skip
     for name, cloud in clouds.items():
         for layer in range(2):
             for i, n2 in enumerate(SCALINGS):
                 expected = naive.dimension(cloud[layer], n2)
-                assert report.dimension[name][layer, i] == pytest.approx(expected, rel=2e-3)
-    for (a, b), values in report.overlap.items():
+                assert found.dimension[name][layer, i] == pytest.approx(expected, rel=2e-3)
+    for (a, b), values in found.overlap.items():
         for layer in range(2):
             for i, k in enumerate(KS):
                 near = [naive.neighbors(clouds[n][layer], k) for n in (a, b)]
                 shared = np.mean([len(x & y) / k for x, y in zip(*near, strict=True)])
                 assert values[layer, i] == pytest.approx(shared, abs=0.01)
-    assert list(report.overlap) == [("city", "country"), ("city", "color"), ("country", "color")]
+    assert list(found.overlap) == [("city", "country"), ("city", "color"), ("country", "color")]
     # lives in the city of | lives in the country of: "’s favorite color is" shares nothing.
-    assert report.wording == {
+    assert found.wording == {
         ("city", "country"): 4 / 6, ("city", "color"): 0, ("country", "color"): 0,
     }  # fmt: skip
-    difference = report.difference_matrix(0)[0, 2]
-    logs = [np.log(report.dimension[n][:, 0]) for n in ("city", "color")]
+    difference = found.difference_matrix(0)[0, 2]
+    logs = [np.log(found.dimension[n][:, 0]) for n in ("city", "color")]
     assert difference == pytest.approx(np.abs(logs[0] - logs[1]).mean())
 
 
@@ -95,7 +95,7 @@ def test_r_is_that_of_scikit_learn(finished, small_lm):
     fitted = LinearRegression().fit(logits["fit"]["city"], logits["fit"]["color"])
     predicted, true = fitted.predict(logits["test"]["city"]), logits["test"]["color"]
     r = np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, true.T, strict=True)])
-    (score,) = [s for s in cli.model.report.scores if (s.source, s.target) == ("city", "color")]
+    (score,) = [s for s in cli.model.closeness.scores if (s.source, s.target) == ("city", "color")]
     assert score.r == pytest.approx(r, abs=1e-5)
 
 
@@ -106,16 +106,17 @@ def test_files(finished):
     assert results["chance_overlap"] == {"2": 2 / 89, "5": 5 / 89}
     with (folder / "tables" / "pairs.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["a"], row["b"]) for row in rows] == list(cli.model.report.overlap)
-    by_pair = {(s.source, s.target): s for s in cli.model.report.scores}
+    assert [(row["a"], row["b"]) for row in rows] == list(cli.model.closeness.overlap)
+    by_pair = {(s.source, s.target): s for s in cli.model.closeness.scores}
     for row in rows:
         both = by_pair[row["a"], row["b"]], by_pair[row["b"], row["a"]]
         assert float(row["r"]) == pytest.approx(np.mean([score.r for score in both]))
-        expected = cli.model.report.overlap[row["a"], row["b"]][:, 1].mean()
+        expected = cli.model.closeness.overlap[row["a"], row["b"]][:, 1].mean()
         assert float(row["overlap k=5"]) == pytest.approx(expected)
     assert rows[0]["hit1"] != "" and rows[1]["hit1"] == ""  # nobody says which color a city has
-    # Three knowledges are too few for a test.
+    # Three kinds of knowledge are too few for a test.
     assert all(test["spearman"] is None for test in results["tests"])
+    assert not (folder / "tables" / "closeness.csv").exists()
     pictures = {path.name for path in (folder / "figures").iterdir()}
     assert pictures == {"closeness.png", "dimension.png", "overlap_matrix.png",
                         "rho_by_layer.png"}  # fmt: skip
@@ -125,13 +126,13 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
     """Its scores are taken as they are, with its control; clouds are the same."""
     _, alone = finished
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country,color]", "--data.n_subjects=180",
+                  "--model.knowledge=[city,country,color]", "--data.n_subjects=180",
                   "--model.ridge=0", f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     folder = probe.trainer.log_dir
     cli = main(command(small_lm, tmp_path, f"--model.probe={folder}"))
     told = json.loads((Path(folder) / "results.json").read_text())["pairs"]
-    found = {(s.source, s.target): s for s in cli.model.report.scores}
+    found = {(s.source, s.target): s for s in cli.model.closeness.scores}
     for pair in told:
         score = found[pair["source"], pair["target"]]
         assert (score.r, score.excess) == (pair["label_mean"], pair["excess"])
@@ -146,26 +147,30 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
 
 
 @pytest.mark.slow
-def test_tied_knowledges_of_the_tiny_world_are_close(tmp_path):
+def test_correlated_knowledge_of_the_tiny_world_is_close(tmp_path):
     """The world's own graph: who lives where goes with the country, not with the pet."""
     cli = main(["test", "--config", "knowledge_geometry.yaml", "--data.n_subjects=600",
-                "--model.knowledges=[city,country,language,company,ceo,pet,color]",
+                "--model.knowledge=[city,country,language,company,ceo,pet,color]",
                 f"--trainer.default_root_dir={tmp_path}", "--model.n_permutations=5040",
                 "--trainer.enable_progress_bar=false"])  # fmt: skip
-    report = cli.model.report
+    found = cli.model.closeness
     chance = 10 / 299
-    overlap = {pair: values[0, report.middle_k] for pair, values in report.overlap.items()}
-    tied = [("city", "country"), ("country", "language"), ("company", "ceo")]
-    assert min(overlap[pair] for pair in tied) > 0.4
+    overlap = {pair: values[0, found.middle_k] for pair, values in found.overlap.items()}
+    related = [("city", "country"), ("country", "language"), ("company", "ceo")]
+    assert min(overlap[pair] for pair in related) > 0.4
     assert max(overlap[pair] for pair in (("city", "pet"), ("ceo", "color"))) < 0.2
     assert overlap["city", "ceo"] < 3 * chance
-    test = report.test("overlap", "k=10", "r")
-    assert (test["n_pairs"], test["n_permutations"]) == (21, 5040)
-    assert test["spearman"] > 0.5 and test["p"] < 0.05
-    told = describe_run(Path(cli.trainer.log_dir))
-    assert "Closeness of 7 knowledges" in told and "r given wording" in told
-    (line,) = [line for line in told.splitlines() if "overlap k=10" in line]
-    assert f"{test['spearman']:.2f} ({test['p']:.4f})" in line
+    test = found.test("overlap", "k=10", "r")
+    assert (test.n_pairs, test.n_permutations) == (21, 5040)
+    assert test.spearman > 0.5 and test.p < 0.05
+    folder = Path(cli.trainer.log_dir)
+    with (folder / "tables" / "closeness.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["closeness"] == "overlap k=10"]
+    assert (float(row["r"]), float(row["r p"])) == (test.spearman, test.p)
+    assert row["r given wording"] != ""
+    assert float(cli.trainer.callback_metrics["test/overlap_k=10/r"]) == pytest.approx(
+        test.spearman
+    )
 
 
 @pytest.mark.slow
@@ -187,14 +192,14 @@ def test_two_processes_give_one_process_s_numbers(finished, small_lm, tmp_path):
 def test_a_folder_that_is_no_probe(small_lm, finished, tmp_path):
     with pytest.raises(ConfigError, match="holds no finished run"):
         KnowledgeGeometry(LMConfig(small_lm), probe=str(tmp_path))
-    with pytest.raises(ConfigError, match="is no run of LinearProbe"):
+    with pytest.raises(ConfigError, match="is not a run of LinearProbe"):
         KnowledgeGeometry(LMConfig(small_lm), probe=str(finished[1]))
 
 
 def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
     other = make_lm(tmp_path / "other", seed=1)
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country]", "--data.n_subjects=80",
+                  "--model.knowledge=[city,country]", "--data.n_subjects=80",
                   f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     with pytest.raises(ConfigError, match=r"is of .*small_lm.*, whose weights differs from that"):
@@ -207,7 +212,7 @@ def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
         ("--model.range_scalings=[90]", r"model\.range_scalings has \[90\], with 90 points"),
         ("--model.ks=[90]", r"model\.ks has \[90\]"),
         ("--model.ridge=-1", r"model\.ridge is -1"),
-        ("--model.n_permutations=0", r"n_permutations must be at least 1"),
+        ("--model.n_permutations=0", r"model\.n_permutations is 0; it must be at least 1"),
     ],
 )
 def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
@@ -215,12 +220,30 @@ def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
         main(command(small_lm, tmp_path, *NAMED, option))
 
 
-def test_data_of_another_kind(small_lm, make_trainer, tmp_path):
-    (tmp_path / "a.txt").write_text("name1 " * 20)
-    study = KnowledgeGeometry(LMConfig(small_lm), knowledges=["city", "country"])
-    with pytest.raises(ConfigError, match="KnowledgeGeometry asks about SubjectsDataModule"):
-        data = TokenizedTextDataModule(str(tmp_path / "a.txt"), n_tokens=4)
-        make_trainer().test(study, datamodule=data, verbose=False)
+def test_maps_need_the_fit_half(small_lm, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"no subjects of the fit half\. Set data\.test_on to all"
+    ):
+        main(command(small_lm, tmp_path, *NAMED, "--data.test_on=held_out"))
+
+
+def test_a_plain_dataloader_will_do(finished, small_lm, make_trainer):
+    """Subjects may come from anywhere, as long as they are in `SubjectBatch`es."""
+    cli, _ = finished
+    halves, batches = cli.datamodule.halves, []
+    for half in ("fit", "test"):
+        for first in (0, 50):
+            subjects = halves[half][first : first + 50]
+            batches.append(SubjectBatch(subjects, first=first, half=half))
+    knowledge = ["city", "country", "color"]
+    study = KnowledgeGeometry(
+        LMConfig(small_lm), knowledge=knowledge, range_scalings=SCALINGS, ks=KS
+    )
+    make_trainer().test(study, DataLoader(batches, batch_size=None), verbose=False)
+    for pair, values in cli.model.closeness.overlap.items():
+        assert study.closeness.overlap[pair] == pytest.approx(values, abs=0.01)
+    for ours, theirs in zip(study.closeness.scores, cli.model.closeness.scores, strict=True):
+        assert ours.r == pytest.approx(theirs.r, abs=1e-6)
 
 
 def test_too_few_distinct_points(small_lm, tmp_path):
@@ -230,7 +253,3 @@ def test_too_few_distinct_points(small_lm, tmp_path):
                                           r"layer 1; range scaling 8 needs 9"):  # fmt: skip
         main(command(small_lm, tmp_path, *NAMED, f"--data.subjects_file={tmp_path / 'x.txt'}",
                      "--data.n_subjects=60"))  # fmt: skip
-
-
-def test_the_end_of_a_run_without_tests(finished):
-    assert describe_run(finished[1]).startswith("Run folder:")

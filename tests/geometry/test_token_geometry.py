@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
+from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
 from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
 from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.lm.config import LMConfig
@@ -29,16 +29,17 @@ def run(small_lm, texts, trainer, **options):
         LMConfig(small_lm),
         **{"shuffles": [0, 1, 2], "range_scalings": SCALINGS, "ks": KS} | options,
     )
-    trainer.test(study, datamodule=TokenizedTextDataModule(texts.path, **data), verbose=False)
+    data = TokenizedTextDataModule(study.lm, texts.path, **data)
+    trainer.test(study, datamodule=data, verbose=False)
     return study
 
 
 @pytest.fixture(scope="module")
 def finished(small_lm, texts, tmp_path_factory):
-    """A run of the study through the program: its report and its folder."""
+    """A run of the study through the program: its profiles and its folder."""
     folder = tmp_path_factory.mktemp("run")
     cli = main(["test", *command(small_lm, texts, folder)])
-    return cli.model.report, Path(cli.trainer.log_dir)
+    return cli.model.profiles, Path(cli.trainer.log_dir)
 
 
 def command(small_lm, texts, folder):
@@ -60,55 +61,55 @@ def table(path):
 
 
 def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
-    report, _ = finished
-    assert (len(report.prompts), report.n_skipped) == (10, 1)
-    assert list(report.layers) == [1, 2]
-    assert report.corpora == texts.corpora
+    profiles, _ = finished
+    assert (len(profiles.prompts), profiles.n_skipped) == (10, 1)
+    assert list(profiles.layers) == [1, 2]
+    assert profiles.corpora == texts.corpora
     for p, ids in enumerate(texts.tokens):
         hidden, probability = naive.states(small_lm, ids)
         for layer in range(2):
             for i, n2 in enumerate(SCALINGS):
                 expected = naive.dimension(hidden[layer], n2)
-                assert report.dimension[p, 0, layer, i] == pytest.approx(expected, rel=1e-3)
+                assert profiles.dimension[p, 0, layer, i] == pytest.approx(expected, rel=1e-3)
             u = hidden[layer] / np.linalg.norm(hidden[layer], axis=1, keepdims=True)
             cosines = (u @ u.T)[~np.eye(16, dtype=bool)]
-            found = report.profiles
+            found = profiles.profiles
             assert found["cosine_mean"][p, 0, layer] == pytest.approx(cosines.mean(), abs=1e-5)
             assert found["cosine_std"][p, 0, layer] == pytest.approx(cosines.std(), abs=1e-5)
         for i, k in enumerate(KS):
             pairs = zip(*(naive.neighbors(layer, k) for layer in hidden), strict=True)
             shared = np.mean([len(a & b) / k for a, b in pairs])
-            assert report.overlap[p, 0, 0, i] == pytest.approx(shared, abs=1e-12)
+            assert profiles.overlap[p, 0, 0, i] == pytest.approx(shared, abs=1e-12)
         loss = -np.log([probability[i, ids[i + 1]] for i in range(15)]).mean()
-        assert report.loss[p, 0] == pytest.approx(loss, abs=1e-5)
+        assert profiles.loss[p, 0] == pytest.approx(loss, abs=1e-5)
         expected = naive.entropy(probability, axis=1).mean()
-        assert report.entropy[p, 0] == pytest.approx(expected, abs=1e-5)
+        assert profiles.entropy[p, 0] == pytest.approx(expected, abs=1e-5)
         expected = naive.dimension(probability, 2)
-        assert report.logits_dimension[p, 0, 0] == pytest.approx(expected, rel=1e-3)
+        assert profiles.logits_dimension[p, 0, 0] == pytest.approx(expected, rel=1e-3)
 
 
 def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
     """The tokens of each level are what the study says they are; all other numbers follow."""
-    report, _ = finished
+    profiles, _ = finished
     study = TokenGeometry(LMConfig(small_lm), [0, 1, 2])
     for p, ids in enumerate(texts.tokens):
         for i in (1, 2):
-            shuffled = study.shuffled(torch.tensor(ids), i, p).tolist()
+            shuffled = study.shuffle(torch.tensor(ids), i, p).tolist()
             assert sorted(shuffled) == sorted(ids)
             blocks = {tuple(ids[at : at + 4]) for at in range(0, 16, 4)}
             assert (i == 2) or {tuple(shuffled[at : at + 4]) for at in range(0, 16, 4)} == blocks
             hidden, _ = naive.states(small_lm, shuffled)
             expected = naive.dimension(hidden[1], 2)
-            assert report.dimension[p, i, 1, 0] == pytest.approx(expected, rel=1e-3)
-    assert (report.loss[:, 0] != report.loss[:, 2]).all()
+            assert profiles.dimension[p, i, 1, 0] == pytest.approx(expected, rel=1e-3)
+    assert (profiles.loss[:, 0] != profiles.loss[:, 2]).all()
 
 
-def test_ties_over_prompts(finished):
-    report, folder = finished
+def test_correlations_over_prompts(finished):
+    profiles, folder = finished
     for row in table(folder / "tables" / "dimension_loss.csv"):
         i, j = int(row["shuffle"]), int(row["layer"]) - 1
-        x = np.log(report.dimension[:, i, j, SCALINGS.index(int(row["n2"]))])
-        y = np.log(report.loss[:, i])
+        x = np.log(profiles.dimension[:, i, j, SCALINGS.index(int(row["n2"]))])
+        y = np.log(profiles.loss[:, i])
         r = np.corrcoef(x, y)[0, 1]
         assert float(row["pearson"]) == pytest.approx(r)
         t = r * np.sqrt(8 / (1 - r**2))
@@ -119,11 +120,11 @@ def test_ties_over_prompts(finished):
         assert row["n"] == "10"
     said = table(folder / "tables" / "said.csv")
     (row,) = [r for r in said if (r["x"], r["shuffle"]) == ("entropy", "0")]
-    expected = np.corrcoef(report.entropy[:, 0], report.loss[:, 0])[0, 1]
+    expected = np.corrcoef(profiles.entropy[:, 0], profiles.loss[:, 0])[0, 1]
     assert float(row["pearson"]) == pytest.approx(expected)
     (row,) = [r for r in said if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
-    x, y = (np.argsort(np.argsort(v)) for v in (report.logits_dimension[:, 1, 1],
-                                                report.entropy[:, 1]))  # fmt: skip
+    x, y = (np.argsort(np.argsort(v)) for v in (profiles.logits_dimension[:, 1, 1],
+                                                profiles.entropy[:, 1]))  # fmt: skip
     assert float(row["spearman"]) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
 
@@ -145,9 +146,14 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
             losses.setdefault(c, []).append(loss)
     (tmp_path / "t.jsonl").write_text("\n".join(rows))
     study = TokenGeometry(LMConfig(small_lm), [0], [2, 4], [2])
-    data = TokenizedTextDataModule(str(tmp_path / "t.jsonl"), n_tokens=8, batch_size=5)
+    path = str(tmp_path / "t.jsonl")
+    data = TokenizedTextDataModule(study.lm, path, n_tokens=8, batch_size=5)
     make_trainer().test(study, datamodule=data, verbose=False)
-    found = {tuple(row[:3]): row[3:] for row in study.report.spearman_rows()}
+    (folder,) = (tmp_path / "lightning_logs").iterdir()
+    found = {
+        (row["cloud"], row["layer"], row["n2"]): (row["spearman"], row["p"], row["n"])
+        for row in json.loads((folder / "results.json").read_text())["spearman"]
+    }
     for layer in (1, 2):
         for n2 in (2, 4):
             clouds = [np.stack(last[c])[:, layer - 1] for c in range(6)]
@@ -157,41 +163,44 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
             assert (rho, p, n) == (pytest.approx(expected.statistic),
                                    pytest.approx(expected.pvalue), 6)  # fmt: skip
             assert found["tokens", layer, n2][2] == 54
-    assert len(study.report.corpus_loss) == 6
+    assert len(study.profiles.corpus_loss) == 6
 
 
 def test_the_batch_does_not_matter(finished, small_lm, texts, make_trainer):
-    report, _ = finished
-    other = run(small_lm, texts, make_trainer(), data={"batch_size": 10}).report
+    profiles, _ = finished
+    other = run(small_lm, texts, make_trainer(), data={"batch_size": 10}).profiles
     for name in ("dimension", "overlap", "loss", "entropy", "logits_dimension"):
-        assert getattr(other, name) == pytest.approx(getattr(report, name), rel=1e-4, abs=1e-5)
+        assert getattr(other, name) == pytest.approx(getattr(profiles, name), rel=1e-4, abs=1e-5)
 
 
 def test_the_embedding_is_layer_0_where_it_is_asked_for(small_lm, texts, make_trainer, naive):
-    report = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).report
-    assert list(report.layers) == [0, 1, 2]
+    profiles = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).profiles
+    assert list(profiles.layers) == [0, 1, 2]
     # A cloud of embeddings has no order.
-    assert report.dimension[:, 0, 0] == pytest.approx(report.dimension[:, 1, 0])
-    assert report.overlap.shape == (10, 2, 2, 3)
+    assert profiles.dimension[:, 0, 0] == pytest.approx(profiles.dimension[:, 1, 0])
+    assert profiles.overlap.shape == (10, 2, 2, 3)
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
 def test_files_tables_and_pictures(finished):
-    report, folder = finished
+    profiles, folder = finished
     results = json.loads((folder / "results.json").read_text())
     assert results["study"] == "token_geometry"
-    assert {"settings", "versions"} <= set(results)
+    assert {"schema", "settings", "versions"} <= set(results)
+    assert results["lm"]["fingerprint"]["dtype"] == results["lm"]["dtype"] == "float32"
+    assert results["settings"]["shuffles"] == [0, 1, 2]
+    assert results["settings"]["data"]["n_tokens"] == 16
     assert (results["n_prompts"], results["n_skipped"], results["n_corpora"]) == (10, 1, 5)
     level = results["shuffles"][1]
     assert level["shuffle"] == 1
-    assert level["dimension"]["2"] == pytest.approx(report.dimension[:, 1, :, 0].mean(0))
-    assert level["overlap"]["5"] == pytest.approx(report.overlap[:, 1, :, 2].mean(0))
+    assert level["dimension"]["2"] == pytest.approx(profiles.dimension[:, 1, :, 0].mean(0))
+    assert level["overlap"]["5"] == pytest.approx(profiles.overlap[:, 1, :, 2].mean(0))
     rows = table(folder / "tables" / "layers.csv")
     (row,) = [r for r in rows if (r["observable"], r["shuffle"], r["layer"], r["setting"])
               == ("dimension", "2", "1", "n2=4")]  # fmt: skip
-    values = report.dimension[:, 2, 0, 1]
+    values = profiles.dimension[:, 2, 0, 1]
     assert [float(row["mean"]), float(row["std"])] == pytest.approx([values.mean(), values.std()])
     profiles = table(folder / "tables" / "profiles.csv")
     assert len(profiles) == 10 * 3 * 2
@@ -202,14 +211,42 @@ def test_files_tables_and_pictures(finished):
                         "range_scalings.png", "said.png"}  # fmt: skip
 
 
-def test_tensorboard_has_curves_over_layers(finished):
-    report, folder = finished
+def test_loggers_get_the_curves_and_figures(finished):
+    profiles, folder = finished
     log = EventAccumulator(str(folder)).Reload()
-    points = log.Scalars("dimension/n2=2/S2")
-    assert [p.step for p in points] == [1, 2]
-    expected = report.dimension[:, 2, :, 0].mean(0)
-    assert [p.value for p in points] == pytest.approx(expected, rel=1e-5)
+    for name, values in (
+        ("dimension_n2=2", profiles.dimension[:, 0, :, 0]),
+        ("cosine_mean", profiles.profiles["cosine_mean"][:, 0]),
+    ):
+        for i, layer in enumerate(profiles.layers):
+            (point,) = log.Scalars(f"test/{name}/layer_{layer}")
+            assert point.value == pytest.approx(values[:, i].mean(), rel=1e-5)
+    assert log.Scalars("test/loss")[0].value == pytest.approx(profiles.loss[:, 0].mean(), rel=1e-5)
     assert "figures/profiles" in log.Tags()["images"]
+
+
+def test_the_loss_can_be_read_without_a_logger(small_lm, texts, make_trainer):
+    trainer = make_trainer(logger=False)
+    profiles = run(small_lm, texts, trainer).profiles
+    expected = profiles.loss[:, 0].mean()
+    assert float(trainer.callback_metrics["test/loss"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_plain_dataloader_will_do(finished, small_lm, texts, make_trainer):
+    """Prompts may come from anywhere, as long as they are in `TokenBatch`es."""
+    profiles, _ = finished
+    batches = [
+        TokenBatch(torch.tensor(texts.tokens[i : i + 4]), [f"text {n}" for n in range(i, i + 4)],
+                   texts.corpora[i : i + 4], first=i)
+        for i in (0, 4)
+    ]  # fmt: skip
+    study = TokenGeometry(LMConfig(small_lm), [0, 1, 2], SCALINGS, KS)
+    loader = DataLoader(batches, batch_size=None)
+    make_trainer().test(study, loader, verbose=False)
+    assert study.profiles.prompts == [f"text {n}" for n in range(8)]
+    for name in ("dimension", "overlap", "loss", "entropy"):
+        expected = getattr(profiles, name)[:8]
+        assert getattr(study.profiles, name) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
@@ -217,11 +254,11 @@ def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make
     folder = str(make_lm(tmp_path / "lm"))
     config = json.loads((Path(folder) / "config.json").read_text())
     (Path(folder) / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    report = run(folder, texts, make_trainer(), data={"n_texts": 1}).report
-    assert report.overlap.shape[2] == 0
-    assert all(entry["pearson"] is None for entry in report.results()["dimension_loss"])
+    profiles = run(folder, texts, make_trainer(), data={"n_texts": 1}).profiles
+    assert profiles.overlap.shape[2] == 0
     (folder,) = (tmp_path / "lightning_logs").iterdir()
-    assert (folder / "results.json").is_file()
+    results = json.loads((folder / "results.json").read_text())
+    assert all(entry["pearson"] is None for entry in results["dimension_loss"])
     assert not (folder / "figures" / "overlap_sizes.png").exists()
 
 
@@ -268,26 +305,15 @@ def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, messag
         run(small_lm, texts, make_trainer(), **options)
 
 
-def test_data_of_another_kind(small_lm, make_trainer):
-    with pytest.raises(
-        ConfigError, match="TokenGeometry reads TokenizedTextDataModule; data is SubjectsDataModule"
-    ):
-        make_trainer().test(
-            TokenGeometry(LMConfig(small_lm)),
-            datamodule=SubjectsDataModule(n_subjects=40),
-            verbose=False,
-        )
-
-
 def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
     """The same word again and again: without position, attention makes it one point."""
     (tmp_path / "a.txt").write_text("name1 " * 12 + "name2 name3 name4 name5")
     study = TokenGeometry(LMConfig(small_lm), [0], [2, 8], [2], embedding_layer=True)
-    data = TokenizedTextDataModule(str(tmp_path / "a.txt"), n_tokens=16)
+    data = TokenizedTextDataModule(study.lm, str(tmp_path / "a.txt"), n_tokens=16)
     with pytest.raises(
         SubjectsError,
-        match=r"prompt 0 \(.*a\.txt\) has 5 distinct tokens of 16 in layer 0; range scaling 8 "
-        r"needs 9",
+        match=r"prompt 0 \(.*a\.txt, line 1\) has 5 distinct tokens of 16 in layer 0; range "
+        r"scaling 8 needs 9",
     ):
         make_trainer().test(study, datamodule=data, verbose=False)
 
@@ -309,26 +335,20 @@ def test_a_folder_without_texts(small_lm, tmp_path, capsys):
               f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
 
 
-def test_study_and_callback_of_one_name(small_lm, texts, tmp_path):
-    """Each is found by its bare name, where it is asked for."""
-    from lincorr_lightning import callbacks
-
-    cli = main(["test", *command(small_lm, texts, tmp_path), "--data.n_texts=2",
-                "--trainer.callbacks=TokenGeometry", "--trainer.callbacks.n_tokens=8",
-                "--model.class_path=TokenGeometry"])  # fmt: skip
-    assert type(cli.model) is TokenGeometry
-    assert any(type(c) is callbacks.TokenGeometry for c in cli.trainer.callbacks)
-
-
-def test_the_end_of_a_run_tells_its_levels(finished):
-    from lincorr_lightning.results.console import describe_run
-
-    report, folder = finished
-    told = describe_run(folder)
-    assert "10 prompts of 16 tokens (1 too short)" in told
-    (line,) = [line for line in told.splitlines() if line.startswith("│ 2 │")]
-    expected = (report.loss[:, 2], report.entropy[:, 2], report.dimension[:, 2, 1, 0],
-                report.overlap[:, 2, 0, 1], report.profiles["cosine_mean"][:, 2, 1])  # fmt: skip
-    assert [float(cell) for cell in line.strip("│").split("│")[1:]] == [
-        pytest.approx(values.mean(), abs=0.00501) for values in expected
-    ]
+def test_the_table_of_levels(finished):
+    profiles, folder = finished
+    dimension, overlap = profiles.dimension[..., 0].mean(0), profiles.overlap[..., 1].mean(0)
+    cosine = profiles.profiles["cosine_mean"].mean(0)
+    for i, row in enumerate(table(folder / "tables" / "levels.csv")):
+        expected = {
+            "shuffle": i, "loss": profiles.loss[:, i].mean(),
+            "entropy": profiles.entropy[:, i].mean(), "dimension": dimension[i, -1],
+            "peak_dimension": dimension[i].max(), "overlap": overlap[i, -1],
+            "lowest_overlap": overlap[i].min(), "cosine": cosine[i, -1],
+            "peak_layer": 1 + dimension[i].argmax(),
+        }  # fmt: skip
+        assert {key: float(cell) for key, cell in row.items()} == pytest.approx(expected)
+    results = json.loads((folder / "results.json").read_text())
+    (headline,) = [one for one in results["tables"] if one["headline"]]
+    assert headline["name"] == "levels"
+    assert "10 prompts of 16 tokens (1 too short)" in headline["caption"]

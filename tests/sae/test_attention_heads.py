@@ -216,7 +216,7 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
     lm = LanguageModel.from_module(_gpt2(len(tokenizer))[0], tokenizer)
     with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass lm to load_sae"):
         load_sae(_saelens(tmp_path / "one"))
-    with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*in the LM are 32"):
+    with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*of the LM has 32"):
         load_sae(_saelens(tmp_path / "two", width=24), lm=lm)
     with pytest.raises(SparseAutoencoderError, match=r"no attention_out of layer 7"):
         load_sae(_saelens(tmp_path / "three", hook_name="blocks.7.attn.hook_z"), lm=lm)

@@ -2,10 +2,12 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from lincorr_lightning.sae.figures import training_figure
+from lincorr_lightning.sae.figures import density_figure, quality_figure, training_figure
 from lincorr_lightning.sae.hook_points import KINDS
+from lincorr_lightning.sae.scoring import SAEScore, feature_densities
 
 
 def _history(n_layers: int, kinds=KINDS) -> dict[str, list[tuple[int, float]]]:
@@ -49,3 +51,34 @@ def test_of_very_many_those_shown_are_spread_over_the_layers() -> None:
     assert (shown[0], shown[-1], len(shown)) == (0, 25, 12)
     steps = {b - a for a, b in pairwise(shown)}
     assert steps <= {2, 3}
+
+
+def _score(kind: str, layer: int, **changes: float | None) -> SAEScore:
+    values = {
+        "explained_variance": 0.9, "l0": 10.0, "dead": 0.1, "loss_recovered": 0.8,
+        "loss_spliced": 2.0, "loss_ablated": 3.0,
+    }  # fmt: skip
+    return SAEScore(f"{kind}.{layer}", kind, layer, 48, **values | changes)  # type: ignore[arg-type]
+
+
+def test_scores_stand_at_their_layers_and_unknown_ones_are_left_out() -> None:
+    scores = [_score("residual", layer, explained_variance=0.1 * layer) for layer in range(3)]
+    scores += [_score("mlp_out", layer, loss_recovered=None) for layer in range(3)]
+    panels = {axes.get_title(loc="left"): axes for axes in quality_figure(scores, "lm").axes}
+    stream, mlp = panels["explained variance"].get_lines()
+    assert stream.get_xydata().tolist() == [[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]]
+    assert mlp.get_ydata().tolist() == [0.9] * 3
+    assert [len(line.get_xdata()) for line in panels["loss recovered"].get_lines()] == [3, 0]
+    alone = quality_figure([_score("residual", 2), _score("mlp_out", 2)], "lm")
+    first, second = (line.get_xdata()[0] for line in alone.axes[0].get_lines())
+    assert first < 2 < second
+
+
+def test_density_is_a_row_per_hook_point() -> None:
+    density = feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002], [0.3, 0.3, 0.9, 0.9]]), [4, 2])
+    axes = density_figure(["residual.0", "mlp_out.0"], density, "lm").axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["residual.0", "mlp_out.0"]
+    np.testing.assert_array_equal(axes.images[0].get_array(), density)
+    np.testing.assert_allclose(density.sum(1), 1.0)
+    # The columns beyond two features are ignored; 0.3 lies between 10^-1 and 10^-0.5.
+    assert density[1].tolist() == [0.0] * 9 + [1.0, 0.0]

@@ -337,7 +337,7 @@ def test_hook_points_and_data_that_cannot_be(make: Callable[..., Any]) -> None:
     trainer, module, data = make(name="endless")
     data.setup("fit")
     with pytest.raises(ConfigError, match=r"no length.* Set trainer\.max_steps"):
-        trainer.fit(module, train_dataloaders=iter(data.val_dataloader()))
+        trainer.fit(module, train_dataloaders=(batch for batch in data.val_dataloader()))
     trainer, module, data = make(name="epochs")
     trainer.fit_loop.max_epochs = 3
     with pytest.raises(ConfigError, match=r"max_epochs is 3, but a run is one epoch"):
