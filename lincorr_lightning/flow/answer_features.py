@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.flow.matcher import DecoderMatcher
-from lincorr_lightning.functional.separation import class_auroc
+from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lincorr_lightning.flow.graph import GROUPS, group_codes
 from lincorr_lightning.flow.matching import Matches
-from lincorr_lightning.functional.separation import counted_auroc
+from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
