@@ -1,7 +1,7 @@
 """The README's tables and figures of the feature flow, from a run of it.
 
 lincorr test --config configs/feature_flow.yaml
-python benchmarks/feature_flow.py runs/feature_flow_study/version_0 --figures benchmarks/figures
+python benchmarks/feature_flow.py runs/feature_flow/version_0 --figures benchmarks/figures
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CUTS = {
 
 
 def main() -> None:
-    """Print the tables, and copy the figures if asked to."""
+    """Print the tables, and copy the figures to the folder given by --figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="The run's folder.")
-    parser.add_argument("--figures", type=Path, help="Where the README's figures go.")
+    parser.add_argument("run", type=Path, help="Folder of the run.")
+    parser.add_argument("--figures", type=Path, help="Folder for the README's figures.")
     arguments = parser.parse_args()
     results = json.loads((arguments.run / "results.json").read_text(encoding="utf-8"))
     groups = results["groups"][-1]

@@ -1,4 +1,4 @@
-"""Feature flow: matching, graphs, interventions and steering of SAE features."""
+"""Feature flow: matching, graphs, deactivation and steering of the features of SAEs."""
 
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph, group_codes
 from lincorr_lightning.flow.groups import FeatureGroups

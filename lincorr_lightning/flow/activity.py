@@ -1,20 +1,26 @@
-"""How often and how strongly features are active, and where most: what to call them."""
+"""How often and how strongly features are active on texts, and where most: names for features."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 class Peak(NamedTuple):
-    """Where a feature is most active.
+    """The token at which a feature is most active.
 
     Attributes:
-        activation: Its value there.
-        context: Token ids of the text up to there.
-        predicted: The token that the LM finds most likely next.
+        activation: Activation of the feature.
+        context: Token ids of the text up to the token.
+        predicted: Token id that the LM finds most likely next.
     """
 
     activation: float
@@ -23,15 +29,15 @@ class Peak(NamedTuple):
 
 
 class FeatureActivity:
-    """Activity of the features of one place on texts; what is kept does not grow with these.
+    """Activity of the features of one hook point; memory does not grow with the number of texts.
 
     Args:
-        n_features: Of the SAE.
-        n_context: Tokens kept of the text before a peak.
+        n_features: Number of features of the SAE.
+        n_context: Number of tokens kept of the text up to a peak.
 
     Attributes:
-        n_tokens: Tokens seen.
-        n_active: At how many of them each feature was active, ``(n_features,)``, int64.
+        n_tokens: Number of tokens seen.
+        n_active: Number of tokens at which each feature was active, ``(n_features,)``, int64.
     """
 
     def __init__(self, n_features: int, n_context: int = 8) -> None:
@@ -43,13 +49,13 @@ class FeatureActivity:
         self._predicted = torch.full((n_features,), -1, dtype=torch.int64)
 
     def update(self, features: Tensor, ids: Tensor, mask: Tensor, predicted: Tensor) -> None:
-        """Look at some texts.
+        """Add some texts.
 
         Args:
-            features: At their true tokens, one text after the other, ``(n_tokens, n_features)``.
-            ids: Tokens, padded on the right, ``(n_texts, longest)``.
-            mask: Which are true ones, bool, likewise.
-            predicted: The token found most likely after each, likewise.
+            features: Features at the counted tokens, text after text, ``(n_tokens, n_features)``.
+            ids: Token ids, padded on the right, ``(n_texts, longest)``.
+            mask: Which tokens are counted, bool, same shape.
+            predicted: Most likely next token at each position, same shape.
         """
         text, position = mask.nonzero(as_tuple=True)
         self.n_tokens += len(features)
@@ -69,15 +75,37 @@ class FeatureActivity:
 
     @property
     def mean(self) -> Tensor:
-        """Mean activation of each feature where it is active, ``(n_features,)``; 0 if it never is.
-
-        In float64.
-        """
+        """Mean activation of each feature where it is active, ``(n_features,)`` float64; else 0."""
         return self._sum / self.n_active.clamp(min=1)
 
     def peak(self, index: int) -> Peak | None:
-        """Where a feature is most active; None if it never is."""
+        """Return where a feature is most active; None if it never is."""
         if not self.n_active[index]:
             return None
         context = [token for token in self._context[index].tolist() if token >= 0]
         return Peak(float(self._peak[index]), context, int(self._predicted[index]))
+
+
+def name_features(
+    tokenizer: PreTrainedTokenizerBase,
+    activity: Mapping[HookPoint, FeatureActivity],
+    features: Sequence[Feature],
+) -> dict[str, str]:
+    """Name features by the last tokens where each is most active, and the most likely next one.
+
+    Args:
+        tokenizer: Tokenizer of the LM.
+        activity: Activity of the features of each hook point.
+        features: Features to name.
+
+    Returns:
+        Name of each feature by its id, as ``Paris is → in``; features that are never active are
+        left out.
+    """
+    names = {}
+    for feature in features:
+        peak = activity[feature.hook_point].peak(feature.index)
+        if peak is not None:
+            texts = tokenizer.batch_decode([peak.context[-2:], [peak.predicted]])
+            names[feature.id] = " → ".join(text.strip() for text in texts)
+    return names

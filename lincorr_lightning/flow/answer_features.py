@@ -1,4 +1,4 @@
-"""Which features carry an answer, and what two answers' features have to do with each other."""
+"""Features that carry the answers of a relation, and where the flows of two answers meet."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.flow.matcher import DecoderMatcher
-from lincorr_lightning.functional.separation import class_auroc
+from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-LEAST_CASES = 3
-"""Subjects that a label must be the answer of, in each half."""
+MIN_SUBJECTS = 3
+"""Minimum number of subjects with a label as their answer, in each half."""
 
 
 @dataclass(frozen=True)
 class AnswerFeatures:
-    """The feature of one place that tells best, for each label, whether it is the answer.
+    """The feature of a hook point that best predicts, for each label, that it is the answer.
 
     Attributes:
-        hook_point: Of the features.
-        indices: ``(n_labels,)``; -1 where the label is the answer of too few subjects.
-        auroc: On subjects that it was not chosen on, ``(n_labels,)``; NaN likewise.
+        hook_point: Hook point of the features.
+        indices: Feature of each label, ``(n_labels,)``; -1 if the label is the answer of fewer
+            than `MIN_SUBJECTS` subjects in either half.
+        auroc: AUROC of that feature on subjects that it was not chosen on, ``(n_labels,)`` float64;
+            NaN if there is no feature.
     """
 
     hook_point: HookPoint
@@ -34,129 +35,123 @@ class AnswerFeatures:
     auroc: Tensor
 
     def feature(self, label: int) -> Feature | None:
-        """The feature of a label, if it has one."""
+        """Return the feature of a label, if it has one."""
         index = int(self.indices[label])
         return None if index < 0 else Feature(self.hook_point, index)
+
+    @property
+    def features(self) -> dict[int, Feature]:
+        """Features by label, for labels that have one."""
+        found = ((label, self.feature(label)) for label in range(len(self.indices)))
+        return {label: feature for label, feature in found if feature is not None}
 
 
 def last_activations(
     lm: LanguageModel, rows: Sequence[Sequence[int]], hook_points: Sequence[HookPoint]
 ) -> dict[HookPoint, Tensor]:
-    """Activations at each prompt's last position, ``(n_prompts, width)`` of each place.
+    """Return the activations at each prompt's last position, ``(n_prompts, width)`` on the CPU.
 
     Args:
-        lm: The LM, loaded.
+        lm: The loaded LM.
         rows: Token ids of the prompts.
-        hook_points: Which.
+        hook_points: Hook points to read.
     """
     found: dict[HookPoint, Tensor] = {}
 
-    def look(forward: Forward) -> None:
-        for hook_point in hook_points:
-            x = forward.at_positions(hook_point, forward.last).cpu()
-            found.setdefault(hook_point, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+    def record(forward: Forward) -> None:
+        for at in hook_points:
+            x = forward.at_positions(at, forward.last).cpu()
+            found.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
-    run_with_hooks(lm, rows, look, hook_points=hook_points, logits=False)
+    run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False)
     return found
 
 
 def find_answer_features(
-    sae: SparseAutoencoder, activations: Tensor, answers: Tensor, n_labels: int, n_fit: int
+    hook_point: HookPoint, features: Tensor, answers: Tensor, n_labels: int, n_fit: int
 ) -> AnswerFeatures:
-    """Choose, for each label, the feature whose activation tells best whether it is the answer.
+    """Choose for each label the feature with the highest AUROC for being the answer.
 
     Args:
-        sae: Of the place.
-        activations: At the last position of each subject's prompt, ``(n_subjects, width)``.
-        answers: What the LM answers: a label each, ``(n_subjects,)``.
-        n_labels: How many labels there are.
-        n_fit: The first so many subjects choose, the others judge.
+        hook_point: Hook point of the features.
+        features: Features at the last position of each subject's prompt, ``(n_subjects,
+            n_features)``.
+        answers: Label that the LM answers for each subject, ``(n_subjects,)``.
+        n_labels: Number of labels.
+        n_fit: Number of subjects, from the first, that features are chosen on; the others give the
+            AUROC that is reported.
     """
-    with torch.no_grad():
-        features = sae.encode(activations.to(sae.decoder.device)).cpu()
-    members = torch.nn.functional.one_hot(answers.cpu(), n_labels).bool()
-    enough = (members[:n_fit].sum(0) >= LEAST_CASES) & (members[n_fit:].sum(0) >= LEAST_CASES)
-    indices = class_auroc(features[:n_fit], members[:n_fit]).nan_to_num(0.5).argmax(1)
-    indices = torch.where(enough, indices, -1)
+    members = torch.nn.functional.one_hot(answers, n_labels).bool()
+    fit, test = members[:n_fit], members[n_fit:]
+    enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
+    chosen = class_auroc(features[:n_fit], fit).nan_to_num(0.5).argmax(1)
     auroc = torch.full((n_labels,), torch.nan, dtype=torch.float64)
-    for label in enough.nonzero()[:, 0].tolist():
-        own = features[n_fit:, indices[label]][:, None]
-        auroc[label] = class_auroc(own, members[n_fit:, label : label + 1])[0, 0]
-    return AnswerFeatures(sae.hook_point, indices, auroc)
+    held_out = class_auroc(features[n_fit:, chosen[enough]], test[:, enough])
+    auroc[enough] = held_out.diagonal()
+    return AnswerFeatures(hook_point, torch.where(enough, chosen, -1), auroc)
 
 
 @dataclass(frozen=True)
-class LabelTie:
-    """What connects the features of a source answer and a target answer.
+class AnswerPair:
+    """What the features of a source answer and a target answer have in common.
 
     Attributes:
         source: Label of the source.
         target: Label of the target.
-        right: Whether they belong together.
-        shared: Features that are in the backward flow of both.
-        carriers: Places below the last one at which one feature carries both, and that feature.
+        is_reference: Whether the target is a reference answer for the source.
+        shared: Features in the backward flows of both.
+        carriers: Features that carry both answers at a hook point below the last one.
     """
 
     source: int
     target: int
-    right: bool
+    is_reference: bool
     shared: tuple[Feature, ...]
     carriers: tuple[Feature, ...]
 
 
-def label_ties(
-    flow: DecoderMatcher,
+def compare_answers(
+    matcher: DecoderMatcher,
     source: Mapping[HookPoint, AnswerFeatures],
     target: Mapping[HookPoint, AnswerFeatures],
-    right: Tensor,
+    reference: Tensor,
     thresholds: Mapping[HookKind, float] | float,
     k: int = 1,
-) -> list[LabelTie]:
+) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
-    The flow of an answer begins at the feature that carries it in the last residual stream. Pairs
-    that do not belong together are the chance that those are compared with that do.
+    The flow of an answer starts at the feature that carries it in the last residual stream. Pairs
+    outside the reference are the chance level for those in it.
 
     Args:
-        flow: The decoders.
-        source: Features of the source's labels at each place.
-        target: Features of the target's labels, likewise.
-        right: Which belong together, ``(n_target, n_source)`` bool.
-        thresholds: Least cosine of an edge.
-        k: Predecessors looked at in each place.
+        matcher: The decoders.
+        source: Features of the source's labels at each hook point.
+        target: Features of the target's labels at each hook point.
+        reference: Which pairs are in the reference, ``(n_target, n_source)`` bool.
+        thresholds: Minimum cosine of an edge.
+        k: Number of predecessors considered at each hook point.
 
     Returns:
-        Every pair of a source and a target label that have a feature in the last residual stream.
+        All pairs of a source and a target label that have a feature in the last residual stream.
     """
-    last = max(hook_point for hook_point in flow.hook_points if hook_point.kind == "residual")
-    below = [hook_point for hook_point in flow.hook_points if hook_point != last]
+    last = matcher.last
+    below = [at for at in matcher.hook_points if at != last]
 
-    def flows(side: Mapping[HookPoint, AnswerFeatures]) -> dict[int, set[Feature]]:
-        starts = {label: side[last].feature(label) for label in range(len(side[last].indices))}
-        return {
-            label: set(
-                flow.follow(start, direction="backward", thresholds=thresholds, k=k).features
-            )
-            for label, start in starts.items()
-            if start is not None
-        }
+    def flow(start: Feature) -> set[Feature]:
+        graph = matcher.follow(start, direction="backward", thresholds=thresholds, k=k)
+        return set(graph.features)
 
-    of_source, of_target = flows(source), flows(target)
-    ties = []
-    for s, from_source in of_source.items():
-        for t, from_target in of_target.items():
-            same = [
-                source[hook_point].feature(s)
-                for hook_point in below
-                if source[hook_point].feature(s) == target[hook_point].feature(t)
+    source_flows = {label: flow(start) for label, start in source[last].features.items()}
+    target_flows = {label: flow(start) for label, start in target[last].features.items()}
+    pairs = []
+    for s, from_source in source_flows.items():
+        for t, from_target in target_flows.items():
+            carriers = [
+                feature
+                for at in below
+                if (feature := source[at].feature(s)) is not None
+                and feature == target[at].feature(t)
             ]
-            ties.append(
-                LabelTie(
-                    s,
-                    t,
-                    bool(right[t, s]),
-                    tuple(sorted(from_source & from_target)),
-                    tuple(feature for feature in same if feature is not None),
-                )
-            )
-    return ties
+            shared = tuple(sorted(from_source & from_target))
+            pairs.append(AnswerPair(s, t, bool(reference[t, s]), shared, tuple(carriers)))
+    return pairs

@@ -1,24 +1,30 @@
-"""Does a feature die with its matched predecessors? Causal tests of the flow.
+"""Is a feature switched off with its matched predecessors? Causal tests of the flow.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
-2025, arXiv 2502.03032), figures 6 to 8. One test is of one feature at one token: its predecessors
-are rescaled at that token alone, and the rest of the text is read with that.
+2025, arXiv 2502.03032), figures 6 to 8. A case is a feature at a token: its predecessors are
+rescaled at that token alone, and the LM reads the rest of the text with that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.flow.suffix_rerun import rerun_suffixes
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
@@ -27,28 +33,55 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 METHODS = ("top-1", "top-5", "one-to-one")
 _TOP = 5
 
+SAEs = Mapping[HookPoint, SparseAutoencoder]
+Rows = Sequence[Sequence[int]]
+
 Chosen = Mapping[HookPoint, Tensor]
-"""Features of some places, ``(n, k)`` each; -1 is none."""
+"""Features chosen in each case, by hook point, ``(n_cases, k)``; -1 is none."""
+
+
+@dataclass(frozen=True)
+class DeactivationSettings:
+    """Settings of the deactivation test."""
+
+    n_cases: int = 2000
+    """Number of cases (a feature at a token) in each layer; 0 skips the test."""
+
+    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    """Factors r of the predecessors' activations: 0 removes them, 1 changes nothing."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        valid = all(math.isfinite(r) and r >= 0 for r in self.strengths)
+        distinct = len(set(self.strengths)) == len(self.strengths) > 0
+        if self.n_cases < 0 or not valid or not distinct:
+            raise ConfigError(
+                f"model.deactivation has n_cases {self.n_cases} and strengths "
+                f"{list(self.strengths)}; n_cases must be at least 0, and strengths, the factors "
+                "of the predecessors' activations, at least one number, each once and at least 0, "
+                "such as [0.0, 0.5]."
+            )
 
 
 def predecessors_by_method(
-    flow: DecoderMatcher, hook_point: HookPoint
+    matcher: DecoderMatcher, hook_point: HookPoint
 ) -> dict[str, dict[HookPoint, Tensor]]:
-    """Predecessors of every feature of a place, by how they are chosen.
+    """Return the predecessors of every feature of a hook point by each of `METHODS`.
 
     Args:
-        flow: The decoders.
-        hook_point: Of the features.
+        matcher: The decoders.
+        hook_point: Hook point of the features.
 
     Returns:
-        Of each of `METHODS` and each predecessor's place, ``(n_features, k)``; -1 is none.
+        By method and hook point of the predecessors, ``(n_features, k)``; -1 is none.
     """
-    matches = flow.match(hook_point, k=_TOP)
+    matches = matcher.match(hook_point, k=_TOP)
+    targets = matcher.decoder(hook_point)
     return {
         "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
         "top-5": {source: found.indices for source, found in matches.items()},
         "one-to-one": {
-            source: assign_features(flow.decoder(hook_point), flow.decoder(source)).indices[:, None]
+            source: assign_features(targets, matcher.decoder(source)).indices[:, None]
             for source in matches
         },
     }
@@ -56,16 +89,16 @@ def predecessors_by_method(
 
 @dataclass(frozen=True)
 class Cases:
-    """Features that are active at a token, with predecessors to be cut.
+    """Features at tokens at which at least one of their matched predecessors is active.
 
     Attributes:
-        hook_point: HookPoint of the features.
-        texts: Which text each case is in, ``(n,)``.
-        positions: At which token, ``(n,)``.
-        features: Which feature, ``(n,)``.
-        groups: Code of its group there, ``(n,)``.
-        active: Features of each predecessor's place that are active there, ``(n, n_features)``
-            bool.
+        hook_point: Hook point of the features.
+        texts: Text of each case, ``(n,)``.
+        positions: Position of its token, ``(n,)``.
+        features: Its feature, ``(n,)``.
+        groups: Code of the feature's group at the token, ``(n,)``.
+        active: Which features of each predecessor's hook point are active at the token,
+            ``(n, n_features)`` bool.
     """
 
     hook_point: HookPoint
@@ -79,11 +112,11 @@ class Cases:
         return len(self.texts)
 
     def control(self, chosen: Chosen, generator: torch.Generator) -> dict[HookPoint, Tensor]:
-        """As many other features that are active at the same token, drawn at random.
+        """Draw as many other features that are active at the same token.
 
         Args:
-            chosen: What is cut in each case.
-            generator: On the CPU.
+            chosen: Features chosen in each case.
+            generator: Random generator on the CPU.
         """
         drawn = {}
         for hook_point, active in self.active.items():
@@ -100,12 +133,12 @@ class Cases:
 
 
 class Outcomes(NamedTuple):
-    """What became of the features and of the text.
+    """What became of the features of the cases and of the texts.
 
     Attributes:
-        activation: Of each case's feature at its token, ``(n,)``, float64.
-        loss: Mean negative log likelihood of the text after the token, ``(n,)``, float64; NaN at
-            a text's last token.
+        activation: Activation of each case's feature at its token, ``(n,)``, float64.
+        loss: Mean negative log likelihood of the text after the token, ``(n,)``, float64; NaN if
+            the token is the last one.
     """
 
     activation: Tensor
@@ -115,175 +148,144 @@ class Outcomes(NamedTuple):
 @torch.no_grad()
 def find_cases(
     lm: LanguageModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
-    rows: Sequence[Sequence[int]],
+    saes: SAEs,
+    rows: Rows,
     groups: FeatureGroups,
     n: int,
     generator: torch.Generator,
     n_skipped: int = 0,
 ) -> Cases:
-    """Draw features at tokens, at least one of whose matched predecessors is active there.
+    """Draw cases at random; each is as likely as any other.
 
     Args:
-        lm: The LM, loaded.
-        saes: At its places.
+        lm: The loaded LM.
+        saes: SAE of each hook point.
         rows: Token ids of the texts.
-        groups: Of the place, with its best matches.
-        n: How many; fewer if there are fewer.
-        generator: On the CPU.
-        n_skipped: Tokens at the beginning of each text that do not count.
-
-    Returns:
-        Each case as likely as any other.
+        groups: Groups of the hook point, with the best matches of its features.
+        n: Number of cases; fewer if there are not so many.
+        generator: Random generator on the CPU.
+        n_skipped: Number of tokens at the beginning of each text that do not count.
     """
     sources = list(groups.sources.values())
     hook_points = [groups.hook_point, *sources]
     found: list[list[Tensor]] = []
 
-    def look(forward: Forward) -> None:
+    def find(forward: Forward) -> None:
         counted = forward.counted(n_skipped)
         text, position = counted.nonzero(as_tuple=True)
-        features = {
-            hook_point: saes[hook_point].encode(forward.at[hook_point][counted])
-            for hook_point in hook_points
-        }
+        features = {at: saes[at].encode(forward.at[at][counted]) for at in hook_points}
         codes = groups.codes(features)
         token, feature = ((features[groups.hook_point] > 0) & (codes > 0)).nonzero(as_tuple=True)
         texts = torch.tensor(forward.cases, device=text.device)[text[token]]
         columns = (texts, position[token], feature, codes[token, feature])
         found.append([column.cpu() for column in columns])
 
-    run_with_hooks(lm, rows, look, hook_points=hook_points, logits=False)
+    run_with_hooks(lm, rows, find, hook_points=hook_points, logits=False)
     columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
-    # In the order of the texts, in whatever forwards they were read.
+    # In the order of the texts, so that batching does not change which cases are drawn.
     order = torch.argsort(columns[0], stable=True)
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
     texts, positions, features, codes = (column[order[drawn]] for column in columns)
 
-    active = {
-        hook_point: torch.zeros(len(texts), saes[hook_point].n_features, dtype=torch.bool)
-        for hook_point in sources
-    }
+    active = {at: torch.zeros(len(texts), saes[at].n_features, dtype=torch.bool) for at in sources}
 
-    def mark(forward: Forward) -> None:
-        for hook_point in sources:
-            x = forward.at_positions(hook_point, positions[forward.cases])
-            active[hook_point][forward.cases] = (saes[hook_point].encode(x) > 0).cpu()
+    def mark_active(forward: Forward) -> None:
+        for at in sources:
+            x = forward.at_positions(at, positions[forward.cases])
+            active[at][forward.cases] = (saes[at].encode(x) > 0).cpu()
 
-    # Nothing after the position changes what is there.
+    # The LM is causal: the text after the token does not matter.
     ends = zip(texts.tolist(), positions.tolist(), strict=True)
-    upto = [rows[text][: position + 1] for text, position in ends]
-    run_with_hooks(lm, upto, mark, hook_points=sources, logits=False)
+    beginnings = [rows[text][: position + 1] for text, position in ends]
+    run_with_hooks(lm, beginnings, mark_active, hook_points=sources, logits=False)
     return Cases(groups.hook_point, texts, positions, features, codes, active)
 
 
 Cut = tuple[Chosen, float]
-"""What is rescaled in each case, and what is left of it: 0 removes, 1 changes nothing."""
+"""Features that are rescaled in each case, and the factor r of their activations."""
 
 
 @torch.no_grad()
 def run_cuts(
     lm: LanguageModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
-    rows: Sequence[Sequence[int]],
+    saes: SAEs,
+    rows: Rows,
     cases: Cases,
     cuts: Sequence[Cut],
-    done: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> list[Outcomes]:
-    """Read every case's text with some features rescaled at its token, in each of several ways.
+    """Read the text of every case with features rescaled at its token, in each of several ways.
 
-    All cuts of a case are read together, and its text only from the token on and from the first
-    changed layer on, where the LM can be entered there (`rerun_suffixes`).
+    All cuts of a case are read together, and only the part of its text and the layers that they
+    can change (see `rerun_suffixes`).
 
     Args:
-        lm: The LM, loaded.
-        saes: At its places.
+        lm: The loaded LM.
+        saes: SAE of each hook point.
         rows: Token ids of the texts.
-        cases: From `find_cases`.
-        cuts: Each of all cases; one that chooses nothing leaves the LM as it is.
-        done: Told how many cuts of cases have been read, after each forward.
+        cases: Cases of `find_cases`.
+        cuts: Cuts, each of all cases; one that chooses nothing leaves the LM as it is.
+        progress: Function called with the number of pairs of a cut and a case after each forward
+            pass.
 
     Returns:
-        Of each cut.
+        Outcomes of each cut.
     """
     n = len(cuts)
     activation = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
     loss = activation.clone()
-    left = torch.tensor([r for _, r in cuts])
-    chosen = _side_by_side(cases, [features for features, _ in cuts])
+    factor = torch.tensor([r for _, r in cuts])
+    chosen = _stack(cases, [features for features, _ in cuts])
 
-    def edits(numbers: list[int], begin: int) -> dict[HookPoint, Intervention]:
+    def interventions(numbers: list[int], begin: int) -> dict[HookPoint, Intervention]:
         case, cut = torch.tensor(numbers) // n, torch.tensor(numbers) % n
+        positions = cases.positions[case] - begin
         return {
-            hook_point: rescale_at(
-                saes[hook_point], cases.positions[case] - begin, index[cut, case], left[cut]
-            )
-            for hook_point, index in chosen.items()
+            at: rescale_at(saes[at], positions, index[cut, case], factor[cut])
+            for at, index in chosen.items()
         }
 
-    def look(forward: Forward, begin: int) -> None:
+    def record(forward: Forward, begin: int) -> None:
         case, cut = torch.tensor(forward.cases) // n, torch.tensor(forward.cases) % n
         positions = cases.positions[case] - begin
-        features = (
-            saes[cases.hook_point].encode(forward.at_positions(cases.hook_point, positions)).cpu()
-        )
+        x = forward.at_positions(cases.hook_point, positions)
+        features = saes[cases.hook_point].encode(x).cpu()
         activation[case, cut] = features.gather(1, cases.features[case][:, None])[:, 0].double()
-        losses, there = (part.cpu() for part in forward.losses())
-        after = there & (torch.arange(there.shape[1]) >= positions[:, None])
+        losses, has_next = (part.cpu() for part in forward.losses())
+        after = has_next & (torch.arange(has_next.shape[1]) >= positions[:, None])
         loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
 
     rerun_suffixes(
         lm, [rows[text] for text in cases.texts.tolist()], cases.positions.tolist(), n,
-        min(hook_point.layer + (hook_point.kind == "residual") for hook_point in (cases.hook_point, *chosen)), look,
-        hook_points=[cases.hook_point], edits=edits, done=done,
+        min(at.layer + (at.kind == "residual") for at in (cases.hook_point, *chosen)), record,
+        hook_points=[cases.hook_point], interventions=interventions, progress=progress,
     )  # fmt: skip
     return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
 
 
-def _side_by_side(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
-    """Features of each cut and case at each place, ``(n_cuts, n_cases, k)``; -1 is none."""
+def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
+    """Features of each cut and case by hook point, ``(n_cuts, n_cases, k)``; -1 is none."""
     found: dict[HookPoint, Tensor] = {}
-    for hook_point in sorted({hook_point for cut in cuts for hook_point in cut}):
-        most = max(cut[hook_point].shape[1] for cut in cuts if hook_point in cut)
-        index = torch.full((len(cuts), len(cases), most), -1)
+    for hook_point in sorted({at for cut in cuts for at in cut}):
+        k = max(cut[hook_point].shape[1] for cut in cuts if hook_point in cut)
+        index = torch.full((len(cuts), len(cases), k), -1)
         for i, cut in enumerate(cuts):
             if hook_point in cut:
                 index[i, :, : cut[hook_point].shape[1]] = cut[hook_point]
-        if most:
+        if k:
             found[hook_point] = index
     return found
 
 
-def run_cases(
-    lm: LanguageModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
-    rows: Sequence[Sequence[int]],
-    cases: Cases,
-    chosen: Chosen | None = None,
-    r: float = 0.0,
-) -> Outcomes:
-    """Do what `run_cuts` does, of one cut.
-
-    Args:
-        lm: The LM, loaded.
-        saes: At its places.
-        rows: Token ids of the texts.
-        cases: From `find_cases`.
-        chosen: What is rescaled in each case; None leaves the LM as it is.
-        r: What is left of it: 0 removes, 1 changes nothing.
-    """
-    return run_cuts(lm, saes, rows, cases, [(chosen or {}, r)])[0]
-
-
 class Effect(NamedTuple):
-    """What rescaling does to some cases.
+    """Effect of rescaling on some cases.
 
     Attributes:
-        n: How many.
-        success: Share of them whose feature is no longer active.
+        n: Number of cases.
+        success: Share of the cases whose feature is no longer active.
         activation_change: Mean of ``(f_new - f_old) / f_old``.
-        loss_change: ``(L_new - L_old) / L_old`` of the mean losses after the token; None where
-            every token is its text's last.
+        loss_change: ``(L_new - L_old) / L_old`` of the mean losses after the token; None if every
+            token is the last of its text.
     """
 
     n: int
@@ -295,15 +297,15 @@ class Effect(NamedTuple):
 def summarize_outcomes(
     before: Outcomes, after: Outcomes, which: Tensor | None = None
 ) -> Effect | None:
-    """Compare what some cases became with what they were.
+    """Compare the outcomes of cases with and without rescaling.
 
     Args:
-        before: As the LM is.
-        after: With features rescaled.
-        which: Of which cases, ``(n,)`` bool; None takes all.
+        before: Outcomes of the unchanged LM.
+        after: Outcomes with features rescaled.
+        which: Cases to compare, ``(n,)`` bool; None for all.
 
     Returns:
-        None if there are none.
+        The effect; None if there are no cases.
     """
     which = torch.ones(len(before.loss), dtype=torch.bool) if which is None else which
     n = int(which.sum())
@@ -319,3 +321,104 @@ def summarize_outcomes(
         float((new / old - 1).mean()),
         change / loss if loss > 0 else None,
     )
+
+
+@dataclass(frozen=True)
+class CutEffect:
+    """Effect of rescaling predecessors on some cases of a layer.
+
+    Attributes:
+        layer: Layer of the features' residual stream.
+        method: Method that chooses the predecessors, one of `METHODS`.
+        cut: ``matched``, or ``random`` for as many other active features of the same hook points.
+        sources: Kind of the predecessors that are rescaled, or ``all``.
+        r: Factor of their activations.
+        group: Group of the cases, or ``all``.
+        n: Number of cases.
+        success: Share of the cases whose feature is no longer active.
+        activation_change: Mean relative change of the features' activations.
+        loss_change: Relative change of the loss after the token; None if nothing follows.
+    """
+
+    layer: int
+    method: str
+    cut: str
+    sources: str
+    r: float
+    group: str
+    n: int
+    success: float
+    activation_change: float
+    loss_change: float | None
+
+
+@torch.no_grad()
+def measure_deactivation(
+    lm: LanguageModel,
+    saes: SAEs,
+    matcher: DecoderMatcher,
+    rows: Rows,
+    groups: FeatureGroups,
+    settings: DeactivationSettings,
+    generator: torch.Generator,
+    n_skipped: int = 0,
+) -> list[CutEffect]:
+    """Rescale the predecessors of one layer's features by every method, and random controls.
+
+    Args:
+        lm: The loaded LM.
+        saes: SAE of each hook point.
+        matcher: Their decoders.
+        rows: Token ids of texts.
+        groups: Groups of the layer.
+        settings: Number of cases and strengths.
+        generator: Random generator on the CPU that draws cases and controls.
+        n_skipped: Number of tokens at the beginning of each text that do not count.
+    """
+    cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
+    if not len(cases):
+        return []
+    cuts: list[Cut] = [({}, 1.0)]
+    labels: list[tuple[str, str, str, float]] = []  # method, matched or random, sources, r
+    for method, predecessors in predecessors_by_method(matcher, groups.hook_point).items():
+        chosen = {at: index.cpu()[cases.features] for at, index in predecessors.items()}
+        variants = (("matched", chosen), ("random", cases.control(chosen, generator)))
+        for r, (cut, features) in product(settings.strengths, variants):
+            cuts.append((features, r))
+            labels.append((method, cut, "all", r))
+        if method == METHODS[0] and len(chosen) > 1:
+            # One of several predecessors alone: shows whether the feature can do without it.
+            r = min(settings.strengths)
+            for at, (cut, features) in product(chosen, variants):
+                cuts.append(({at: features[at]}, r))
+                labels.append((method, cut, at.kind, r))
+    description = f"Cutting predecessors of layer {groups.hook_point.layer}"
+    with tqdm(
+        total=len(cuts) * len(cases), desc=description, unit="text", disable=None, leave=False
+    ) as bar:
+        before, *after = run_cuts(lm, saes, rows, cases, cuts, bar.update)
+    masks: dict[str, Tensor | None] = {"all": None}
+    masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
+    return [
+        CutEffect(groups.hook_point.layer, *label, group, *effect)
+        for outcomes, label in zip(after, labels, strict=True)
+        for group, mask in masks.items()
+        if (effect := summarize_outcomes(before, outcomes, mask)) is not None
+    ]
+
+
+def lowest_r(cuts: Sequence[CutEffect]) -> float:
+    """Return the lowest factor by which all predecessors were rescaled; 0 removes them."""
+    return min((cut.r for cut in cuts if cut.sources == "all"), default=0.0)
+
+
+def mean_over_cases(cuts: Sequence[CutEffect], name: str) -> float | None:
+    """Return the mean of an effect over the cases of all layers; None if it is not known.
+
+    Args:
+        cuts: Effects to average.
+        name: Attribute of `CutEffect`, such as ``success``.
+    """
+    known = [(cut.n, getattr(cut, name)) for cut in cuts if getattr(cut, name) is not None]
+    n = sum(count for count, _ in known)
+    return number(sum(count * value for count, value in known) / n) if n else None

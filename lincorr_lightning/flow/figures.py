@@ -1,14 +1,21 @@
-"""Figures of the feature flow, in kind those of Laptev et al., 2025 (arXiv 2502.03032)."""
+"""Figures of the feature flow, after those of Laptev et al., 2025 (arXiv 2502.03032)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from lincorr_lightning.flow.deactivation import METHODS, CutEffect, lowest_r, mean_over_cases
+from lincorr_lightning.flow.graph import GROUPS, SHORT, Edge, FlowGraph
+from lincorr_lightning.flow.groups import LayerGroups
+from lincorr_lightning.flow.relation_flow import RelationFlow
+from lincorr_lightning.flow.steering import STRATEGIES, SteeringPoint, mean_steering
+from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
@@ -17,328 +24,474 @@ from lincorr_lightning.results.style import (
     ORANGE,
     PALE,
     finish,
+    legible,
     new_figure,
+    plain_axes,
     short_name,
 )
+from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lincorr_lightning.flow.results import (
-        CutEffect,
-        FeatureFlowReport,
-        RelationFlow,
+_KIND_COLOURS: dict[HookKind, str] = {
+    "residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN
+}  # fmt: skip
+_GROUP_COLOURS = dict(
+    zip(
+        GROUPS,
+        ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444"),
+        strict=True,
     )
-
-_KINDS = {"residual": ("RES", BLUE), "mlp_out": ("MLP", ORANGE), "attention_out": ("ATT", GREEN)}
-_GROUP_COLOURS = {
-    "From nowhere": "#BBBBBB", "From RES": BLUE, "From MLP": ORANGE, "From ATT": GREEN,
-    "From RES & MLP": "#CC79A7", "From RES & ATT": "#56B4E9", "From MLP & ATT": "#E69F00",
-    "From RES & MLP & ATT": "#444444",
-}  # fmt: skip
-_METHOD_COLOURS = {"top-1": BLUE, "top-5": ORANGE, "one-to-one": GREEN}
-_STRATEGY_COLOURS = {
-    "single": GREY, "constant": BLUE, "linear": ORANGE, "exponential": GREEN
-}  # fmt: skip
+)
+_DARK = {BLUE, ORANGE, GREEN, "#444444"}
+_METHOD_COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN), strict=True))
+_STRATEGY_COLOURS = dict(zip(STRATEGIES, (GREY, BLUE, ORANGE, GREEN), strict=True))
 
 
-def groups_figure(report: FeatureFlowReport) -> Figure:
-    """Share of each group by layer (figures 5, 12, 18)."""
-    layers = [each.layer for each in report.groups]
+def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figure:
+    """Draw the share of each group by layer (figures 5, 12, 18).
+
+    Args:
+        groups: Groups of each layer.
+        lm: Name of the LM.
+        n_tokens: Number of tokens counted.
+    """
+    layers = [each.layer for each in groups]
     figure = new_figure(
         max(5.6, 0.5 * len(layers) + 3.6), 3.2,
-        f"Where features of {short_name(report.lm)} come from",
-        f"share of all activations on {report.n_tokens:,} tokens; a matched predecessor (top-1) "
-        "counts if it is active at the same token",
+        f"Where features of {short_name(lm)} come from",
+        f"share of all activations on {n_tokens:,} tokens; a matched predecessor (top-1) counts if "
+        "it is active at the same token",
     )  # fmt: skip
     axes = figure.add_subplot()
     bottom = np.zeros(len(layers))
     for group, colour in _GROUP_COLOURS.items():
-        share = np.array([each.shares.get(group, 0.0) for each in report.groups])
+        share = np.array([each.shares.get(group, 0.0) for each in groups])
         if not share.any():
             continue
         axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=group)
         for x, y, value in zip(layers, bottom + share / 2, share, strict=True):
             if value >= 0.06 and len(layers) <= 14:
-                dark = group in ("From RES", "From MLP", "From ATT", "From RES & MLP & ATT")
                 axes.text(x, y, f"{value:.0%}", ha="center", va="center", fontsize=8,
-                          color="white" if dark else INK)  # fmt: skip
+                          color="white" if colour in _DARK else INK)  # fmt: skip
         bottom += share
-    axes.set_xlabel("layer of the residual stream", color=INK)
-    axes.set_ylabel("share of activations", color=INK)
+    plain_axes(axes, "", "layer of the residual stream", "share of activations")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xticks(layers[:: -(-len(layers) // 16)])
     axes.set_xlim(min(layers) - 0.8, max(layers) + 0.8)
     axes.set_ylim(0, 1)
-    _plain(axes)
-    axes.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
-                fontsize=8.5, labelcolor=INK)  # fmt: skip
+    _legend_beside(axes, reverse=True)
     return finish(figure)
 
 
-def cosines_figure(report: FeatureFlowReport) -> Figure:
-    """Activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
-    kinds = [k for k in _KINDS if any(k in each.histograms for each in report.groups)]
+def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
+    """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14).
+
+    Args:
+        groups: Groups of each layer.
+        lm: Name of the LM.
+    """
+    kinds = [kind for kind in SHORT if any(kind in each.histograms for each in groups)]
     figure = new_figure(
-        3.3 * len(kinds) + 1.9, 2.9, f"Cosines tell the groups apart: {short_name(report.lm)}",
-        "all layers; AUROC: how well the cosine alone tells whether that predecessor is active too "
+        3.3 * len(kinds) + 1.9, 2.9, f"Cosines separate the groups: {short_name(lm)}",
+        "all layers; AUROC: how well the cosine alone predicts that the predecessor is active too "
         "(mean over layers)",
     )  # fmt: skip
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
     for panel, kind in zip(panels, kinds, strict=True):
-        own = [each for each in report.groups if kind in each.histograms]
+        own = [each for each in groups if kind in each.histograms]
         for group, colour in _GROUP_COLOURS.items():
             counts = np.sum([each.histograms[kind][group] for each in own], axis=0)
-            if not counts.any():
-                continue
-            edges = np.linspace(0, 1, len(counts) + 1)
-            panel.stairs(counts / counts.sum() * len(counts), edges, color=colour, label=group,
-                         linewidth=1.7)  # fmt: skip
-        known = [each.auroc[kind] for each in own if each.auroc.get(kind) is not None]
-        area = f"   AUROC {np.mean(known):.2f}" if known else ""  # type: ignore[arg-type]
-        name = f"s({_KINDS[kind][0][0]})"
-        panel.set_title(name + area, loc="left", fontsize=10, color=INK)
-        panel.set_xlabel(f"cosine to the {_KINDS[kind][0]} predecessor", color=INK, fontsize=9)
+            if counts.any():
+                density = counts / counts.sum() * len(counts)
+                panel.stairs(density, np.linspace(0, 1, len(counts) + 1), color=colour,
+                             label=group, linewidth=1.7)  # fmt: skip
+        auroc = _mean([each.auroc.get(kind) for each in own])
+        title = f"s({SHORT[kind][0]})" + ("" if math.isnan(auroc) else f"   AUROC {auroc:.2f}")
+        label = "density of activations" if panel is panels[0] else ""
+        plain_axes(panel, title, f"cosine to the {SHORT[kind]} predecessor", label)
         panel.set_xlim(0, 1)
-        _plain(panel)
-    panels[0].set_ylabel("density of activations", color=INK, fontsize=9)
     handles = {h.get_label(): h for p in panels for h in p.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), [str(name) for name in handles], loc="outside right upper",
                   frameon=False, fontsize=8.5, labelcolor=INK)  # fmt: skip
     return finish(figure)
 
 
-def joint_activation_figure(report: FeatureFlowReport) -> Figure:
-    """How often the predecessor is active with the feature, by their cosine."""
+def joint_activation_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
+    """Draw how often a predecessor is active with its feature, by the cosine of their decoders.
+
+    Args:
+        groups: Groups of each layer.
+        lm: Name of the LM.
+    """
     figure = new_figure(
-        5.6, 3.1, f"Cosine stands in for joint activation: {short_name(report.lm)}",
+        5.6, 3.1, f"Cosine and joint activation: {short_name(lm)}",
         "share of a feature’s activations at which its predecessor (top-1) is active too",
     )  # fmt: skip
     axes = figure.add_subplot()
-    for kind, (short, colour) in _KINDS.items():
-        own = [np.array(each.joint[kind], float) for each in report.groups if kind in each.joint]
-        if not own:
+    for kind, colour in _KIND_COLOURS.items():
+        rows = np.array([each.joint[kind] for each in groups if kind in each.joint], float)
+        if not len(rows):
             continue
-        table = np.array(own)
-        middle = (np.arange(table.shape[1]) + 0.5) / table.shape[1]
-        known = ~np.isnan(table).all(0)
-        mean = np.full(table.shape[1], math.nan)
-        mean[known] = np.nanmean(table[:, known], 0)
-        axes.plot(middle, mean, "o-", color=colour, label=f"from {short}", markersize=4)
-        if len(own) > 1:
-            for row in own:
-                axes.plot(middle, row, color=colour, alpha=0.18, linewidth=0.8)
+        middle = (np.arange(rows.shape[1]) + 0.5) / rows.shape[1]
+        mean = [_mean(column) for column in rows.T.tolist()]
+        axes.plot(middle, mean, "o-", color=colour, label=f"from {SHORT[kind]}", markersize=4)
+        if len(rows) > 1:
+            axes.plot(middle, rows.T, color=colour, alpha=0.18, linewidth=0.8)
+    plain_axes(axes, "", "cosine of the decoders", "active together")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("cosine of the decoders", color=INK)
-    axes.set_ylabel("active together", color=INK)
-    _plain(axes)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
     return finish(figure)
 
 
-def transitions_figure(report: FeatureFlowReport) -> Figure:
-    """Explained variance of transition matrices by k and weights (figures 21 to 23)."""
-    kinds = [k for k in _KINDS if any(row.kind == k for row in report.transitions)]
+def transitions_figure(transitions: Sequence[Transition], lm: str) -> Figure:
+    """Draw the explained variance of transition matrices by k and weights (figures 21 to 23).
+
+    Args:
+        transitions: Explained variances.
+        lm: Name of the LM.
+    """
+    kinds = [kind for kind in SHORT if any(row.kind == kind for row in transitions)]
     figure = new_figure(
         2.8 * len(kinds) + 2.4, 2.9,
-        f"What a transition matrix carries over: {short_name(report.lm)}",
+        f"What a transition matrix carries over: {short_name(lm)}",
         "variance of the stream explained by the predecessor’s features (mean over layers); lines "
         "that leave the figure overshoot",
     )  # fmt: skip
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
+    low = 0.0
     for panel, kind in zip(panels, kinds, strict=True):
-        own = [row for row in report.transitions if row.kind == kind]
+        own = [row for row in transitions if row.kind == kind]
         ks = sorted({row.k for row in own})
         for compared, colour, marker in (("decoder", BLUE, "o"), ("encoder", ORANGE, "s")):
             means = [
-                _mean_of([r.explained_variance for r in own if (r.k, r.compared) == (k, compared)])
+                _mean([r.explained_variance for r in own if (r.k, r.compared) == (k, compared)])
                 for k in ks
             ]
             panel.plot(range(len(ks)), means, marker=marker, color=colour, label=f"by {compared}s")
-        ceiling = _mean_of([row.own for row in own])
-        panel.axhline(
-            ceiling, color=GREY, linestyle="--", linewidth=1, label="the target’s own SAE"
-        )
+            low = min(low, means[0])
+        panel.axhline(_mean([row.own for row in own]), color=GREY, linestyle="--", linewidth=1,
+                      label="the target’s own SAE")  # fmt: skip
         panel.axhline(0, color=PALE, linewidth=0.8, zorder=0)
+        label = "explained variance" if panel is panels[0] else ""
+        plain_axes(panel, f"from {SHORT[kind]}", "k", label)
         panel.set_xticks(range(len(ks)), [str(k) for k in ks])
-        panel.set_xlabel("k", color=INK)
-        panel.set_title(f"from {_KINDS[kind][0]}", loc="left", fontsize=10, color=INK)
-        _plain(panel)
-    # Many sources added up overshoot without bound, which is all there is to say of them.
-    low = min(line.get_ydata()[0] for p in panels for line in p.get_lines()[:2])  # type: ignore[index]
+    # The sum of many sources overshoots without bound; how far does not matter.
     panels[0].set_ylim(min(-0.25, max(low - 0.1, -1.0)), 1.05)
-    panels[0].set_ylabel("explained variance", color=INK)
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
-                      labelcolor=INK)  # fmt: skip
+    _legend_beside(panels[-1])
     return finish(figure)
 
 
-def deactivation_figure(report: FeatureFlowReport) -> Figure:
-    """Share of features switched off with their predecessors, beside the control (figure 6)."""
-    least = report.least_r
-    rows = [row for row in report.cuts if row.r == least and row.sources == "all"]
-    groups = [g for g in ("all", *_GROUP_COLOURS) if any(row.group == g for row in rows)]
-    methods = [m for m in _METHOD_COLOURS if any(row.method == m for row in rows)]
+def deactivation_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+    """Draw the share of features switched off with their predecessors, and controls (figure 6).
+
+    Args:
+        cuts: Effects of rescaling predecessors.
+        lm: Name of the LM.
+    """
+    r = lowest_r(cuts)
+    rows = [row for row in cuts if row.r == r and row.sources == "all"]
+    groups = [group for group in ("all", *GROUPS) if any(row.group == group for row in rows)]
+    methods = [method for method in METHODS if any(row.method == method for row in rows)]
     figure = new_figure(
-        max(6.6, 1.35 * len(groups) + 2.6), 3.1, f"Features switched off: {short_name(report.lm)}",
-        f"predecessors {'removed' if least == 0 else 'rescaled'} (r = {least:g}) at one token; all "
-        "layers; random: as many other features "
-        "active there, of the same places",
+        max(6.6, 1.35 * len(groups) + 2.6), 3.1, f"Features switched off: {short_name(lm)}",
+        f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token; all layers; "
+        "random: as many other features active there, of the same hook points",
     )  # fmt: skip
     axes = figure.add_subplot()
     width = 0.8 / len(methods)
+
+    def success(method: str, cut: str) -> list[float]:
+        return [
+            _success([row for row in rows if (row.method, row.cut, row.group)
+                      == (method, cut, group)])
+            for group in groups
+        ]  # fmt: skip
+
     for i, method in enumerate(methods):
         x = np.arange(len(groups)) + (i - (len(methods) - 1) / 2) * width
-        matched = [_pooled(rows, method, "matched", group) for group in groups]
-        random = [_pooled(rows, method, "random", group) for group in groups]
+        matched = success(method, "matched")
         axes.bar(x, matched, width * 0.92, color=_METHOD_COLOURS[method], label=method)
-        label = "" if i else "random control"
-        axes.hlines(random, x - width * 0.46, x + width * 0.46, color=INK, linewidth=2, label=label)
-        for at, value in zip(x, matched, strict=True):
-            if not math.isnan(value):
-                axes.text(at, value + 0.01, f"{value:.0%}", ha="center", va="bottom", fontsize=7.5,
-                          color=INK)  # fmt: skip
-    counts = [sum(r.n for r in rows if (r.method, r.cut, r.group) == (methods[0], "matched", g))
-              for g in groups]  # fmt: skip
-    names = [g.removeprefix("From ") for g in groups]
-    axes.set_xticks(range(len(groups)), [f"{g}\n{n:,} cases" for g, n in zip(names, counts,
-                    strict=True)], fontsize=8.5)  # fmt: skip
+        axes.hlines(success(method, "random"), x - width * 0.46, x + width * 0.46, color=INK,
+                    linewidth=2, label="" if i else "random control")  # fmt: skip
+        _write_values(axes, x, matched, "{:.0%}")
+    plain_axes(axes, "", "", "switched off")
+    counts = [
+        sum(row.n for row in rows
+            if (row.method, row.cut, row.group) == (methods[0], "matched", group))
+        for group in groups
+    ]  # fmt: skip
+    labels = [f"{group.removeprefix('From ')}\n{n:,} cases"
+              for group, n in zip(groups, counts, strict=True)]  # fmt: skip
+    axes.set_xticks(range(len(groups)), labels, fontsize=8.5)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("switched off", color=INK)
-    axes.set_ylim(0, min(1.08, 1.15 * max(bar.get_height() for bar in axes.patches) + 0.03))  # type: ignore[attr-defined]
-    _plain(axes)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
-                labelcolor=INK)  # fmt: skip
+    highest = max(bar.get_height() for bar in axes.patches)  # type: ignore[attr-defined]
+    axes.set_ylim(0, min(1.08, 1.15 * highest + 0.03))
+    _legend_beside(axes)
     return finish(figure)
 
 
-def rescaling_figure(report: FeatureFlowReport) -> Figure:
-    """What becomes of features and losses as predecessors are rescaled (figures 7, 8)."""
-    rows = [row for row in report.cuts if row.group == "all" and row.sources == "all"]
-    whats = {
+def rescaling_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+    """Draw activations and losses as predecessors are rescaled (figures 7, 8).
+
+    Args:
+        cuts: Effects of rescaling predecessors.
+        lm: Name of the LM.
+    """
+    rows = [row for row in cuts if row.group == "all" and row.sources == "all"]
+    figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {short_name(lm)}",
+                        "mean over all cases; solid: matched, dotted: random active features of "
+                        "the same hook points")  # fmt: skip
+    titles = {
         "success": "switched off",
         "activation_change": "change of activation",
         "loss_change": "change of the loss",
     }
-    figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {short_name(report.lm)}",
-                        "mean over all cases; solid: matched, dotted: random active features of "
-                        "the same places")  # fmt: skip
-    panels = figure.subplots(1, 3)
-    for panel, (what, name) in zip(panels, whats.items(), strict=True):
-        for method, colour in _METHOD_COLOURS.items():
-            for cut, style in (("matched", "o-"), ("random", "o:")):
-                strengths = sorted({row.r for row in rows if row.method == method})
-                values = [_pooled_of([row for row in rows if (row.method, row.cut, row.r)
-                                      == (method, cut, r)], what) for r in strengths]  # fmt: skip
-                if strengths:
-                    panel.plot(strengths, values, style, color=colour, markersize=3.5,
-                               label=method if cut == "matched" else None)  # fmt: skip
+    panels = figure.subplots(1, len(titles))
+    for panel, (name, title) in zip(panels, titles.items(), strict=True):
+        for (method, colour), (cut, style) in product(
+            _METHOD_COLOURS.items(), (("matched", "o-"), ("random", "o:"))
+        ):
+            own = [row for row in rows if (row.method, row.cut) == (method, cut)]
+            factors = sorted({row.r for row in own})
+            values = [mean_over_cases([row for row in own if row.r == r], name) for r in factors]
+            if factors:
+                panel.plot(factors, np.array(values, float), style, color=colour, markersize=3.5,
+                           label=method if cut == "matched" else None)  # fmt: skip
         panel.axhline(0, color=PALE, linewidth=0.8, zorder=0)
-        panel.set_xlabel("r: what is left of the predecessors", fontsize=8.5, color=INK)
-        panel.set_title(name, loc="left", fontsize=10, color=INK)
+        plain_axes(panel, title, "r: factor of the predecessors’ activations", "")
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        _plain(panel)
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
-                      labelcolor=INK)  # fmt: skip
+    _legend_beside(panels[-1])
     return finish(figure)
 
 
-def steering_figure(report: FeatureFlowReport) -> Figure:
-    """Behaviour, coherence and their product over the strength (figures 9 to 11, 16, 17)."""
-    rows = report.mean_steering()
-    labels = list(dict.fromkeys(point.label for point in report.steering))
+def steering_figure(points: Sequence[SteeringPoint], lm: str) -> Figure:
+    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17).
+
+    Args:
+        points: Effects of steering.
+        lm: Name of the LM.
+    """
+    rows = mean_steering(points)
+    labels = list(dict.fromkeys(point.label for point in points))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
-    figure = new_figure(9.8, 2.8, f"Steering {short_name(report.lm)} along the flow",
-                        f"towards {named}; mean over {len(labels)} answers; dashed line: not "
-                        "steered")  # fmt: skip
-    panels = figure.subplots(1, 3)
-    whats = {
+    figure = new_figure(9.8, 2.8, f"Steering {short_name(lm)} along the flow",
+                        f"towards {named}; mean over {len(labels)} answers; dashed line: without "
+                        "steering")  # fmt: skip
+    titles = {
         "behaviour": "probability of the answer",
         "coherence": "perplexity of other texts, before / after",
         "score": "score: their product",
     }
-    for panel, (what, name) in zip(panels, whats.items(), strict=True):
+    panels = figure.subplots(1, len(titles))
+    for panel, (name, title) in zip(panels, titles.items(), strict=True):
         for strategy, colour in _STRATEGY_COLOURS.items():
-            own = sorted((r["strength"], r[what]) for r in rows if r["strategy"] == strategy)
+            own = sorted((r["strength"], r[name]) for r in rows if r["strategy"] == strategy)
             if own:
-                # Where no feature is farther than a step, two strategies may be one line.
+                # Linear and exponential coincide if no feature is farther than a step.
                 style = "o--" if strategy == "exponential" else "o-"
                 panel.plot(*zip(*own, strict=True), style, color=colour, markersize=3.5,
                            label=strategy)  # fmt: skip
-        unsteered = [row[what] for row in rows if row["strength"] == 0]
+        unsteered = [row[name] for row in rows if row["strength"] == 0]
         if unsteered:
             panel.axhline(unsteered[0], color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-        panel.set_xlabel("strength (in typical activations)", fontsize=8.5, color=INK)
-        panel.set_title(name, loc="left", fontsize=9.5, color=INK)
+        plain_axes(panel, title, "strength (in typical activations)", "")
         panel.set_ylim(-0.02, 1.04)
-        _plain(panel)
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
-                      labelcolor=INK)  # fmt: skip
+    _legend_beside(panels[-1])
     return finish(figure)
 
 
-def relation_figure(relation: RelationFlow, lm: str) -> Figure:
-    """A relation's tie with and without the features that its answers share."""
-    whats = {
-        "fixed": "r, old map", "target_only": "r, cut in the\ntarget’s prompt",
-        "refitted": "r, map fitted\nto the cut LM", "recall": "target answers\nstill right",
+def relation_figure(found: RelationFlow, lm: str) -> Figure:
+    """Draw the scores of a relation with and without the features that its answers share.
+
+    Args:
+        found: Flow of the relation.
+        lm: Name of the LM.
+    """
+    titles = {
+        "fixed": "r, unchanged map", "target_only": "r, removed in the\ntarget’s prompt",
+        "refitted": "r, refitted map", "recall": "target answers\nstill correct",
     }  # fmt: skip
-    whats = {k: v for k, v in whats.items() if any(row[k] is not None for row in relation.cuts)}
-    figure = new_figure(8.6, 3.1, f"{relation.relation} with its features cut: {short_name(lm)}",
-                        f"{relation.n_test:,} held-out X’s; control: other features of the same "
-                        "places, as many and as often active")  # fmt: skip
+    scores = [[getattr(cut.scores, name) for name in titles] for cut in found.cuts]
+    table = np.array(scores, float)
+    known = ~np.isnan(table).all(0)
+    table, names = table[:, known], [t for t, is_known in zip(titles.values(), known, strict=True)
+                                     if is_known]  # fmt: skip
+    figure = new_figure(
+        8.6, 3.1, f"{found.relation.name} with features removed: {short_name(lm)}",
+        f"{len(found.subjects) - found.n_fit:,} held-out subjects; control: other features of the "
+        "same hook points, as many and about as often active",
+    )  # fmt: skip
     axes = figure.add_subplot()
-    names = {"none": "nothing cut", "carriers": "carriers of both answers",
-             "flow": "where both flows meet"}  # fmt: skip
-    colours = {"none": INK, "carriers": BLUE, "flow": ORANGE}
-    width = 0.8 / len(relation.cuts)
-    for i, row in enumerate(relation.cuts):
-        x = np.arange(len(whats)) + (i - (len(relation.cuts) - 1) / 2) * width
-        values = [math.nan if row[what] is None else row[what] for what in whats]
-        name = names[row["cut"]] + (f" ({row['n_features']})" if row["n_features"] else "")
-        if row["control"]:
-            axes.bar(x, values, width * 0.92, facecolor="white", edgecolor=colours[row["cut"]],
-                     linewidth=1.3, hatch="///", label="control of these")  # fmt: skip
+    labels = {"none": ("nothing removed", INK), "carriers": ("carriers of both answers", BLUE),
+              "flow": ("where both flows meet", ORANGE)}  # fmt: skip
+    width = 0.8 / len(found.cuts)
+    for i, (cut, values) in enumerate(zip(found.cuts, table, strict=True)):
+        x = np.arange(len(names)) + (i - (len(found.cuts) - 1) / 2) * width
+        label, colour = labels[cut.cut]
+        if cut.control:
+            axes.bar(x, values, width * 0.92, facecolor="white", edgecolor=colour, linewidth=1.3,
+                     hatch="///", label="control of these")  # fmt: skip
         else:
-            axes.bar(x, values, width * 0.92, color=colours[row["cut"]], label=name)
-        for at, value in zip(x, values, strict=True):
-            if not math.isnan(value):
-                axes.text(at, max(value, 0) + 0.012, f"{value:.2f}".lstrip("0") or "0",
-                          ha="center", va="bottom", fontsize=7.5, color=INK)  # fmt: skip
-    axes.set_xticks(range(len(whats)), list(whats.values()), fontsize=9)
+            label += f" ({cut.n_features})" if cut.n_features else ""
+            axes.bar(x, values, width * 0.92, color=colour, label=label)
+        _write_values(axes, x, values, "{:.2f}")
+    plain_axes(axes, "", "", "")
+    axes.set_xticks(range(len(names)), names, fontsize=9)
     axes.axhline(0, color=GREY, linewidth=0.7)
-    axes.set_ylim(min(0, *(row[w] or 0 for row in relation.cuts for w in whats)) - 0.02, 1.1)
-    _plain(axes)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5,
-                labelcolor=INK)  # fmt: skip
+    axes.set_ylim(min(0.0, float(np.nanmin(table, initial=0.0))) - 0.02, 1.1)
+    _legend_beside(axes)
     return finish(figure)
 
 
-# -- what they share -----------------------------------------------------------------------------
+# -- flow graphs ---------------------------------------------------------------------------------
+
+_MAX_PER_HOOK_POINT = 3
+_STEP, _ROW = 1.7, 0.95  # distance of boxes and height of a row, in inches
 
 
-def _plain(axes: Axes) -> None:
-    axes.tick_params(labelsize=8.5, length=2, color=GREY, labelcolor=INK)
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def flow_figure(
+    graphs: Sequence[FlowGraph], title: str, names: Mapping[str, str], lm: str
+) -> Figure:
+    """Draw where one feature, or those of two answers, come from and go to.
+
+    There is a row of boxes for each residual stream, the last one on top, and below each a row for
+    the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
+
+    Args:
+        graphs: Graph of each start.
+        title: Title of the figure.
+        names: Names of features by their id, written below their numbers.
+        lm: Name of the LM.
+    """
+    starts = {graph.start for graph in graphs}
+    edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}
+    kept = _strongest(starts, edges.values())
+    n_left_out = len({feature for graph in graphs for feature in graph.features} - kept)
+    shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
+    drawn = [edge for edge in edges.values() if {edge.source, edge.target} <= kept]
+    positions = _positions(kept, drawn)
+    notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
+    notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
+    if n_left_out:
+        notes.append(
+            f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point, {n_left_out:,} "
+            "more left out"
+        )
+    right = max(x for x, _ in positions.values()) + _STEP / 2
+    left = min(min(x for x, _ in positions.values()) - _STEP / 2 - 0.9, right - 6)
+    top = max(y for _, y in positions.values()) + _ROW / 2
+    figure = new_figure(right - left, top, title, "; ".join(notes))
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set_xlim(left, right)
+    axes.set_ylim(0, top)
+    for y, (layer, is_stream) in {positions[f][1]: _height(f.hook_point) for f in kept}.items():
+        row = f"layer {layer}\n{'residual' if is_stream else 'outputs'}"
+        axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
+    for edge in drawn:
+        _draw_edge(axes, edge, positions[edge.source], positions[edge.target])
+    for feature, (x, y) in positions.items():
+        text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
+        if feature.id in names:
+            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11)[0])
+        box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
+               "facecolor": "#F3EBC8" if feature in shared else "white",
+               "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
+    return finish(figure)
 
 
-def _pooled(rows: Sequence[CutEffect], method: str, cut: str, group: str) -> float:
-    own = [row for row in rows if (row.method, row.cut, row.group) == (method, cut, group)]
-    return _pooled_of(own, "success")
+def _positions(
+    features: Collection[Feature], edges: Sequence[Edge]
+) -> dict[Feature, tuple[float, float]]:
+    """Centre of each box: streams in the middle, attention to their left and MLP to their right."""
+    rows: dict[tuple[int, bool], list[Feature]] = {}
+    for feature in features:
+        rows.setdefault(_height(feature.hook_point), []).append(feature)
+    # Room between the outputs for lines from stream to stream.
+    passing = any(e.source.hook_point.kind == "residual" for e in edges)
+    widest = max((len(own) for (_, is_stream), own in rows.items() if is_stream), default=0)
+    gap = widest * _STEP if passing else 0.0
+    positions: dict[Feature, tuple[float, float]] = {}
+
+    def order(feature: Feature) -> tuple[float, Feature]:
+        targets = [positions[e.target][0] for e in edges if e.source == feature]
+        return (sum(targets) / len(targets) if targets else 0.0, feature)
+
+    for row, (height, own) in enumerate(sorted(rows.items(), reverse=True)):
+        is_mlp = {feature: feature.hook_point.kind == "mlp_out" for feature in own}
+        y = (len(rows) - row - 0.5) * _ROW
+        for i, feature in enumerate(sorted(own, key=lambda f: (is_mlp[f], *order(f)))):
+            x = (i - (len(own) - 1) / 2) * _STEP
+            if not height[1] and gap:
+                n_left = len(own) - sum(is_mlp.values())
+                x = (i - n_left + 0.5) * _STEP + (gap / 2 if is_mlp[feature] else -gap / 2)
+            positions[feature] = x, y
+    return positions
 
 
-def _pooled_of(rows: Sequence[CutEffect], what: str) -> float:
-    """Mean over the cases of all layers."""
-    known = [(row.n, getattr(row, what)) for row in rows if getattr(row, what) is not None]
-    n = sum(count for count, _ in known)
-    return sum(count * value for count, value in known) / n if n else math.nan
+def _height(hook_point: HookPoint) -> tuple[int, bool]:
+    """Order of rows from below."""
+    return hook_point.layer, hook_point.kind == "residual"
 
 
-def _mean_of(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
+def _strongest(starts: Collection[Feature], edges: Collection[Edge]) -> set[Feature]:
+    """The starts and, outward, the features of each hook point most similar to those kept."""
+    kept = set(starts)
+    for backward in (True, False):
+        reached = set(starts)
+        ends = [(e.target, e.source) if backward else (e.source, e.target) for e in edges]
+        cosines = [edge.cosine for edge in edges]
+        order = sorted({far.hook_point for _, far in ends}, key=_height, reverse=backward)
+        for hook_point in order:
+            best: dict[Feature, float] = {}
+            for (near, far), cosine in zip(ends, cosines, strict=True):
+                if far.hook_point == hook_point and near in reached:
+                    best[far] = max(best.get(far, -math.inf), cosine)
+            new = sorted(best.keys() - kept, key=lambda f: (-best[f], f))
+            n_kept = sum(feature.hook_point == hook_point for feature in kept)
+            kept.update(new[: max(0, _MAX_PER_HOOK_POINT - n_kept)])
+            reached |= kept & best.keys()
+    return kept
+
+
+def _draw_edge(
+    axes: Axes, edge: Edge, start: tuple[float, float], end: tuple[float, float]
+) -> None:
+    colour = _KIND_COLOURS[edge.source.hook_point.kind]
+    axes.plot(*zip(start, end, strict=True), color=colour, alpha=0.7, zorder=1,
+              linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
+    # Near its source, where lines are apart.
+    x, y = (a + 0.45 * (b - a) for a, b in zip(start, end, strict=True))
+    axes.text(x, y, f"{edge.cosine:.2f}", fontsize=6.5, color=colour, ha="center", va="center",
+              zorder=2, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+
+
+# -- shared parts --------------------------------------------------------------------------------
+
+
+def _legend_beside(axes: Axes, reverse: bool = False) -> None:
+    axes.legend(reverse=reverse, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
+                fontsize=8.5, labelcolor=INK)  # fmt: skip
+
+
+def _write_values(axes: Axes, x: Iterable[float], values: Iterable[float], form: str) -> None:
+    for at, value in zip(x, values, strict=True):
+        if not math.isnan(value):
+            axes.text(at, max(value, 0) + 0.012, form.format(value), ha="center", va="bottom",
+                      fontsize=7.5, color=INK)  # fmt: skip
+
+
+def _success(cuts: Sequence[CutEffect]) -> float:
+    value = mean_over_cases(cuts, "success")
+    return math.nan if value is None else value
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None and not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan

@@ -1,4 +1,4 @@
-"""Flow graphs as they are found, named and written; `DecoderMatcher` finds them."""
+"""Flow graphs, which `DecoderMatcher` finds, and their JSON and GraphML files."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from torch import Tensor
 from lincorr_lightning.io import atomic_write, write_json
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
 
-_SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
+SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
+"""Names of the kinds of hook points in the names of groups, as in the paper."""
 
 
 def _group_name(code: int) -> str:
-    names = [_SHORT[kind] for i, kind in enumerate(KINDS) if code >> i & 1]
+    names = [SHORT[kind] for i, kind in enumerate(KINDS) if code >> i & 1]
     return "From " + (" & ".join(names) or "nowhere")
 
 
 GROUPS: tuple[str, ...] = tuple(_group_name(code) for code in range(2 ** len(KINDS)))
-"""Names of the groups by their code: 1 for RES, 2 for MLP, 4 for ATT, added up."""
+"""Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
 
 
 def group_codes(residual: Tensor, mlp_out: Tensor, attention_out: Tensor) -> Tensor:
-    """Groups of a feature by which of its matched predecessors take part.
+    """Return the group of a feature, given which of its matched predecessors take part.
 
     Args:
-        residual: Whether the residual stream's predecessor does (on data: is active), bool of any
-            shape.
-        mlp_out: Whether the MLP's does, likewise.
-        attention_out: Whether the attention's does, likewise.
+        residual: Whether the predecessor in the residual stream takes part (on data: is active),
+            bool of any shape.
+        mlp_out: Whether the predecessor in the MLP's output does, same shape.
+        attention_out: Whether the predecessor in the attention's output does, same shape.
 
     Returns:
         Codes of `GROUPS`, int64 of the same shape.
@@ -52,8 +53,8 @@ class Edge:
 
     Attributes:
         source: The predecessor.
-        target: What it becomes or becomes part of.
-        cosine: Of their decoders.
+        target: The feature that it becomes, or becomes part of.
+        cosine: Cosine of their decoders.
     """
 
     source: Feature
@@ -63,16 +64,16 @@ class Edge:
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """What was found from one feature on.
+    """Features that a feature comes from and goes to.
 
     Attributes:
         start: The feature that was followed.
         edges: Matches above the thresholds, sorted.
-        groups: Group of each residual feature whose predecessors were looked for, such as *From RES
-            & MLP*. Features at the lowest place there is an SAE for have none, nor have those of
-            MLP and attention.
-        thresholds: Least cosine of an edge by the kind of its source.
-        zero_norm: Decoder columns left out at each place because their norm is zero.
+        groups: Group, such as *From RES & MLP*, of each residual feature whose predecessors were
+            searched. Features of MLP and attention have none, nor have those of the lowest hook
+            point that has an SAE.
+        thresholds: Minimum cosine of an edge by the kind of its source.
+        zero_norm: Number of decoder rows left out at each hook point because their norm is zero.
     """
 
     start: Feature
@@ -88,15 +89,15 @@ class FlowGraph:
         return sorted(ends | {self.start})
 
     def change(self, feature: Feature) -> str | None:
-        """What happens to a residual feature at its layer.
+        """Return what happens to a residual feature at its layer.
 
         Args:
-            feature: One of the graph.
+            feature: A feature of the graph.
 
         Returns:
-            *persistence*: it comes from the residual stream alone; *transformation*: from there and
-            from MLP or attention; *birth*: not from the residual stream. None where its
-            predecessors were not looked for.
+            *persistence* if it comes from the residual stream alone, *transformation* if it comes
+            from there and from MLP or attention, *birth* if it does not come from the residual
+            stream; None if its predecessors were not searched.
         """
         group = self.groups.get(feature)
         if group is None:
@@ -107,7 +108,7 @@ class FlowGraph:
         return "persistence" if code == 1 else "transformation"
 
     def as_dict(self) -> dict[str, Any]:
-        """The graph as plain data, as `write_json` writes it."""
+        """Return the graph as plain data for JSON."""
         return {
             "start": self.start.id,
             "thresholds": dict(self.thresholds),
@@ -154,10 +155,10 @@ class FlowGraph:
         graph = ElementTree.SubElement(root, "graph", id=self.start.id, edgedefault="directed")
         content = self.as_dict()
         for node in content["nodes"]:
-            _write_data(ElementTree.SubElement(graph, "node", id=node["id"]), "node", node)
+            _add_data(ElementTree.SubElement(graph, "node", id=node["id"]), "node", node)
         for edge in content["edges"]:
             ends = {"source": edge["source"], "target": edge["target"]}
-            _write_data(ElementTree.SubElement(graph, "edge", ends), "edge", edge)
+            _add_data(ElementTree.SubElement(graph, "edge", ends), "edge", edge)
         ElementTree.indent(root)
         with atomic_write(path) as part:
             ElementTree.ElementTree(root).write(part, encoding="utf-8", xml_declaration=True)
@@ -173,7 +174,7 @@ _GRAPHML_KEYS = {
 }
 
 
-def _write_data(element: ElementTree.Element, end: str, values: Mapping[str, Any]) -> None:
-    for name, (of, _) in _GRAPHML_KEYS.items():
-        if of == end and values[name] is not None:
+def _add_data(element: ElementTree.Element, end: str, values: Mapping[str, Any]) -> None:
+    for name, (owner, _) in _GRAPHML_KEYS.items():
+        if owner == end and values[name] is not None:
             ElementTree.SubElement(element, "data", key=name).text = str(values[name])

@@ -1,4 +1,4 @@
-"""Which matched predecessors are active together with a feature: the groups, counted on texts.
+"""Count on texts which matched predecessors are active together with a feature: its group.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
 2025, arXiv 2502.03032), figures 3 to 5, 12, 14 and 18.
@@ -6,33 +6,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lincorr_lightning.flow.graph import GROUPS, group_codes
 from lincorr_lightning.flow.matching import Matches
-from lincorr_lightning.functional.separation import counted_auroc
+from lincorr_lightning.functional.auroc import counted_auroc
+from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 
-class FeatureGroups:
-    """Counts, for each feature of a place, the groups it is in when it is active.
-
-    What is kept does not grow with the texts: eight numbers for each feature.
-
-    Args:
-        hook_point: HookPoint of the features.
-        matches: The best match of each of them in each predecessor, as `DecoderMatcher.match` gives
-            them; only the first is used.
+@dataclass(frozen=True)
+class LayerGroups:
+    """Groups of the features of one residual stream on texts.
 
     Attributes:
-        hook_point: As given.
-        sources: Places of the predecessors by kind.
+        layer: Number of the layer, from 0.
+        n_activations: Number of activations: pairs of a token and a feature active at it.
+        shares: Share of each group among the activations; empty if there are none.
+        auroc: How well the cosine of each kind of predecessor separates activations at which it is
+            active too from the others; None if it always or never is.
+        histograms: By kind of predecessor and group, activations by the predecessor's cosine in
+            bins of equal width from 0 to 1.
+        joint: By kind of predecessor, the share of activations at which it is active too, in the
+            same bins; None for an empty bin.
+        zero_norm: Number of features left out because their decoder is zero, by the id of their
+            hook point: this one and its predecessors.
+    """
+
+    layer: int
+    n_activations: int
+    shares: Mapping[str, float]
+    auroc: Mapping[str, float | None]
+    histograms: Mapping[str, Mapping[str, Sequence[int]]]
+    joint: Mapping[str, Sequence[float | None]]
+    zero_norm: Mapping[str, int]
+
+
+class FeatureGroups:
+    """Counts how often each feature of a hook point is active in each group.
+
+    Memory does not grow with the number of texts: there are eight counts per feature.
+
+    Args:
+        hook_point: Hook point of the features.
+        matches: Matches of the features in each predecessor, as `DecoderMatcher.match` returns
+            them; only the best match is used.
+
+    Attributes:
+        hook_point: Hook point of the features.
+        sources: Predecessors by kind.
         predecessors: Matched predecessor of each feature by kind, ``(n_features,)``; -1 is none.
-        cosines: Its cosine, likewise, NaN where there is none.
-        counts: How often each feature was active in each group, ``(n_features, 8)``, int64, in
+        cosines: Cosine of that predecessor by kind, ``(n_features,)``; NaN if there is none.
+        counts: Number of activations of each feature in each group, ``(n_features, 8)``, int64, in
             the order of `GROUPS`.
 
     Example:
@@ -49,38 +78,40 @@ class FeatureGroups:
         self.predecessors = {source.kind: found.indices[:, 0] for source, found in matches.items()}
         self.cosines = {source.kind: found.cosines[:, 0] for source, found in matches.items()}
         self.sources = {source.kind: source for source in matches}
-        n_features = len(next(iter(self.predecessors.values())))
-        device = next(iter(self.predecessors.values())).device
-        shape = (n_features, len(GROUPS))
-        self.counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        first = next(iter(matches.values()))
+        self._zero_norm = {hook_point.id: first.n_zero_targets}
+        self._zero_norm |= {source.id: found.n_zero_sources for source, found in matches.items()}
+        shape = (len(first.indices), len(GROUPS))
+        self.counts = torch.zeros(shape, dtype=torch.int64, device=first.indices.device)
 
     @property
     def kinds(self) -> list[HookKind]:
-        """Kinds of the predecessors that have an SAE."""
+        """Kinds of the predecessors."""
         return [kind for kind in KINDS if kind in self.sources]
 
     def codes(self, features: Mapping[HookPoint, Tensor]) -> Tensor:
-        """Group of every feature at every token, were it active.
+        """Return the group that each feature would be in at each token if it were active.
 
         Args:
-            features: Of this place and its predecessors, ``(n_tokens, n_features)`` each.
+            features: Features of this hook point and of its predecessors, ``(n_tokens,
+                n_features)`` each.
 
         Returns:
             Codes of `GROUPS`, ``(n_tokens, n_features)``, int64.
         """
         here = features[self.hook_point]
-        nothing = torch.zeros_like(here, dtype=torch.bool)
-        active = dict.fromkeys(KINDS, nothing)
+        active = dict.fromkeys(KINDS, torch.zeros_like(here, dtype=torch.bool))
         for kind, source in self.sources.items():
             index = self.predecessors[kind]
             active[kind] = (features[source] > 0)[:, index.clamp(min=0)] & (index >= 0)
-        return group_codes(active["residual"], active["mlp_out"], active["attention_out"])
+        return group_codes(**active)
 
     def update(self, features: Mapping[HookPoint, Tensor]) -> None:
-        """Count some tokens.
+        """Count the activations of some tokens.
 
         Args:
-            features: Of this place and its predecessors, ``(n_tokens, n_features)`` each.
+            features: Features of this hook point and of its predecessors, ``(n_tokens,
+                n_features)`` each.
         """
         token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
         codes = self.codes(features)[token, feature]
@@ -88,72 +119,80 @@ class FeatureGroups:
         found = torch.bincount(flat, minlength=self.counts.numel())
         self.counts += found.reshape(self.counts.shape).to(self.counts)
 
-    # -- what the counts say ---------------------------------------------------------------------
-
     def shares(self) -> dict[str, float]:
-        """Share of each group among all activations, by its name; empty if there were none."""
+        """Return the share of each group among all activations; empty if there were none."""
         total = self.counts.sum(0)
         if not total.any():
             return {}
-        shares = (total.double() / total.sum()).tolist()
-        return dict(zip(GROUPS, shares, strict=True))
+        return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
 
     def with_predecessor(self, kind: HookKind) -> Tensor:
-        """How often each feature was active together with its predecessor, ``(n_features,)``."""
+        """Return how often each feature was active with its predecessor, ``(n_features,)``."""
         bit = 1 << KINDS.index(kind)
         return self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
 
     def auroc(self, kind: HookKind) -> float:
-        """How well the cosine alone tells whether the predecessor is active with the feature.
+        """Return how well the cosine predicts that the predecessor is active with the feature.
 
         Args:
-            kind: Of the predecessor.
+            kind: Kind of the predecessor.
 
         Returns:
-            Area under the ROC curve over all activations; NaN where the predecessor always or
-            never is.
+            Area under the ROC curve over all activations; NaN if the predecessor always or never
+            is active.
         """
         together = self.with_predecessor(kind)
         return counted_auroc(self.cosines[kind], together, self.counts.sum(1) - together)
 
     def histogram(self, kind: HookKind, n_bins: int = 40) -> Tensor:
-        """Activations of each group by the cosine of one predecessor (figures 3, 4, 14).
+        """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
 
         Args:
-            kind: Of the predecessor.
-            n_bins: Bins of equal width from 0 to 1; a cosine below 0 is in the first.
+            kind: Kind of the predecessor.
+            n_bins: Number of bins of equal width from 0 to 1; cosines below 0 are in the first.
 
         Returns:
             ``(8, n_bins)``, int64.
         """
-        binned = self._bins(kind, n_bins)
-        known = binned >= 0
+        cosines = self.cosines[kind]
+        known = ~cosines.isnan()
+        binned = (cosines[known] * n_bins).floor().long().clamp(0, n_bins - 1)
         found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
-        return found.index_add_(0, binned[known], self.counts[known]).T
+        return found.index_add_(0, binned, self.counts[known]).T
 
     def joint_activation(self, kind: HookKind, n_bins: int = 20) -> tuple[Tensor, Tensor]:
-        """How often the predecessor is active when the feature is, by their cosine.
+        """Return how often a predecessor is active with the feature, by their cosine.
 
         Args:
-            kind: Of the predecessor.
-            n_bins: Bins of equal width from 0 to 1.
+            kind: Kind of the predecessor.
+            n_bins: Number of bins of equal width from 0 to 1.
 
         Returns:
-            Share of each bin's activations, ``(n_bins,)`` float64, NaN for an empty one; and their
-            number, ``(n_bins,)`` int64.
+            Share of each bin's activations at which the predecessor is active too, ``(n_bins,)``
+            float64, NaN for an empty bin; and the number of activations, ``(n_bins,)`` int64.
         """
-        binned = self._bins(kind, n_bins)
-        known = binned >= 0
-        active, together = self.counts.sum(1), self.with_predecessor(kind)
-        n, both = (
-            torch.zeros(n_bins, dtype=torch.int64, device=active.device).index_add_(
-                0, binned[known], count[known]
-            )
-            for count in (active, together)
-        )
+        by_group = self.histogram(kind, n_bins)
+        bit = 1 << KINDS.index(kind)
+        n = by_group.sum(0)
+        both = by_group[[code for code in range(len(GROUPS)) if code & bit]].sum(0)
         return torch.where(n > 0, both.double() / n, torch.nan), n
 
-    def _bins(self, kind: HookKind, n_bins: int) -> Tensor:
-        cosines = self.cosines[kind]
-        binned = (cosines.nan_to_num() * n_bins).floor().long().clamp(0, n_bins - 1)
-        return torch.where(cosines.isnan(), -1, binned)
+    def summarize(self, n_bins: int = 20) -> LayerGroups:
+        """Return the counts of this layer as plain data.
+
+        Args:
+            n_bins: Number of bins of the cosines.
+        """
+        joint = {kind: self.joint_activation(kind, n_bins)[0].tolist() for kind in self.kinds}
+        return LayerGroups(
+            layer=self.hook_point.layer,
+            n_activations=int(self.counts.sum()),
+            shares=self.shares(),
+            auroc={kind: number(self.auroc(kind)) for kind in self.kinds},
+            histograms={
+                kind: dict(zip(GROUPS, self.histogram(kind, n_bins).tolist(), strict=True))
+                for kind in self.kinds
+            },
+            joint={kind: [number(share) for share in joint[kind]] for kind in joint},
+            zero_norm=self._zero_norm,
+        )

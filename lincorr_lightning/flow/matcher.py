@@ -1,9 +1,9 @@
-"""Following features from place to place through the layers.
+"""Follow features from hook point to hook point through the layers of an LM.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
 2025, arXiv 2502.03032). A feature of the residual stream after layer L has its predecessors in the
-residual stream after layer L-1 and in the outputs of layer L's MLP and attention; these outputs are
-where features are born, so nothing comes before them.
+residual stream after layer L-1 and in the outputs of layer L's MLP and attention. Features of these
+outputs have no predecessors: features are born there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.flow.graph import GROUPS, Edge, Feature, FlowGraph
+from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.matching import Matches, match_features
-from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint, check_index
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint, check_index
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
@@ -23,20 +23,21 @@ DEFAULT_THRESHOLD = 0.25
 
 
 class DecoderMatcher:
-    """Decoders at the places of one LM, to be followed from any feature.
+    """Matches features of neighbouring hook points of an LM by the cosine of their decoders.
 
     Args:
-        decoders: Of each place, ``(n_features, width)``; a feature is a row. They are not copied.
+        decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row. They are
+            not copied.
 
     Raises:
-        SparseAutoencoderError: There are none, they differ in width, or a kind of place has none
-            for a layer between two for which it has one.
+        SparseAutoencoderError: There are no decoders, they differ in width, or a kind of hook point
+            lacks a layer between two that have one.
 
     Example:
         >>> import torch
-        >>> eye = torch.eye(3)
-        >>> flow = DecoderMatcher({HookPoint(0, "residual"): eye, HookPoint(1, "residual"): eye.flip(0)})
-        >>> graph = flow.follow(Feature(HookPoint(1, "residual"), 0), direction="backward")
+        >>> below, above = HookPoint(0, "residual"), HookPoint(1, "residual")
+        >>> matcher = DecoderMatcher({below: torch.eye(3), above: torch.eye(3).flip(0)})
+        >>> graph = matcher.follow(Feature(above, 0), direction="backward")
         >>> [edge.source.id for edge in graph.edges]
         ['residual.0.2']
     """
@@ -44,36 +45,35 @@ class DecoderMatcher:
     def __init__(self, decoders: Mapping[HookPoint, Tensor]) -> None:
         if not decoders:
             raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
-        self._decoders = {
-            hook_point: decoder.detach() for hook_point, decoder in sorted(decoders.items())
-        }
-        first, *others = self._decoders
-        width = self._decoders[first].shape[1]
-        for hook_point in others:
-            if self._decoders[hook_point].shape[1] != width:
+        self._decoders = {at: decoders[at].detach() for at in sorted(decoders)}
+        widths = {at: decoder.shape[1] for at, decoder in self._decoders.items()}
+        first = next(iter(widths))
+        for hook_point, width in widths.items():
+            if width != widths[first]:
                 raise SparseAutoencoderError(
-                    f"the SAE at {hook_point} is {self._decoders[hook_point].shape[1]} wide, that at {first} "
-                    f"{width}. Pass SAEs of one LM."
+                    f"the SAE at {hook_point} is {width} wide, that at {first} {widths[first]}. "
+                    "Pass SAEs of one LM."
                 )
         for kind in KINDS:
-            layers = [hook_point.layer for hook_point in self._decoders if hook_point.kind == kind]
+            layers = [at.layer for at in self._decoders if at.kind == kind]
             for layer in range(min(layers, default=0), max(layers, default=0)):
                 if layer not in layers:
                     raise SparseAutoencoderError(
-                        f"there is no SAE for the {HookPoint(layer, kind)}, between layers that have "
-                        "one: what flows through it would seem to come from nowhere. Pass one, or "
-                        "only the layers on one side of it."
+                        f"there is no SAE for the {HookPoint(layer, kind)}, between layers that "
+                        "have one: features that pass through it would seem to come from nowhere. "
+                        "Pass one, or only the layers on one side of it."
                     )
 
     @classmethod
-    def of(cls, saes: Iterable[SparseAutoencoder]) -> DecoderMatcher:
-        """Take the decoders of SAEs.
+    def from_saes(cls, saes: Iterable[SparseAutoencoder]) -> DecoderMatcher:
+        """Make a matcher from SAEs.
 
         Args:
-            saes: At most one for each place.
+            saes: SAEs, at most one per hook point.
 
         Raises:
-            SparseAutoencoderError: Two belong to one place, or they do not belong together.
+            SparseAutoencoderError: Two SAEs belong to one hook point, or the SAEs do not belong
+                together.
         """
         decoders: dict[HookPoint, Tensor] = {}
         for sae in saes:
@@ -86,14 +86,26 @@ class DecoderMatcher:
 
     @property
     def hook_points(self) -> list[HookPoint]:
-        """Places that have an SAE, by layer."""
+        """Hook points that have an SAE, by layer."""
         return list(self._decoders)
 
+    @property
+    def last(self) -> HookPoint:
+        """The last residual stream that has an SAE.
+
+        Raises:
+            SparseAutoencoderError: No residual stream has one.
+        """
+        streams = [at for at in self._decoders if at.kind == "residual"]
+        if not streams:
+            raise SparseAutoencoderError("there is no SAE for a residual stream. Pass one.")
+        return max(streams)
+
     def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
-        """Places with an SAE from which features of a place can come.
+        """Return the hook points with an SAE from which features of a hook point can come.
 
         Args:
-            hook_point: For MLP and attention there are none.
+            hook_point: A hook point; those of MLP and attention have no predecessors.
         """
         if hook_point.kind != "residual":
             return []
@@ -103,26 +115,23 @@ class DecoderMatcher:
         return [candidate for candidate in candidates if candidate in self._decoders]
 
     def successors(self, hook_point: HookPoint) -> list[HookPoint]:
-        """Places with an SAE to which features of a place can go."""
+        """Return the hook points with an SAE to which features of a hook point can go."""
         after = HookPoint(hook_point.layer + (hook_point.kind == "residual"), "residual")
         return [after] if after in self._decoders else []
 
-    def match(
-        self, hook_point: HookPoint, k: int = 1, return_full: bool = False
-    ) -> dict[HookPoint, Matches]:
-        """Match all features of a place with each of its predecessors.
+    def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
+        """Match all features of a hook point with those of each predecessor.
 
         Args:
-            hook_point: The place of the features to match.
-            k: How many predecessors in each place.
-            return_full: Whether to return all cosines too.
+            hook_point: Hook point of the features to match.
+            k: Number of matches in each predecessor.
 
         Raises:
-            SparseAutoencoderError: The place has no SAE.
+            SparseAutoencoderError: The hook point has no SAE.
         """
         targets = self.decoder(hook_point)
         return {
-            source: match_features(targets, self._decoders[source], k, return_full)
+            source: match_features(targets, self._decoders[source], k)
             for source in self.predecessors(hook_point)
         }
 
@@ -138,18 +147,18 @@ class DecoderMatcher:
         """Follow a feature through the layers.
 
         Args:
-            start: Any feature.
+            start: Feature to start from.
             direction: ``backward`` to where it comes from, ``forward`` to where it goes, or
-                ``both``, each from the start on.
-            thresholds: Least cosine of an edge, by the kind of its source, or one for all.
-            k: How many features are looked at in each place, the most similar first.
-            max_steps: How many places to go in each direction; None goes on to the end.
+                ``both``, each from the start.
+            thresholds: Minimum cosine of an edge, one for all or by the kind of its source.
+            k: Number of features considered at each hook point, the most similar first.
+            max_steps: Number of steps in each direction; None for all layers.
 
         Raises:
-            SparseAutoencoderError: The start's place has no SAE, its index is out of range, its
-                decoder is zero, or an argument is not one of those above.
+            SparseAutoencoderError: The start's hook point has no SAE, its index is out of range,
+                its decoder is zero, or an argument is not valid.
         """
-        limits = check_thresholds(thresholds)
+        limits = thresholds_by_kind(thresholds)
         if direction not in ("backward", "forward", "both"):
             raise SparseAutoencoderError(
                 f"direction is {direction!r}; it must be backward, forward or both."
@@ -169,9 +178,8 @@ class DecoderMatcher:
                 if backward:
                     groups.update(self._groups_of(frontier, found))
                 edges.update({(edge.source, edge.target): edge for edge in found})
-                reached = {edge.source if backward else edge.target for edge in found}
-                frontier = reached - seen
-                seen |= reached
+                frontier = {edge.source if backward else edge.target for edge in found} - seen
+                seen |= frontier
                 step += 1
         return FlowGraph(start, tuple(sorted(edges.values())), groups, limits, zero_norm)
 
@@ -183,17 +191,15 @@ class DecoderMatcher:
         k: int,
         zero_norm: dict[HookPoint, int],
     ) -> list[Edge]:
-        """Edges from the frontier to the places before or after it."""
+        """Edges from the frontier to the hook points before or after it."""
         edges = []
-        for hook_point in sorted({feature.hook_point for feature in frontier}):
-            indices = sorted(
-                feature.index for feature in frontier if feature.hook_point == hook_point
-            )
-            decoder = self._decoders[hook_point][indices]
-            for other in self.predecessors(hook_point) if backward else self.successors(hook_point):
+        for at in sorted({feature.hook_point for feature in frontier}):
+            indices = sorted(feature.index for feature in frontier if feature.hook_point == at)
+            decoder = self._decoders[at][indices]
+            for other in self.predecessors(at) if backward else self.successors(at):
                 matches = match_features(decoder, self._decoders[other], k)
                 zero_norm[other] = matches.n_zero_sources
-                limit = limits[(other if backward else hook_point).kind]
+                limit = limits[(other if backward else at).kind]
                 rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
                 for row, index, cosine in zip(
                     rows.tolist(),
@@ -201,7 +207,7 @@ class DecoderMatcher:
                     matches.cosines[rows, ranks].tolist(),
                     strict=True,
                 ):
-                    here, there = Feature(hook_point, indices[row]), Feature(other, index)
+                    here, there = Feature(at, indices[row]), Feature(other, index)
                     source, target = (there, here) if backward else (here, there)
                     edges.append(Edge(source, target, cosine))
         return edges
@@ -218,15 +224,15 @@ class DecoderMatcher:
         }
 
     def decoder(self, hook_point: HookPoint) -> Tensor:
-        """Decoder of a place, ``(n_features, width)``.
+        """Return the decoder of a hook point, ``(n_features, width)``.
 
         Raises:
-            SparseAutoencoderError: The place has no SAE.
+            SparseAutoencoderError: The hook point has no SAE.
         """
         if hook_point not in self._decoders:
             raise SparseAutoencoderError(
                 f"there is no SAE for the {hook_point}; there are for "
-                f"{', '.join(map(str, self._decoders))}. Load one, or take one of these places."
+                f"{', '.join(map(str, self._decoders))}. Load one, or use one of these."
             )
         return self._decoders[hook_point]
 
@@ -234,45 +240,43 @@ class DecoderMatcher:
         """Refuse a feature that cannot be followed.
 
         Args:
-            start: Any feature.
+            start: Feature to start from.
 
         Raises:
-            SparseAutoencoderError: Its place has no SAE, its index is out of range, or its decoder
-                is zero.
+            SparseAutoencoderError: Its hook point has no SAE, its index is out of range, or its
+                decoder is zero.
         """
         decoder = self.decoder(start.hook_point)
         check_index(start.index, len(decoder), start.hook_point)
         if not decoder[start.index].any():
             raise SparseAutoencoderError(
                 f"feature {start.index} of the SAE at {start.hook_point} cannot be followed: its "
-                "decoder column is zero, so that it has no direction."
+                "decoder row is zero, so that it has no direction."
             )
 
 
-def check_thresholds(thresholds: Mapping[HookKind, float] | float) -> dict[HookKind, float]:
-    """Thresholds of all kinds of places.
+def thresholds_by_kind(thresholds: Mapping[HookKind, float] | float) -> dict[HookKind, float]:
+    """Return the minimum cosine of an edge for every kind of hook point.
 
     Args:
-        thresholds: Least cosine of an edge, by the kind of its source, or one for all; a kind that
-            is not named has `DEFAULT_THRESHOLD`.
+        thresholds: One number for all, or numbers by the kind of an edge's source; kinds that are
+            not named have `DEFAULT_THRESHOLD`.
 
     Raises:
-        SparseAutoencoderError: There is no such kind, or a threshold is no cosine.
+        SparseAutoencoderError: There is no such kind, or a threshold is not between -1 and 1.
     """
     if not isinstance(thresholds, Mapping):
-        found = dict.fromkeys(KINDS, float(thresholds))
-    else:
-        unknown = set(thresholds) - set(KINDS)
-        if unknown:
-            raise SparseAutoencoderError(
-                f"there is no kind of place {sorted(unknown)[0]!r} to give a threshold; "
-                f"there are {', '.join(KINDS)}."
-            )
-        found = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
+        thresholds = dict.fromkeys(KINDS, float(thresholds))
+    unknown = set(thresholds) - set(KINDS)
+    if unknown:
+        raise SparseAutoencoderError(
+            f"{sorted(unknown)[0]!r} is not a kind of hook point; the kinds are {', '.join(KINDS)}."
+        )
+    found = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
     for kind, value in found.items():
         if not -1 <= value <= 1:
             raise SparseAutoencoderError(
-                f"the threshold of {kind} is {value:g}; it is the least cosine of an edge, between "
-                "-1 and 1."
+                f"the threshold of {kind} is {value:g}; it is the minimum cosine of an edge, "
+                "between -1 and 1."
             )
     return found

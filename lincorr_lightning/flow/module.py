@@ -1,4 +1,4 @@
-"""Where do features come from, what depends on them, and what do they have to do with a tie?"""
+"""The feature-flow study: where the features of SAEs come from, and what depends on them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ import torch
 from torch import nn
 
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows
-from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError
+from lincorr_lightning.errors import (
+    ConfigError,
+    DomainError,
+    SparseAutoencoderError,
+    require,
+)
+from lincorr_lightning.flow.activity import name_features
+from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
 from lincorr_lightning.flow.default_saes import train_saes
-from lincorr_lightning.flow.graph import Feature, FlowGraph
-from lincorr_lightning.flow.matcher import DecoderMatcher, check_thresholds
-from lincorr_lightning.flow.measurements import (
-    SteeredAnswer,
-    TextPass,
-    measure_cuts,
-    measure_steering,
-    measure_transitions,
-    name_features,
+from lincorr_lightning.flow.graph import FlowGraph
+from lincorr_lightning.flow.matcher import DecoderMatcher, thresholds_by_kind
+from lincorr_lightning.flow.relation_flow import RelationFlow, measure_relation
+from lincorr_lightning.flow.results import (
+    DrawnFlow,
+    Measurements,
+    feature_flow_results,
+    write_graphs,
 )
-from lincorr_lightning.flow.relation_flow import (
-    LEAST_AUROC,
-    RelationMeasurement,
-    chosen_starts,
-    measure_relation,
-)
-from lincorr_lightning.flow.results import DrawnFlow, FeatureFlowReport
-from lincorr_lightning.flow.settings import DeactivationSettings, SteeringSettings
+from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
+from lincorr_lightning.flow.text_statistics import TextStatistics
+from lincorr_lightning.flow.transitions import measure_transitions
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.sae import HookKind, HookPoint
-from lincorr_lightning.sae.formats import load_saes
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -46,45 +47,53 @@ from lincorr_lightning.sae.stacked import SAESettings
 _log = logging.getLogger(__name__)
 
 _N_DRAWN = 3
-_MOST_FEATURES = 250  # of a flow graph, before it is said that there are many
+MAX_FEATURES = 250
+"""Number of features of a flow graph above which a warning is logged."""
 
 
 class FeatureFlow(FrozenLMModule):
-    """Follows the features of sparse autoencoders through an LM, cuts them and steers with them.
+    """Follows the features of sparse autoencoders (SAEs) through an LM.
 
     On texts it counts where features come from (groups), tests by deactivation whether they do,
-    and carries features from place to place by transition matrices. Of a relation it finds the
-    features that carry its answers, follows them back to see whether they meet, cuts what they
-    share, and steers towards some of the answers. ("Analyze Feature Flow ...", Laptev et al., 2025,
-    arXiv 2502.03032.)
+    and carries features between hook points by transition matrices. For a relation it finds the
+    features that carry its answers, follows them back to see whether they meet, removes what they
+    share, and steers towards some of the answers. ("Analyze Feature Flow to Enhance Interpretation
+    and Steering in Language Models", Laptev et al., 2025, arXiv 2502.03032.)
+
+    It is run by ``lincorr test`` in one process. Its batches are `TokenRows`.
 
     Args:
         lm: The LM.
         saes: Folder that holds a folder for each SAE, in any known format, such as
-            ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the SAEs' folders. Null
-            trains some first, on texts that are not read afterwards.
-        training_tokens: Tokens that these are trained on.
-        sae: How these are built.
-        relation: Whose answers' features are looked for, as ``city->country``; null leaves it and
-            steering out.
-        features: Features whose flow is drawn, as ``residual.1.37``; null takes those that carry
-            some of the relation's answers.
-        thresholds: Least cosine of an edge of a flow graph: one, or by kind of its source.
-        k: Predecessors looked at in each place for flow graphs, the most similar first. Above 1 a
-            graph of many layers may hold most features there are; steering takes 1 in any case.
-        n_subjects: Subjects X that the relation is measured on, as far as the vocabulary has so many.
-        deactivation: How predecessors are cut.
-        steering: How the LM is steered.
-        knowledge_files: YAML files with knowledge of your own.
-        seed: Of everything that is drawn.
+            ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the folders of the SAEs.
+            None trains small ones first, on texts of the `TextsDataModule` that are not read
+            afterwards.
+        training_tokens: Number of tokens that these are trained on.
+        sae: Form and size of these.
+        relation: Relation whose answers' features are searched, as ``city->country``; None skips
+            it and steering.
+        features: Features whose flow is drawn, as ``residual.1.37``; None draws features that carry
+            answers of the relation.
+        thresholds: Minimum cosine of an edge of a flow graph: one for all, or by the kind of its
+            source.
+        k: Number of predecessors considered at each hook point for flow graphs, the most similar
+            first. Above 1 a graph of many layers may hold most features; steering always takes 1.
+        n_subjects: Number of subjects that the relation is measured on; fewer if the vocabulary has
+            not so many.
+        deactivation: Settings of the deactivation test.
+        steering: Settings of the steering test.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of everything random.
 
     Raises:
-        SparseAutoencoderError: An SAE cannot be read, or does not fit the LM; a feature that is not
-            there.
+        SparseAutoencoderError: An SAE cannot be read or does not fit the LM, or a feature does not
+            exist.
         LanguageModelError: The LM cannot be read.
-        ConfigError: Settings that contradict each other.
-        DomainError: The LM's vocabulary lacks the relation's words.
+        ConfigError: A setting is out of range.
+        DomainError: The LM's vocabulary lacks the relation's labels.
     """
+
+    study = "feature_flow"
 
     def __init__(
         self,
@@ -102,77 +111,59 @@ class FeatureFlow(FrozenLMModule):
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
         seed: int = 0,
     ) -> None:
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
-        if isinstance(deactivation, Mapping):
-            deactivation = DeactivationSettings(**deactivation)
-        steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
-        for name, value, least in (("k", k, 1), ("n_subjects", n_subjects, 20)):
-            if value < least:
-                raise ConfigError(f"model.{name} is {value}; it must be at least {least}.")
+        require("model.k", k, at_least=1)
+        require("model.n_subjects", n_subjects, at_least=20)
         try:
-            check_thresholds(thresholds)  # type: ignore[arg-type]
+            self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         except SparseAutoencoderError as error:
             raise ConfigError(f"model.thresholds is {thresholds}: {error}") from None
         super().__init__(lm)
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "saes": saes, "training_tokens": training_tokens,
-                "sae": asdict(sae),
-                "relation": relation, "features": features, "thresholds": thresholds, "k": k,
-                "n_subjects": n_subjects, "deactivation": asdict(deactivation),
-                "steering": asdict(steering),
-                "knowledge_files": knowledge_files, "seed": seed,
-            },
-            logger=False,
-        )  # fmt: skip
-        self.sae = sae
+        self.sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
+        if isinstance(deactivation, Mapping):
+            deactivation = DeactivationSettings(**deactivation)
         self.deactivation = deactivation
-        self.steering = steering
-        self.thresholds: Mapping[HookKind, float] | float = thresholds  # type: ignore[assignment]
-        self.asked: TokenizedRelation | None = None
+        self.steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
+        groups = {"sae": self.sae, "deactivation": self.deactivation, "steering": self.steering}
+        self.save_hyperparameters(ignore=["lm", *groups], logger=False)
+        self.save_hyperparameters({k: asdict(v) for k, v in groups.items()}, logger=False)
+        self.relation: TokenizedRelation | None = None
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
             try:
-                self.asked = TokenizedRelation.of(relation, catalogue, self.lm.tokenizer)
+                self.relation = TokenizedRelation.of(relation, catalogue, self.lm.tokenizer)
             except DomainError as error:
                 raise DomainError(
-                    f"{error} --model.relation null leaves {relation} and steering out."
+                    f"{error} --model.relation null skips {relation} and steering."
                 ) from error
-        self.starts: list[Feature] = []
-        self.saes = nn.ModuleDict()
-        if saes is not None:
-            self._take(load_saes(saes, self.lm))
-        self.report: FeatureFlowReport | None = None
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The LM, for the DataModule."""
-        return self.lm
-
-    def _take(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
-        # Folded, so that an activation is the length of what a feature adds.
-        folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
-        self._hook_points = {
-            f"{hook_point.kind}_{hook_point.layer}": hook_point for hook_point in folded
-        }
         # A module of modules, so that Lightning moves them with the LM.
-        self.saes.update(
-            {name: folded[hook_point] for name, hook_point in self._hook_points.items()}
-        )
-        self.saes.requires_grad_(False)
+        self._saes = nn.ModuleDict()
+        self._hook_points: list[HookPoint] = []
+        self.starts: list[Feature] = []
+        if saes is not None:
+            self._add(load_saes(saes, self.lm))
+        self.output: Results | None = None
+
+    def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
+        # Folded, so that an activation is the length of what a feature adds to the stream.
+        folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
+        self._hook_points = list(folded)
+        self._saes.update({f"{at.kind}_{at.layer}": sae for at, sae in folded.items()})
+        self._saes.requires_grad_(False)
         self.starts = [parse_feature(text, folded) for text in self.hparams["features"] or []]
 
     @property
-    def by_hook_point(self) -> dict[HookPoint, SparseAutoencoder]:
-        """The SAEs."""
-        return {hook_point: self.saes[name] for name, hook_point in self._hook_points.items()}  # type: ignore[misc]
+    def saes(self) -> dict[HookPoint, SparseAutoencoder]:
+        """SAE of each hook point; empty before default SAEs are trained."""
+        return dict(zip(self._hook_points, self._saes.values(), strict=True))  # type: ignore[arg-type]
+
+    # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse what would give wrong numbers or lose them; train SAEs if none are given.
+        """Refuse settings that the study cannot run under.
 
         Raises:
-            ConfigError: Several processes, other data, or what every study of a frozen LM refuses.
+            ConfigError: There are several processes, no texts to train SAEs on, or what every study
+                of a frozen LM refuses.
             OutputError: The run's folder cannot be written.
         """
         super().setup(stage)
@@ -181,17 +172,17 @@ class FeatureFlow(FrozenLMModule):
                 f"FeatureFlow runs in one process, not {self.trainer.world_size}. Pass "
                 "--trainer.devices 1."
             )
+        if not self.saes:
+            self._training_data()
+
+    def _training_data(self) -> TextsDataModule:
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, TextsDataModule):
             raise ConfigError(
-                "FeatureFlow reads the texts of a TextsDataModule; data is "
-                f"{type(data).__name__}. Pass --data TextsDataModule."
+                "model.saes is null, which trains SAEs on the texts of a TextsDataModule; data is "
+                f"{type(data).__name__}. Pass --data TextsDataModule, or SAEs as model.saes."
             )
-        if not len(self.saes):
-            folder = None if is_dry_run(self.trainer) else run_folder(self.trainer)
-            tokens = self.hparams["training_tokens"]
-            seed = self.hparams["seed"]
-            self._take(train_saes(self.lm, data, tokens, self.sae, folder, seed))
+        return data
 
     def configure_model(self) -> None:
         """Load the LM.
@@ -200,148 +191,154 @@ class FeatureFlow(FrozenLMModule):
             SparseAutoencoderError: An SAE does not fit it, or no feature can have a predecessor.
         """
         super().configure_model()
+        if self.saes:
+            self._check_saes()
+
+    def _check_saes(self) -> None:
         model = self.lm.model
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
-        for sae in self.by_hook_point.values():
+        for sae in self.saes.values():
             sae.check_fits(width_of(model), n_layers, self.lm.config.name_or_path)
-        flow = DecoderMatcher.of(self.by_hook_point.values())
+        matcher = DecoderMatcher.from_saes(self.saes.values())
         for start in self.starts:
-            flow.check_start(start)
-        if not any(flow.predecessors(hook_point) for hook_point in flow.hook_points):
+            matcher.check_start(start)
+        if not any(matcher.predecessors(hook_point) for hook_point in matcher.hook_points):
             raise SparseAutoencoderError(
-                f"there are SAEs for {', '.join(map(str, flow.hook_points))} alone, and none of these "
-                "is where another one's features come from. Pass the SAE of a residual stream and "
-                "one of the layer below, or of the layer's MLP or attention."
+                f"there are SAEs for {', '.join(map(str, matcher.hook_points))} only, and no "
+                "features of one can come from another. Pass the SAE of a residual stream and one "
+                "of the layer below, or of the layer's MLP or attention."
             )
 
-    # -- reading -----------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
-        """Match the features, and begin to count."""
-        self._flow = DecoderMatcher.of(self.by_hook_point.values())
-        self._pass = TextPass(self.lm, self.by_hook_point, self._flow)
+        """Train SAEs if none are given, and match the features."""
+        if not self.saes:
+            self._train_saes()
+            self._check_saes()
+        self._matcher = DecoderMatcher.from_saes(self.saes.values())
+        self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
         self._rows: list[list[int]] = []
         self._n_skipped = 0
-        self._draw = torch.Generator().manual_seed(self.hparams["seed"])
+
+    def _train_saes(self) -> None:
+        dry = is_dry_run(self.trainer)
+        # Lightning tests in inference mode, whose tensors cannot be trained.
+        with torch.inference_mode(False):
+            saes = train_saes(
+                self.lm, self._training_data(), self.hparams["training_tokens"], self.sae,
+                self.hparams["seed"], max_steps=1 if dry else None,
+            )  # fmt: skip
+            self._add(saes)
+        if not dry:
+            save_saes(saes, run_folder(self.trainer))
 
     @torch.no_grad()
     def test_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Count groups on some texts."""
+        """Count the groups and the activity of features on some texts.
+
+        Args:
+            batch: Texts.
+            batch_idx: Number of the batch.
+
+        Raises:
+            ConfigError: The batch is of another type.
+        """
         del batch_idx
+        if not isinstance(batch, TokenRows):
+            raise ConfigError(
+                "FeatureFlow takes batches of TokenRows (lincorr_lightning.data.texts), not "
+                f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that "
+                "yields these."
+            )
         pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
         rows = [ids[mask].tolist() for ids, mask in pairs]
-        # What a tokenizer puts before every text is not read: its activations are like no others.
-        n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
-        self._pass.update(rows, n_skipped)
-        self._n_skipped = n_skipped
-        if len(self._rows) < self._n_kept:
+        self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
+        self._statistics.update(rows, self._n_skipped)
+        # Later measurements read some of the texts again.
+        n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
+        if len(self._rows) < n_kept:
             self._rows += rows
 
-    @property
-    def _n_kept(self) -> int:
-        """Texts that are read again."""
-        return max(2 * self.deactivation.n_cases, self.steering.n_texts)
-
-    # -- the end -----------------------------------------------------------------------------
+    # -- measuring -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def on_test_epoch_end(self) -> None:
-        """Measure what needs all texts, or none."""
-        saes, flow, seen = self.by_hook_point, self._flow, self._pass
+        """Measure what needs all texts or none, and build the results."""
+        lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
+        generator = torch.Generator().manual_seed(self.hparams["seed"])
         cuts = []
-        for groups in seen.groups.values() if self.deactivation.n_cases else ():
-            cuts += measure_cuts(
-                self.lm, saes, flow, self._rows, groups, self.deactivation, self._draw,
+        for groups in statistics.groups.values() if self.deactivation.n_cases else ():
+            cuts += measure_deactivation(
+                lm, saes, matcher, self._rows, groups, self.deactivation, generator,
                 self._n_skipped,
             )  # fmt: skip
-        relation = self._measure_relation()
-        answers = self._answers_to_steer(relation) if relation is not None else []
-        texts = self._rows[: self.steering.n_texts]
-        steering = (
-            measure_steering(self.lm, saes, seen.activity, answers, texts, self.steering)
-            if answers
-            else []
-        )
+        relation = self._measure_relation(generator)
         flows = list(self._flows(relation))
-        self._warn_of_size(flows)
         drawn = sorted({f for flow in flows for graph in flow.graphs for f in graph.features})
-        self.report = FeatureFlowReport(
-            lm=self.lm.config.name_or_path,
-            n_texts=seen.n_texts,
-            n_tokens=seen.n_tokens,
-            groups=seen.layers(),
-            transitions=measure_transitions(saes, flow, seen.sample),
+        self._flows_found = flows
+        found = Measurements(
+            n_texts=statistics.n_texts,
+            n_tokens=statistics.n_tokens,
+            groups=[groups.summarize() for groups in statistics.groups.values()],
+            transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
-            steering=steering,
-            relation=None if relation is None else relation.result,
+            steering=self._measure_steering(relation),
+            relation=relation,
             flows=flows,
-            names=name_features(self.lm, seen.activity, drawn),
+            names=name_features(lm.tokenizer, statistics.activity, drawn),
         )
+        self._warn_of_size(flows)
+        self.output = feature_flow_results(found, lm.info, saes, self.settings())
 
-    def _measure_relation(self) -> RelationMeasurement | None:
-        if self.asked is None:
+    def _measure_relation(self, generator: torch.Generator) -> RelationFlow | None:
+        if self.relation is None:
             return None
         tokenizer = self.lm.tokenizer
         n = min(self.hparams["n_subjects"], len(usable_strings(tokenizer)))
         subjects = sample_subjects(tokenizer, n, seed=self.hparams["seed"])
         return measure_relation(
-            self.lm, self.by_hook_point, self._flow, self.asked, subjects, self.thresholds,
-            self.hparams["k"], self._draw,
+            self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds,
+            self.hparams["k"], generator,
         )  # fmt: skip
 
+    def _measure_steering(self, relation: RelationFlow | None) -> list[SteeringPoint]:
+        if relation is None:
+            return []
+        settings = self.steering
+        answers = relation.answers_to_steer(
+            self.lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
+        )
+        texts = self._rows[: settings.n_texts]
+        activity = self._statistics.activity
+        return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
+
     def _follow(self, start: Feature) -> FlowGraph:
-        return self._flow.follow(start, thresholds=self.thresholds, k=self.hparams["k"])
+        return self._matcher.follow(start, thresholds=self.thresholds, k=self.hparams["k"])
 
-    def _warn_of_size(self, flows: Iterable[DrawnFlow]) -> None:
-        graphs = [graph for flow in flows for graph in flow.graphs]
-        largest = max(graphs, key=lambda graph: len(graph.features), default=None)
-        if largest is not None and len(largest.features) > _MOST_FEATURES:
-            _log.warning(
-                "the flow of %s has %d features, more than anybody can follow: raise "
-                "model.thresholds (%s) or lower model.k (%d).",
-                largest.start.id, len(largest.features), self.thresholds, self.hparams["k"],
-            )  # fmt: skip
-
-    def _answers_to_steer(self, found: RelationMeasurement) -> list[SteeredAnswer]:
-        """Target answers that a feature carries, spread over the labels, and where it steers to."""
-        target = found.features["target"]
-        last = max(hook_point for hook_point in target if hook_point.kind == "residual")
-        carried = [
-            label
-            for label in range(len(target[last].indices))
-            if target[last].feature(label) and float(target[last].auroc[label]) >= LEAST_AUROC
-        ]
-        n = min(self.steering.n_answers, len(carried))
-        spread = [carried[i * len(carried) // n] for i in range(n)]
-        prompts = self.lm.rows(found.asked.target_prompts(found.subjects))
-        answers = found.said.target.argmax(1)
-        steered = []
-        for label in spread:
-            start = target[last].feature(label)
-            assert start is not None
-            others = [prompts[i] for i in (answers != label).nonzero()[:, 0].tolist()]
-            domain = found.asked.target
-            steered.append(
-                SteeredAnswer(
-                    domain.texts[label],
-                    domain.token_ids[label],
-                    # Top-1, a few features a layer, however many are drawn: adding most features
-                    # of an LM at once steers nowhere.
-                    self._flow.follow(start, thresholds=self.thresholds),
-                    others[: self.steering.n_prompts],
-                )
-            )
-        return steered
-
-    def _flows(self, relation: RelationMeasurement | None) -> Iterable[DrawnFlow]:
+    def _flows(self, relation: RelationFlow | None) -> Iterable[DrawnFlow]:
         for start in self.starts:
             yield DrawnFlow(start.id, f"Flow of feature {start.id}", [self._follow(start)])
         if self.starts or relation is None:
             return
-        for name, pair in chosen_starts(relation, _N_DRAWN):
-            graphs = [self._follow(start) for start in pair]
+        for name, starts in relation.starts_to_draw(_N_DRAWN):
+            graphs = [self._follow(start) for start in starts]
             yield DrawnFlow(name, f"Flow of {name.replace('->', ' and ')}", graphs)
 
+    def _warn_of_size(self, flows: Iterable[DrawnFlow]) -> None:
+        graphs = [graph for flow in flows for graph in flow.graphs]
+        largest = max(graphs, key=lambda graph: len(graph.features), default=None)
+        if largest is not None and len(largest.features) > MAX_FEATURES:
+            _log.warning(
+                "the flow of %s has %d features, too many to read: raise model.thresholds (%s) or "
+                "lower model.k (%d).",
+                largest.start.id, len(largest.features), self.hparams["thresholds"],
+                self.hparams["k"],
+            )  # fmt: skip
+
     def on_test_end(self) -> None:
-        """Write the numbers, tables, graphs and figures."""
-        self.write_study(self.report, saes=[hook_point.id for hook_point in self.by_hook_point])
+        """Write the results and the flow graphs."""
+        if is_dry_run(self.trainer) or self.output is None:
+            return
+        write_graphs(self._flows_found, run_folder(self.trainer) / "graphs")
+        write_results(self.trainer, self.output)

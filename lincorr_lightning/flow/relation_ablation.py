@@ -1,4 +1,4 @@
-"""Does a tie between two pieces of knowledge run through some features? Cut them and see."""
+"""Does a relation run through certain features? Ablate them and measure the correlation again."""
 
 from __future__ import annotations
 
@@ -16,89 +16,19 @@ from lincorr_lightning.functional import (
 )
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.sae.forwards import Interventions
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import Intervention, rescale_everywhere, sae_at
+from lincorr_lightning.sae.interventions import rescale_everywhere, sae_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-_NEAREST = 20
+_N_NEAREST = 20
 
 
 @dataclass(frozen=True)
-class RelationScores:
-    """How strongly a relation is tied in an LM, perhaps with some features cut.
-
-    Attributes:
-        fixed: Label-wise r of the map of the LM as it is, source and target cut alike; None where
-            nothing varies. All scores are of held-out subjects.
-        target_only: That map's r where the features are cut in the target's prompt alone.
-        refitted: r of a map that is fitted on the cut LM.
-        recall: Share of subjects whose target answer is right for the source answer they have
-            without the cut; None without a reference.
-        kept: Share of subjects whose target answer is as without the cut.
-    """
-
-    fixed: float | None
-    target_only: float | None
-    refitted: float | None
-    recall: float | None
-    kept: float
-
-
-def cut_edits(
-    saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature], r: float = 0.0
-) -> dict[HookPoint, Intervention]:
-    """Edits that rescale features wherever they are active.
-
-    Args:
-        saes: At the LM's places.
-        features: Which, each once.
-        r: What is left of them.
-
-    Raises:
-        SparseAutoencoderError: A place has no SAE, or an SAE no such feature.
-    """
-    by_hook_point: dict[HookPoint, list[int]] = {}
-    for feature in features:
-        by_hook_point.setdefault(feature.hook_point, []).append(feature.index)
-    return {
-        hook_point: rescale_everywhere(sae_at(saes, hook_point), sorted(indices), r)
-        for hook_point, indices in sorted(by_hook_point.items())
-    }
-
-
-def control_features(
-    features: Iterable[Feature], how_often: Mapping[HookPoint, Tensor], generator: torch.Generator
-) -> list[Feature]:
-    """Other features of the same places that are active about as often, drawn at random.
-
-    Each is one of the `_NEAREST` whose number of activations is nearest to that of the feature it
-    stands for: cutting it takes as much away, but not the same.
-
-    Args:
-        features: What is cut.
-        how_often: Activations of each feature of a place, ``(n_features,)``.
-        generator: On the CPU.
-    """
-    features = sorted(features)
-    drawn: list[Feature] = []
-    for feature in features:
-        count = how_often[feature.hook_point].double().cpu()
-        away = (count - count[feature.index]).abs()
-        taken = [f.index for f in (*features, *drawn) if f.hook_point == feature.hook_point]
-        away[taken] = torch.inf
-        n = min(_NEAREST, int(away.isfinite().sum()))
-        if not n:
-            continue
-        nearest = away.argsort(stable=True)[:n]
-        chosen = nearest[torch.randint(n, (1,), generator=generator)]
-        drawn.append(Feature(feature.hook_point, int(chosen)))
-    return drawn
-
-
-@dataclass(frozen=True)
-class AskedSubjects:
-    """What an LM answers about some subjects.
+class RelationLogits:
+    """Domain logits of source and target for the same subjects.
 
     Attributes:
         source: Logits of the source's labels, ``(n_subjects, n_source)``, float64.
@@ -109,64 +39,134 @@ class AskedSubjects:
     target: Tensor
 
 
-def ask_subjects(
+def relation_logits(
     lm: LanguageModel,
-    asked: TokenizedRelation,
+    relation: TokenizedRelation,
     subjects: Sequence[str],
-    edits: Mapping[HookPoint, Intervention] | None = None,
-) -> AskedSubjects:
-    """Ask an LM about subjects, with edits on the way.
+    interventions: Interventions | None = None,
+) -> RelationLogits:
+    """Return the domain logits of a relation's prompts, with interventions.
 
     Args:
-        lm: The LM, loaded.
-        asked: The relation.
-        subjects: The X's.
-        edits: What is changed.
+        lm: The loaded LM.
+        relation: The relation.
+        subjects: The subjects.
+        interventions: Interventions during the forward pass.
 
     Raises:
-        NonFiniteError: The LM answers an X with NaN or infinite logits.
+        NonFiniteError: Logits are NaN or infinite.
     """
-    with edited(lm.model, edits or {}):
-        source = lm.domain_logits(asked.source_prompts(subjects), asked.source.token_ids)
-        target = lm.domain_logits(asked.target_prompts(subjects), asked.target.token_ids)
-    return AskedSubjects(source.cpu(), target.cpu())
+    with edited(lm.model, interventions or {}):
+        source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
+        target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    return RelationLogits(source.cpu(), target.cpu())
+
+
+def ablation(
+    saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
+) -> Interventions:
+    """Return interventions that remove features wherever they are active.
+
+    Args:
+        saes: SAE of each hook point.
+        features: Features to remove, each once.
+
+    Raises:
+        SparseAutoencoderError: A hook point has no SAE, or an SAE no such feature.
+    """
+    indices: dict[HookPoint, list[int]] = {}
+    for feature in sorted(features):
+        indices.setdefault(feature.hook_point, []).append(feature.index)
+    return {at: rescale_everywhere(sae_at(saes, at), own) for at, own in indices.items()}
+
+
+def control_features(
+    features: Iterable[Feature],
+    activations: Mapping[HookPoint, Tensor],
+    generator: torch.Generator,
+) -> list[Feature]:
+    """Draw other features of the same hook points that are active about as often.
+
+    Each is one of the 20 whose number of activations is closest to that of the feature that it
+    stands for, so that removing it takes about as much away.
+
+    Args:
+        features: Features that are removed.
+        activations: Number of activations of each feature of a hook point, ``(n_features,)``.
+        generator: Random generator on the CPU.
+    """
+    features = sorted(features)
+    drawn: list[Feature] = []
+    for feature in features:
+        at = feature.hook_point
+        count = activations[at].double().cpu()
+        difference = (count - count[feature.index]).abs()
+        taken = [f.index for f in (*features, *drawn) if f.hook_point == at]
+        difference[taken] = torch.inf
+        n = min(_N_NEAREST, int(difference.isfinite().sum()))
+        if not n:
+            continue
+        nearest = difference.argsort(stable=True)[:n]
+        chosen = nearest[torch.randint(n, (1,), generator=generator)]
+        drawn.append(Feature(at, int(chosen)))
+    return drawn
+
+
+@dataclass(frozen=True)
+class RelationScores:
+    """Correlation of a relation with some features removed, on held-out subjects.
+
+    Attributes:
+        fixed: Mean label-wise r of the linear map of the unchanged LM, with the features removed in
+            both prompts; None if no label varies.
+        target_only: The same with the features removed in the target's prompt alone.
+        refitted: Mean label-wise r of a linear map fitted with the features removed.
+        recall: Share of subjects whose target answer is a reference answer for the source answer
+            of the unchanged LM; None without a reference.
+        kept: Share of subjects whose target answer is that of the unchanged LM.
+    """
+
+    fixed: float | None
+    target_only: float | None
+    refitted: float | None
+    recall: float | None
+    kept: float
 
 
 def score_relation(
-    asked: TokenizedRelation, before: AskedSubjects, after: AskedSubjects, n_fit: int
+    relation: TokenizedRelation, before: RelationLogits, after: RelationLogits, n_fit: int
 ) -> RelationScores:
-    """Compare what an LM answers with and without a cut.
+    """Compare the logits of a relation with and without some features.
 
     Args:
-        asked: The relation.
-        before: Without the cut.
-        after: With it; the same again scores the LM as it is.
-        n_fit: The first so many subjects fit maps, the others score them.
+        relation: The relation.
+        before: Logits of the unchanged LM.
+        after: Logits with the features removed; `before` again scores the unchanged LM.
+        n_fit: Number of subjects, from the first, that maps are fitted on; the others are scored.
     """
     old, new = _fit(before, n_fit), _fit(after, n_fit)
-    held = slice(n_fit, None)
-    said = before.source[held].argmax(1)
-    now, then = after.target[held].argmax(1), before.target[held].argmax(1)
-    right = torch.from_numpy(asked.right)[now, said]
+    test = slice(n_fit, None)
+    answered = before.source[test].argmax(1)
+    now, then = after.target[test].argmax(1), before.target[test].argmax(1)
+    correct = torch.from_numpy(relation.right)[now, answered]
     return RelationScores(
-        fixed=_r(old, after.source[held], after.target[held]),
-        target_only=_r(old, before.source[held], after.target[held]),
-        refitted=_r(new, after.source[held], after.target[held]),
-        recall=float(right.double().mean()) if asked.has_reference else None,
+        fixed=_label_mean(old, after.source[test], after.target[test]),
+        target_only=_label_mean(old, before.source[test], after.target[test]),
+        refitted=_label_mean(new, after.source[test], after.target[test]),
+        recall=float(correct.double().mean()) if relation.has_reference else None,
         kept=float((now == then).double().mean()),
     )
 
 
-def _fit(said: AskedSubjects, n_fit: int) -> tuple[Tensor, Tensor]:
+def _fit(logits: RelationLogits, n_fit: int) -> tuple[Tensor, Tensor]:
     """W and b of least squares, as the linear probe fits them."""
-    n_source = said.source.shape[1]
-    moments = moments_of(torch.cat([said.source[:n_fit], said.target[:n_fit]], 1))
+    n_source = logits.source.shape[1]
+    moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
     scatter = moments.scatter
     weight = LeastSquares(scatter[:n_source, :n_source], scatter[:n_source, n_source:]).weight(0.0)
     return weight, moments.mean[n_source:] - weight @ moments.mean[:n_source]
 
 
-def _r(linear_map: tuple[Tensor, Tensor], source: Tensor, target: Tensor) -> float | None:
+def _label_mean(linear_map: tuple[Tensor, Tensor], source: Tensor, target: Tensor) -> float | None:
     weight, bias = linear_map
-    r = summarize(labelwise_pearson(source @ weight.T + bias, target)).mean
-    return None if r != r else r
+    return number(summarize(labelwise_pearson(source @ weight.T + bias, target)).mean)

@@ -1,212 +1,222 @@
-"""What the feature-flow study finds about a relation: carriers, their ties, and cuts."""
+"""Feature flow of a relation: features that carry its answers, what they share, ablations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
 
 from lincorr_lightning.flow.answer_features import (
     AnswerFeatures,
-    LabelTie,
+    AnswerPair,
+    compare_answers,
     find_answer_features,
-    label_ties,
     last_activations,
 )
 from lincorr_lightning.flow.matcher import DecoderMatcher
-from lincorr_lightning.flow.measurements import progress_bar
 from lincorr_lightning.flow.relation_ablation import (
-    AskedSubjects,
-    ask_subjects,
+    RelationLogits,
+    RelationScores,
+    ablation,
     control_features,
-    cut_edits,
+    relation_logits,
     score_relation,
 )
-from lincorr_lightning.flow.results import RelationFlow
-from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.flow.steering import SteeredAnswer
+from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae import HookKind, HookPoint
-from lincorr_lightning.sae.hook_points import Feature
+from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-SIDES = ("source", "target")
-LEAST_AUROC = 0.9
-"""Below this a feature is not said to carry an answer."""
+MIN_AUROC = 0.9
+"""Minimum AUROC of a feature that carries an answer to steer towards."""
 
 
 @dataclass(frozen=True)
-class RelationMeasurement:
-    """A relation's numbers, and what the graphs and steering need of it.
+class RelationCut:
+    """A relation with some features removed.
 
     Attributes:
-        result: For the report.
-        asked: The relation.
-        features: Side -> place -> the features of its labels.
-        ties: Pairs of labels that belong together.
-        said: What the LM answers.
-        subjects: About whom.
+        cut: Features that are removed: ``none``, ``carriers`` of both answers of a pair, or those
+            in the ``flow`` of both.
+        control: Whether other features stand for them, as many and about as often active.
+        n_features: Number of features removed.
+        scores: Scores on held-out subjects.
     """
 
-    result: RelationFlow
-    asked: TokenizedRelation
-    features: Mapping[str, Mapping[HookPoint, AnswerFeatures]]
-    ties: Sequence[LabelTie]
-    said: AskedSubjects
+    cut: str
+    control: bool
+    n_features: int
+    scores: RelationScores
+
+
+@dataclass(frozen=True)
+class RelationFlow:
+    """What the features of a relation's answers have in common, and what depends on them.
+
+    Attributes:
+        relation: The relation.
+        subjects: The subjects.
+        n_fit: Number of subjects, from the first, that features and maps are fitted on.
+        logits: Domain logits of the unchanged LM.
+        features: Features of the labels by side, ``source`` or ``target``, and by hook point.
+        last: Last residual stream that has an SAE.
+        pairs: Pairs of a source and a target answer that have features there.
+        cuts: Scores with features removed; the first has none removed.
+    """
+
+    relation: TokenizedRelation
     subjects: Sequence[str]
+    n_fit: int
+    logits: RelationLogits
+    features: Mapping[str, Mapping[HookPoint, AnswerFeatures]]
+    last: HookPoint
+    pairs: Sequence[AnswerPair]
+    cuts: Sequence[RelationCut]
+
+    @property
+    def reference_pairs(self) -> list[AnswerPair]:
+        """Pairs of answers that are in the reference."""
+        return [pair for pair in self.pairs if pair.is_reference]
+
+    def starts_to_draw(self, n: int) -> list[tuple[str, list[Feature]]]:
+        """Return the pairs of answers whose flow is most worth drawing, one pair per target.
+
+        Pairs in which both answers have a feature come first, then those that share most.
+
+        Args:
+            n: Number of pairs.
+
+        Returns:
+            Name of each pair, and the features that carry its answers in the last residual stream.
+        """
+
+        def starts(pair: AnswerPair) -> list[Feature]:
+            both = (
+                self.features["source"][self.last].feature(pair.source),
+                self.features["target"][self.last].feature(pair.target),
+            )
+            return list(dict.fromkeys(feature for feature in both if feature is not None))
+
+        def order(pair: AnswerPair) -> tuple[int, ...]:
+            return (-len(starts(pair)), -len(pair.shared), -len(pair.carriers))
+
+        best: dict[int, AnswerPair] = {}
+        for pair in sorted(self.reference_pairs, key=order):
+            best.setdefault(pair.target, pair)
+        source, target = self.relation.source.texts, self.relation.target.texts
+        return [
+            (f"{source[pair.source]}->{target[pair.target]}", starts(pair))
+            for pair in list(best.values())[:n]
+        ]
+
+    def answers_to_steer(
+        self,
+        lm: LanguageModel,
+        matcher: DecoderMatcher,
+        thresholds: Mapping[HookKind, float] | float,
+        n_answers: int,
+        n_prompts: int,
+    ) -> list[SteeredAnswer]:
+        """Return target answers that a feature carries, spread evenly over the labels.
+
+        The flow of the feature is followed with one predecessor per hook point: adding many
+        features of an LM at once steers nowhere.
+
+        Args:
+            lm: The LM.
+            matcher: The decoders.
+            thresholds: Minimum cosine of an edge.
+            n_answers: Number of answers.
+            n_prompts: Number of prompts with another answer, for each.
+        """
+        target = self.features["target"][self.last]
+        carried = [
+            (label, feature)
+            for label, feature in target.features.items()
+            if float(target.auroc[label]) >= MIN_AUROC
+        ]
+        n = min(n_answers, len(carried))
+        rows = lm.rows(self.relation.target_prompts(self.subjects))
+        answers = self.logits.target.argmax(1)
+        domain = self.relation.target
+        steered = []
+        for label, feature in (carried[i * len(carried) // n] for i in range(n)):
+            others = (answers != label).nonzero()[:n_prompts, 0].tolist()
+            graph = matcher.follow(feature, thresholds=thresholds)
+            prompts = [rows[i] for i in others]
+            steered.append(
+                SteeredAnswer(domain.texts[label], domain.token_ids[label], graph, prompts)
+            )
+        return steered
 
 
 @torch.no_grad()
 def measure_relation(
     lm: LanguageModel,
     saes: Mapping[HookPoint, SparseAutoencoder],
-    flow: DecoderMatcher,
-    asked: TokenizedRelation,
+    matcher: DecoderMatcher,
+    relation: TokenizedRelation,
     subjects: Sequence[str],
     thresholds: Mapping[HookKind, float] | float,
     k: int,
     generator: torch.Generator,
-) -> RelationMeasurement:
-    """Find the features of a relation's answers, follow them back, and cut what they share.
+) -> RelationFlow:
+    """Find the features of a relation's answers, follow them back, and remove what they share.
 
     Args:
-        lm: The LM, loaded.
-        saes: At its places.
-        flow: Their decoders.
-        asked: The relation.
-        subjects: The X's; the first half chooses, the second judges.
-        thresholds: Least cosine of an edge.
-        k: Predecessors looked at in each place.
-        generator: Draws controls.
+        lm: The loaded LM.
+        saes: SAE of each hook point.
+        matcher: Their decoders.
+        relation: The relation.
+        subjects: The subjects; features and maps are fitted on the first half and scored on the
+            second.
+        thresholds: Minimum cosine of an edge.
+        k: Number of predecessors considered at each hook point.
+        generator: Random generator on the CPU that draws controls.
     """
     n_fit = len(subjects) // 2
-    # The LM as it is, and two cuts with a control each.
-    bar = progress_bar(f"Cutting {asked.name}", 5, "cut")
-    said = ask_subjects(lm, asked, subjects)
+    # The unchanged LM, and two cuts with a control each.
+    bar = tqdm(total=5, desc=f"Cutting {relation.name}", unit="cut", disable=None, leave=False)
+    logits = relation_logits(lm, relation, subjects)
     bar.update()
-    features: dict[str, dict[HookPoint, AnswerFeatures]] = {}
-    how_often = {hook_point: torch.zeros(sae.n_features) for hook_point, sae in saes.items()}
-    for side, prompts, logits in (
-        ("source", asked.source_prompts(subjects), said.source),
-        ("target", asked.target_prompts(subjects), said.target),
+    answer_features: dict[str, dict[HookPoint, AnswerFeatures]] = {}
+    n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
+    for side, prompts, domain_logits in (
+        ("source", relation.source_prompts(subjects), logits.source),
+        ("target", relation.target_prompts(subjects), logits.target),
     ):
         activations = last_activations(lm, lm.rows(prompts), list(saes))
-        answers = logits.argmax(1)
-        features[side] = {
-            hook_point: find_answer_features(
-                sae, activations[hook_point], answers, logits.shape[1], n_fit
-            )
-            for hook_point, sae in saes.items()
-        }
-        for hook_point, sae in saes.items():
-            active = sae.encode(activations[hook_point].to(sae.decoder.device)) > 0
-            how_often[hook_point] += active.sum(0).cpu()
-    all_ties = label_ties(
-        flow, features["source"], features["target"], torch.from_numpy(asked.right), thresholds, k
-    )
-    right = [tie for tie in all_ties if tie.right]
-    wrong = [tie for tie in all_ties if not tie.right]
-    last = max(hook_point for hook_point in flow.hook_points if hook_point.kind == "residual")
-    below = [hook_point for hook_point in flow.hook_points if hook_point != last]
-    scores = [{"cut": "none", "control": False, "n_features": 0}
-              | asdict(score_relation(asked, said, said, n_fit))]  # fmt: skip
+        answers, n_labels = domain_logits.argmax(1), domain_logits.shape[1]
+        answer_features[side] = {}
+        for at, sae in saes.items():
+            features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
+            answer_features[side][at] = find_answer_features(at, features, answers, n_labels, n_fit)
+            n_active[at] += (features > 0).sum(0)
+    pairs = compare_answers(
+        matcher, answer_features["source"], answer_features["target"],
+        torch.from_numpy(relation.right), thresholds, k,
+    )  # fmt: skip
+    reference = [pair for pair in pairs if pair.is_reference]
     shared = {
-        "carriers": {f for tie in right for f in tie.carriers},
-        "flow": {f for tie in right for f in tie.shared if f.hook_point != last},
+        "carriers": {f for pair in reference for f in pair.carriers},
+        "flow": {f for pair in reference for f in pair.shared if f.hook_point != matcher.last},
     }
-    for name, cut in shared.items():
-        for is_control in (False, True) if cut else ():
-            own = control_features(cut, how_often, generator) if is_control else sorted(cut)
-            after = ask_subjects(lm, asked, subjects, cut_edits(saes, own))
-            bar.update()
-            scores.append(
-                {"cut": name, "control": is_control, "n_features": len(own)}
-                | asdict(score_relation(asked, said, after, n_fit))
+    cuts = [RelationCut("none", False, 0, score_relation(relation, logits, logits, n_fit))]
+    for name, features_of_cut in shared.items():
+        for control in (False, True) if features_of_cut else ():
+            removed = (
+                control_features(features_of_cut, n_active, generator)
+                if control
+                else sorted(features_of_cut)
             )
+            after = relation_logits(lm, relation, subjects, ablation(saes, removed))
+            bar.update()
+            scores = score_relation(relation, logits, after, n_fit)
+            cuts.append(RelationCut(name, control, len(removed), scores))
     bar.close()
-    result = RelationFlow(
-        relation=asked.name,
-        n_fit=n_fit,
-        n_test=len(subjects) - n_fit,
-        answers=list(_answer_rows(asked, features)),
-        ties=[_tie_row(asked, tie) for tie in right],
-        same_carrier={p.id: _share(right, p) or 0.0 for p in below},
-        same_carrier_permuted={p.id: _share(wrong, p) or 0.0 for p in below},
-        shared_flow=_mean(bool(tie.shared) for tie in right),
-        shared_flow_permuted=_mean(bool(tie.shared) for tie in wrong),
-        n_right=len(right),
-        n_wrong=len(wrong),
-        cuts=scores,
+    return RelationFlow(
+        relation, subjects, n_fit, logits, answer_features, matcher.last, pairs, cuts
     )
-    return RelationMeasurement(result, asked, features, right, said, subjects)
-
-
-def _answer_rows(
-    asked: TokenizedRelation, features: Mapping[str, Mapping[HookPoint, AnswerFeatures]]
-) -> Iterable[dict[str, Any]]:
-    domains: dict[str, Domain] = {"source": asked.source, "target": asked.target}
-    for side in SIDES:
-        for hook_point, own in features[side].items():
-            for label, text in enumerate(domains[side].texts):
-                feature = own.feature(label)
-                if feature is not None:
-                    yield {
-                        "side": side,
-                        "label": text,
-                        "place": hook_point.id,
-                        "feature": feature.id,
-                        "auroc": float(own.auroc[label]),
-                    }
-
-
-def _tie_row(asked: TokenizedRelation, tie: LabelTie) -> dict[str, Any]:
-    return {
-        "source": asked.source.texts[tie.source],
-        "target": asked.target.texts[tie.target],
-        "same_carrier": " ".join(f.id for f in tie.carriers),
-        "shared_flow": " ".join(f.id for f in tie.shared),
-    }
-
-
-def _share(ties: Sequence[LabelTie], hook_point: HookPoint) -> float | None:
-    return _mean(any(f.hook_point == hook_point for f in tie.carriers) for tie in ties)
-
-
-def _mean(values: Iterable[bool]) -> float | None:
-    known = list(values)
-    return sum(known) / len(known) if known else None
-
-
-def chosen_starts(found: RelationMeasurement, n: int) -> list[tuple[str, list[Feature]]]:
-    """Pairs of answers whose flow is worth a look.
-
-    First those that have a feature each and share most of their flow; one pair for each target.
-
-    Args:
-        found: The relation's measurement.
-        n: How many pairs.
-
-    Returns:
-        Name of each pair, and the features that carry its answers in the last residual stream.
-    """
-    last = max(
-        hook_point for hook_point in found.features["source"] if hook_point.kind == "residual"
-    )
-
-    def carriers(tie: LabelTie) -> list[Feature]:
-        both = [found.features["source"][last].feature(tie.source),
-                found.features["target"][last].feature(tie.target)]  # fmt: skip
-        return list(dict.fromkeys(feature for feature in both if feature is not None))
-
-    def order(tie: LabelTie) -> tuple[int, ...]:
-        return (-len(carriers(tie)), -len(tie.shared), -len(tie.carriers))
-
-    pairs: list[tuple[str, list[Feature]]] = []
-    seen: set[int] = set()
-    for tie in sorted(found.ties, key=order):
-        if tie.target not in seen and len(pairs) < n:
-            seen.add(tie.target)
-            names = found.asked.source.texts[tie.source], found.asked.target.texts[tie.target]
-            pairs.append(("->".join(names), carriers(tie)))
-    return pairs

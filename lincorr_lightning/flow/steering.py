@@ -1,4 +1,4 @@
-"""Steering an LM along the flow of a feature, and what it costs the rest of the text.
+"""Steer an LM along the flow of a feature, and measure what that costs on other texts.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
 2025, arXiv 2502.03032), figures 9 to 11, 16 and 17. There a judge LM rates behaviour and
@@ -7,47 +7,85 @@ coherence; here both are probabilities of the steered LM itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.flow.graph import Feature, FlowGraph
+from lincorr_lightning.flow.activity import FeatureActivity
+from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import Forward, Interventions, run_with_hooks
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.interventions import add_features
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
+Rows = Sequence[Sequence[int]]
 
-class SteeringScore(NamedTuple):
-    """What steering at one strength does.
 
-    Attributes:
-        behaviour: Mean probability of the steered answer after the prompts, over the whole
-            vocabulary.
-        coherence: The LM's perplexity on other texts by the steered LM's, at most 1: the factor by
-            which a token's probability falls, on the geometric mean.
-        score: Their product.
-    """
+@dataclass(frozen=True)
+class SteeringSettings:
+    """Settings of the steering test."""
 
-    behaviour: float
-    coherence: float
-    score: float
+    n_answers: int = 4
+    """Number of answers to steer towards; 0 skips the test."""
+
+    strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    """Strengths, in mean activations of each feature where it is active."""
+
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    """How the strength falls along the flow; single is the feature alone."""
+
+    decay: float = 0.5
+    """Factor of exponential per step."""
+
+    n_prompts: int = 64
+    """Number of prompts with another answer."""
+
+    n_texts: int = 128
+    """Number of texts whose perplexity measures coherence."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        unknown = set(self.strategies) - set(STRATEGIES)
+        if unknown or not self.strategies:
+            raise ConfigError(
+                f"model.steering.strategies is {list(self.strategies)}; choose from "
+                f"{', '.join(STRATEGIES)}."
+            )
+        if not self.strengths or not all(map(math.isfinite, self.strengths)):
+            raise ConfigError(
+                f"model.steering.strengths is {list(self.strengths)}; give at least one number, "
+                "such as [0.0, 1.0]."
+            )
+        minimum = {"n_answers": 0, "n_prompts": 1, "n_texts": 1}
+        if not 0 < self.decay <= 1 or any(getattr(self, key) < n for key, n in minimum.items()):
+            raise ConfigError(
+                f"model.steering has n_answers {self.n_answers}, decay {self.decay}, n_prompts "
+                f"{self.n_prompts} and n_texts {self.n_texts}; decay must be above 0 and at most "
+                "1, n_answers at least 0, the others at least 1."
+            )
 
 
 def distances(graph: FlowGraph) -> dict[Feature, int]:
-    """Steps from the start to each feature of its flow graph."""
-    beside: dict[Feature, set[Feature]] = {feature: set() for feature in graph.features}
+    """Return the number of steps from the start to each feature of its flow graph."""
+    neighbours: dict[Feature, set[Feature]] = {feature: set() for feature in graph.features}
     for edge in graph.edges:
-        beside[edge.source].add(edge.target)
-        beside[edge.target].add(edge.source)
+        neighbours[edge.source].add(edge.target)
+        neighbours[edge.target].add(edge.source)
     found = {graph.start: 0}
     frontier = [graph.start]
     while frontier:
-        reached = sorted({n for feature in frontier for n in beside[feature]} - set(found))
+        reached = sorted({n for feature in frontier for n in neighbours[feature]} - set(found))
         found |= dict.fromkeys(reached, found[frontier[0]] + 1)
         frontier = reached
     return found
@@ -56,14 +94,14 @@ def distances(graph: FlowGraph) -> dict[Feature, int]:
 def steering_weights(
     graph: FlowGraph, strategy: Strategy, decay: float = 0.5
 ) -> dict[Feature, float]:
-    """How strongly each feature of a flow graph takes part.
+    """Return the relative strength of each feature of a flow graph.
 
     Args:
-        graph: Of the feature that is steered with.
-        strategy: ``single`` takes the start alone; of the others each feature of the graph takes
-            part: ``constant`` all alike, ``linear`` falling to nothing one step beyond the
-            farthest, ``exponential`` by `decay` with each step.
-        decay: Of exponential.
+        graph: Flow graph of the feature to steer with.
+        strategy: ``single`` uses the start alone. With the others every feature of the graph takes
+            part: ``constant`` with equal weights, ``linear`` with weights that fall to 0 one step
+            beyond the farthest feature, ``exponential`` with a factor of `decay` per step.
+        decay: Factor of ``exponential``.
 
     Returns:
         1 for the start, at most 1 for the others.
@@ -88,73 +126,196 @@ def steering_weights(
     return {feature: weight(step) for feature, step in steps.items()}
 
 
-def amounts(
+def steering_amounts(
     weights: Mapping[Feature, float], strength: float, typical: Mapping[Feature, float]
 ) -> dict[Feature, float]:
-    """How much of each feature is added: ``strength * weight * typical activation``.
+    """Return how much of each feature is added: ``strength * weight * typical activation``.
 
     Args:
-        weights: From `steering_weights`.
-        strength: 1 adds as much of the start as there is where it is active.
-        typical: Mean activation of each feature where it is active; one that never is adds nothing.
+        weights: Weights of `steering_weights`.
+        strength: Strength; 1 adds as much of the start as its mean activation where it is active.
+        typical: Mean activation of each feature where it is active; features that are never active
+            add nothing.
     """
     return {feature: strength * w * typical.get(feature, 0.0) for feature, w in weights.items()}
 
 
 def answer_probability(
-    lm: LanguageModel,
-    rows: Sequence[Sequence[int]],
-    token_id: int,
-    edits: Interventions | None = None,
+    lm: LanguageModel, rows: Rows, token_id: int, interventions: Interventions | None = None
 ) -> float:
-    """Mean probability of a token after some prompts, over the whole vocabulary.
+    """Return the mean probability of a token after some prompts, over the whole vocabulary.
 
     Args:
-        lm: The LM, loaded.
+        lm: The loaded LM.
         rows: Token ids of the prompts.
-        token_id: Of the answer.
-        edits: What is changed on the way.
+        token_id: Token of the answer.
+        interventions: Interventions during the forward pass.
     """
     found = torch.empty(len(rows), dtype=torch.float64)
 
-    def look(forward: Forward) -> None:
+    def record(forward: Forward) -> None:
         which = torch.arange(len(forward.cases), device=forward.ids.device)
         logits = forward.logits[which, forward.last].double()
         found[forward.cases] = logits.softmax(1)[:, token_id].cpu()
 
-    run_with_hooks(lm, rows, look, interventions=edits)
+    run_with_hooks(lm, rows, record, interventions=interventions)
     return float(found.mean())
 
 
-def text_loss(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], edits: Interventions | None = None
-) -> float:
-    """Mean negative log likelihood of a token of some texts, in nats.
+def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None = None) -> float:
+    """Return the mean negative log likelihood of the tokens of some texts, in nats.
 
     Args:
-        lm: The LM, loaded.
-        rows: Token ids of the texts; one of a single token says nothing.
-        edits: What is changed on the way.
+        lm: The loaded LM.
+        rows: Token ids of the texts; the first token of each is not predicted.
+        interventions: Interventions during the forward pass.
     """
     sums: list[Tensor] = []
     counts: list[int] = []
 
-    def look(forward: Forward) -> None:
-        losses, there = forward.losses()
+    def record(forward: Forward) -> None:
+        losses, has_next = forward.losses()
         sums.append(losses.sum().cpu())
-        counts.append(int(there.sum()))
+        counts.append(int(has_next.sum()))
 
-    run_with_hooks(lm, rows, look, interventions=edits)
+    run_with_hooks(lm, rows, record, interventions=interventions)
     return float(torch.stack(sums).sum()) / max(1, sum(counts))
 
 
-def score(behaviour: float, loss: float, loss_before: float) -> SteeringScore:
-    """Put together what steering gives and what it costs.
+class SteeringScore(NamedTuple):
+    """Effect of steering at one strength.
+
+    Attributes:
+        behaviour: Mean probability of the steered answer after the prompts.
+        coherence: Perplexity of other texts without steering by that with steering, at most 1.
+        score: Product of the two.
+    """
+
+    behaviour: float
+    coherence: float
+    score: float
+
+
+def steering_score(behaviour: float, loss: float, loss_before: float) -> SteeringScore:
+    """Combine what steering gains and what it costs.
 
     Args:
-        behaviour: From `answer_probability`.
-        loss: From `text_loss`, steered.
-        loss_before: Likewise, as the LM is.
+        behaviour: Probability of the answer, from `answer_probability`.
+        loss: Loss on other texts with steering, from `text_loss`.
+        loss_before: Loss on these texts without steering.
     """
     coherence = min(1.0, float(torch.tensor(loss_before - loss, dtype=torch.float64).exp()))
     return SteeringScore(behaviour, coherence, behaviour * coherence)
+
+
+class SteeredAnswer(NamedTuple):
+    """An answer to steer towards.
+
+    Attributes:
+        label: Text of the answer.
+        token_id: Token of the answer.
+        graph: Flow graph of the feature that carries the answer.
+        prompts: Token ids of prompts with another answer.
+    """
+
+    label: str
+    token_id: int
+    graph: FlowGraph
+    prompts: Rows
+
+
+@dataclass(frozen=True)
+class SteeringPoint:
+    """Effect of steering towards one answer at one strength.
+
+    Attributes:
+        label: Text of the answer.
+        feature: Id of the feature that carries it.
+        strategy: How the strength falls along the flow.
+        strength: Strength, in mean activations of each feature where it is active.
+        n_features: Number of features that take part.
+        behaviour: Mean probability of the answer.
+        coherence: Perplexity of other texts without steering by that with steering, at most 1.
+        score: Product of the two.
+    """
+
+    label: str
+    feature: str
+    strategy: str
+    strength: float
+    n_features: int
+    behaviour: float
+    coherence: float
+    score: float
+
+
+def measure_steering(
+    lm: LanguageModel,
+    saes: Mapping[HookPoint, SparseAutoencoder],
+    activity: Mapping[HookPoint, FeatureActivity],
+    answers: Sequence[SteeredAnswer],
+    texts: Rows,
+    settings: SteeringSettings,
+) -> list[SteeringPoint]:
+    """Steer towards each answer at every strength by every strategy.
+
+    Args:
+        lm: The loaded LM.
+        saes: SAE of each hook point.
+        activity: Activity of their features, for typical activations.
+        answers: Answers to steer towards.
+        texts: Token ids of other texts, for coherence.
+        settings: Strategies and strengths.
+    """
+    if not answers:
+        return []
+    points = []
+    loss_before = text_loss(lm, texts)
+    total = len(answers) * len(settings.strategies) * len(settings.strengths)
+    bar = tqdm(total=total, desc="Steering", unit="strength", disable=None, leave=False)
+    for answer in answers:
+        unsteered = answer_probability(lm, answer.prompts, answer.token_id)
+        # Two strategies may add the same, as linear and exponential if all features are near.
+        known: dict[frozenset[tuple[Feature, float]], tuple[float, float]] = {
+            frozenset(): (unsteered, loss_before)
+        }
+        for strategy, strength in product(settings.strategies, settings.strengths):
+            weights = steering_weights(answer.graph, strategy, settings.decay)
+            typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
+            added = steering_amounts(weights, strength, typical)
+            key = frozenset((feature, amount) for feature, amount in added.items() if amount)
+            if key not in known:
+                interventions = add_features(saes, added)
+                behaviour = answer_probability(lm, answer.prompts, answer.token_id, interventions)
+                known[key] = behaviour, text_loss(lm, texts, interventions)
+            score = steering_score(*known[key], loss_before)
+            start = answer.graph.start.id
+            points.append(
+                SteeringPoint(answer.label, start, strategy, strength, len(weights), *score)
+            )
+            bar.update()
+    bar.close()
+    return points
+
+
+def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
+    """Return the means over the answers for each strategy and strength.
+
+    Args:
+        points: Effects of steering.
+
+    Returns:
+        Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and
+        ``score``.
+    """
+    groups: dict[tuple[str, float], list[SteeringPoint]] = {}
+    for point in points:
+        groups.setdefault((point.strategy, point.strength), []).append(point)
+    return [
+        {"strategy": strategy, "strength": strength, "n_answers": len(own)}
+        | {
+            name: sum(getattr(point, name) for point in own) / len(own)
+            for name in ("behaviour", "coherence", "score")
+        }
+        for (strategy, strength), own in groups.items()
+    ]

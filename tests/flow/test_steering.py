@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.flow.activity import FeatureActivity
 from lincorr_lightning.flow.graph import Edge, Feature, FlowGraph
 from lincorr_lightning.flow.steering import (
-    amounts,
     answer_probability,
     distances,
-    score,
+    steering_amounts,
+    steering_score,
     steering_weights,
     text_loss,
 )
@@ -50,7 +49,7 @@ def test_weights_fall_with_the_steps_from_the_start() -> None:
 
 
 def test_amounts_are_in_typical_activations() -> None:
-    given = amounts({START: 1.0, BELOW: 0.5, FAR: 0.5}, 3.0, {START: 2.0, BELOW: 4.0})
+    given = steering_amounts({START: 1.0, BELOW: 0.5, FAR: 0.5}, 3.0, {START: 2.0, BELOW: 4.0})
     assert given == {START: 6.0, BELOW: 6.0, FAR: 0.0}
 
 
@@ -82,41 +81,6 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
 
 
 def test_score_is_behaviour_times_coherence() -> None:
-    assert score(0.8, 3.0, 2.0) == pytest.approx((0.8, math.exp(-1), 0.8 * math.exp(-1)))
+    assert steering_score(0.8, 3.0, 2.0) == pytest.approx((0.8, math.exp(-1), 0.8 * math.exp(-1)))
     # A perplexity that falls is no more than coherent.
-    assert score(0.5, 1.0, 2.0) == (0.5, 1.0, 0.5)
-
-
-def test_activity_is_counted_as_by_loops() -> None:
-    random = np.random.default_rng(0)
-    activity = FeatureActivity(6, n_context=3)
-    values, peaks = [], {}
-    for _ in range(3):
-        lengths = [4, 2, 5]
-        mask = np.arange(5) < np.array(lengths)[:, None]
-        ids = np.where(mask, random.integers(1, 50, (3, 5)), 0)
-        predicted = random.integers(1, 50, (3, 5))
-        features = np.maximum(random.normal(size=(3, 5, 6)) - 0.3, 0)
-        features[..., 5] = 0
-        flat = torch.from_numpy(features)[torch.from_numpy(mask)].float()
-        activity.update(flat, *(torch.from_numpy(part) for part in (ids, mask, predicted)))
-        for text in range(3):
-            for position in range(lengths[text]):
-                values.append(features[text, position])
-                for f in range(5):
-                    value = features[text, position, f]
-                    if value > peaks.get(f, (0,))[0]:
-                        context = ids[text, max(0, position - 2) : position + 1].tolist()
-                        peaks[f] = (value, context, predicted[text, position])
-    table = np.array(values)
-    assert activity.n_tokens == len(table) == 33
-    assert activity.n_active.tolist() == (table > 0).sum(0).tolist()
-    np.testing.assert_allclose(
-        activity.mean[:5], [table[table[:, f] > 0, f].mean() for f in range(5)], rtol=1e-5
-    )
-    assert activity.mean[5] == 0 and activity.peak(5) is None
-    for f, (value, context, predicted) in peaks.items():
-        peak = activity.peak(f)
-        assert peak is not None
-        assert peak.activation == pytest.approx(value, rel=1e-6)
-        assert (peak.context, peak.predicted) == (context, predicted)
+    assert steering_score(0.5, 1.0, 2.0) == (0.5, 1.0, 0.5)

@@ -7,14 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from lincorr_lightning.flow.matching import (
-    assign_features,
-    carry_features,
-    explained_variance,
-    match_features,
-    transition_matrix,
-)
-from lincorr_lightning.functional import matching
+from lincorr_lightning.flow.matching import assign_features, match_features
 
 
 def _decoders(n_targets: int = 37, n_sources: int = 53, width: int = 11) -> list[np.ndarray]:
@@ -37,7 +30,7 @@ def _cosines(targets: np.ndarray, sources: np.ndarray) -> np.ndarray:
 def test_the_most_similar_whatever_the_tile(
     k: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "_TILE_NUMBERS", tile)
+    monkeypatch.setattr("lincorr_lightning.flow.matching._TILE_SIZE", tile)
     targets, sources = _decoders()
     cosines = _cosines(targets, sources)
     order = np.argsort(-cosines, axis=1)[:, :k]
@@ -120,47 +113,3 @@ def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> Non
     found = assign_features(*padded)
     assert found.indices.tolist() == [-1, *(j + 1 for j in best)]
     assert (found.n_zero_targets, found.n_zero_sources) == (1, 1)
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_transition_is_the_indicator_of_the_top_k(k: int) -> None:
-    targets, sources = _decoders()
-    cosines = _cosines(targets, sources)
-    indicator = np.zeros((53, 37), np.float32)
-    for target in range(37):
-        for source in np.argsort(-cosines[target])[:k]:
-            indicator[source, target] = 1
-    matches = match_features(torch.from_numpy(targets), torch.from_numpy(sources), k)
-    transition = transition_matrix(matches.indices, 53)
-    np.testing.assert_array_equal(transition.to_dense(), indicator)
-    features = torch.rand(8, 53)
-    carried = features @ torch.from_numpy(indicator)
-    torch.testing.assert_close(carry_features(features, transition), carried)
-    torch.testing.assert_close(carry_features(features, transition.to_dense()), carried)
-
-
-def test_transition_leaves_out_what_has_no_match() -> None:
-    transition = transition_matrix(torch.tensor([-1, 2]), 3)
-    assert transition.to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
-    with pytest.raises(ValueError, match="source 3 of 3"):
-        transition_matrix(torch.tensor([3]), 3)
-
-
-def test_a_permuted_decoder_is_a_perfect_transcoder() -> None:
-    """Features of one place written with another's order come out as its activations."""
-    generator = torch.Generator().manual_seed(0)
-    target = torch.nn.functional.normalize(torch.randn(40, 64, generator=generator), dim=1)
-    order = torch.randperm(40, generator=generator)
-    source = target[order]
-    features = torch.rand(200, 40, generator=generator) * (
-        torch.rand(200, 40, generator=generator) < 0.1
-    )
-    true = features @ source
-    for indices in (match_features(target, source).indices, assign_features(target, source)[0]):
-        carried = carry_features(features, transition_matrix(indices, 40))
-        assert explained_variance(true, carried @ target) == pytest.approx(1)
-    wrong = carry_features(features, transition_matrix(torch.arange(40), 40)) @ target
-    x, y = true.numpy().astype(float), wrong.numpy().astype(float)
-    by_hand = 1 - np.square(x - y).sum() / (x.var(axis=0) * len(x)).sum()
-    assert explained_variance(true, wrong) == pytest.approx(by_hand)
-    assert np.isnan(explained_variance(torch.ones(3, 2), torch.ones(3, 2)))

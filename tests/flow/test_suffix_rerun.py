@@ -34,23 +34,25 @@ def _compare(lm: LanguageModel, layer: int, hook_point: HookPoint) -> set[int]:
     last = HookPoint(
         len(lm.model.model.layers) - 1 if hasattr(lm.model, "model") else 1, "residual"
     )
-    found, told, begins = {}, [], set()
+    found, progressed, begins = {}, [], set()
 
-    def look(forward, begin):
+    def record(forward, begin):
         begins.add(begin)
         for i, number in enumerate(forward.cases):
             n = int(forward.mask[i].sum())
             found[number] = (begin, forward.logits[i, :n], forward.at[last][i, :n])
 
-    def edits(numbers, begin):
+    def interventions(numbers, begin):
         return {
             hook_point: _shift([n // N_VARIANTS for n in numbers], begin,
                           [n % N_VARIANTS for n in numbers], positions)
         }  # fmt: skip
 
-    rerun_suffixes(lm, rows, positions, N_VARIANTS, layer, look, hook_points=[last], edits=edits,
-              done=told.append)  # fmt: skip
-    assert sum(told) == len(found) == len(rows) * N_VARIANTS
+    rerun_suffixes(
+        lm, rows, positions, N_VARIANTS, layer, record, hook_points=[last],
+        interventions=interventions, progress=progressed.append,
+    )  # fmt: skip
+    assert sum(progressed) == len(found) == len(rows) * N_VARIANTS
     for number, (begin, logits, stream) in found.items():
         text, variant = divmod(number, N_VARIANTS)
         edit = _shift([text], 0, [variant], positions)
@@ -100,7 +102,7 @@ def test_layers_below_and_beginnings_are_not_run_again(small_lm: str) -> None:
     handles = [count(0), count(1)]
     assert supports_suffix_rerun(lm, 1, 20)
     tried = dict(seen)
-    rerun_suffixes(lm, rows, [4], 10, 1, lambda forward, begin: None, edits=lambda n, b: {})
+    rerun_suffixes(lm, rows, [4], 10, 1, lambda forward, begin: None, interventions=lambda n, b: {})
     for handle in handles:
         handle.remove()
     # It is tried again; then every token is read once, and the end ten times in the second layer.

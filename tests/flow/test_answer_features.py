@@ -1,4 +1,4 @@
-"""Features that carry answers, ties between them and cuts, planted and by naive means."""
+"""Features that carry answers, what two have in common and ablations, planted and naive."""
 
 from types import SimpleNamespace
 
@@ -10,16 +10,16 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.flow.answer_features import (
     AnswerFeatures,
+    compare_answers,
     find_answer_features,
-    label_ties,
     last_activations,
 )
 from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.relation_ablation import (
-    AskedSubjects,
-    ask_subjects,
+    RelationLogits,
+    ablation,
     control_features,
-    cut_edits,
+    relation_logits,
     score_relation,
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -45,10 +45,8 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
     answers = random.integers(0, n_labels - 1, n)
     x = random.normal(size=(n, width)) * 0.5
     x[np.arange(n), 3 + answers] += 1.2
-    sae = _sae(TOP, torch.eye(width))
-    found = find_answer_features(
-        sae, torch.from_numpy(x).float(), torch.from_numpy(answers), n_labels, n_fit=200
-    )
+    features = torch.from_numpy(np.maximum(x, 0)).float()
+    found = find_answer_features(TOP, features, torch.from_numpy(answers), n_labels, n_fit=200)
     assert found.indices.tolist() == [3, 4, 5, 6, -1]
     assert found.feature(1) == Feature(TOP, 4) and found.feature(4) is None
     for label in range(4):
@@ -63,7 +61,7 @@ def _answers(hook_point: HookPoint, indices: list[int]) -> AnswerFeatures:
     return AnswerFeatures(hook_point, torch.tensor(indices), torch.ones(len(indices)).double())
 
 
-def test_ties_are_the_planted_ones() -> None:
+def test_pairs_share_the_planted_features() -> None:
     """Sources 0 and 1 come from what target 0 comes from, source 2 from nothing of target 1."""
     eye = torch.eye(8)
     low = eye[:4]
@@ -78,23 +76,30 @@ def test_ties_are_the_planted_ones() -> None:
         LOW: _answers(LOW, [0, 1, 1]), MLP: _answers(MLP, [1, -1, 1]),
         TOP: _answers(TOP, [3, 4, -1]),
     }  # fmt: skip
-    right = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
-    ties = {(t.source, t.target): t for t in label_ties(flow, source, target, right, 0.5)}
+    reference = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
+    pairs = {(p.source, p.target): p for p in compare_answers(flow, source, target, reference, 0.5)}
     # Target 2 has no feature.
-    assert set(ties) == {(s, t) for s in range(3) for t in range(2)}
-    assert ties[0, 0].shared == ties[1, 0].shared == (Feature(LOW, 0),)
-    assert ties[2, 0].shared == ties[2, 1].shared == ties[0, 1].shared == ()
-    assert ties[0, 0].carriers == (Feature(LOW, 0),)
-    # Neither the place above nor what is no feature of either counts as shared.
-    assert ties[1, 0].carriers == ties[1, 1].carriers == ()
-    assert [ties[s, t].right for s, t in sorted(ties)] == [True, False, True, False, False, True]
+    assert set(pairs) == {(s, t) for s in range(3) for t in range(2)}
+    assert pairs[0, 0].shared == pairs[1, 0].shared == (Feature(LOW, 0),)
+    assert pairs[2, 0].shared == pairs[2, 1].shared == pairs[0, 1].shared == ()
+    assert pairs[0, 0].carriers == (Feature(LOW, 0),)
+    # Neither the hook point above nor a missing feature of both counts.
+    assert pairs[1, 0].carriers == pairs[1, 1].carriers == ()
+    assert [pairs[s, t].is_reference for s, t in sorted(pairs)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_controls_are_other_features_that_are_as_often_active() -> None:
-    how_often = {LOW: torch.arange(100) * 10, TOP: torch.zeros(3)}
+    activations = {LOW: torch.arange(100) * 10, TOP: torch.zeros(3)}
     cut = [Feature(LOW, 50), Feature(LOW, 51), Feature(TOP, 0), Feature(TOP, 1)]
-    drawn = control_features(cut, how_often, torch.Generator().manual_seed(0))
-    again = control_features(reversed(cut), how_often, torch.Generator().manual_seed(0))
+    drawn = control_features(cut, activations, torch.Generator().manual_seed(0))
+    again = control_features(reversed(cut), activations, torch.Generator().manual_seed(0))
     assert drawn == again
     # The third feature of the top is the only other one, and is taken once.
     assert [f.hook_point for f in drawn] == [LOW, LOW, TOP]
@@ -124,7 +129,7 @@ def test_scores_are_numpys() -> None:
     )
     right = random.random((3, 4)) < 0.5
     right[0, 0] = True
-    asked = SimpleNamespace(right=right, has_reference=True)
+    relation = SimpleNamespace(right=right, has_reference=True)
 
     def solve(x, y):
         design = np.column_stack([x[:fit], np.ones(fit)])
@@ -136,8 +141,8 @@ def test_scores_are_numpys() -> None:
 
     old, new = solve(before.s, before.t), solve(after.s, after.t)
     found = score_relation(
-        asked,  # type: ignore[arg-type]
-        *(AskedSubjects(torch.from_numpy(x.s), torch.from_numpy(x.t)) for x in (before, after)),
+        relation,  # type: ignore[arg-type]
+        *(RelationLogits(torch.from_numpy(x.s), torch.from_numpy(x.t)) for x in (before, after)),
         n_fit=fit,
     )
     assert found.fixed == pytest.approx(r(old, after.s, after.t))
@@ -151,26 +156,26 @@ def test_scores_are_numpys() -> None:
 def test_asked_with_a_cut_and_without(small_lm: str) -> None:
     """Cutting every coordinate's positive part at the last layer leaves its negative part."""
     lm = LanguageModel.from_pretrained(small_lm)
-    asked = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
     sae = _sae(TOP, torch.eye(16))
     subjects = [f"name{i}" for i in range(12)]
-    plain = ask_subjects(lm, asked, subjects)
-    edits = cut_edits({TOP: sae}, [Feature(TOP, i) for i in range(16)])
-    cut = ask_subjects(lm, asked, subjects, edits)
+    plain = relation_logits(lm, relation, subjects)
+    edits = ablation({TOP: sae}, [Feature(TOP, i) for i in range(16)])
+    cut = relation_logits(lm, relation, subjects, edits)
     hook = lm.model.model.layers[1].register_forward_hook(
         lambda m, a, o: (o[0].clamp(max=0), *o[1:]) if isinstance(o, tuple) else o.clamp(max=0)
     )
-    expected = lm.domain_logits(asked.target_prompts(subjects), asked.target.token_ids)
+    expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     hook.remove()
     torch.testing.assert_close(cut.target, expected, rtol=1e-4, atol=1e-4)
     assert (cut.target - plain.target).abs().max() > 0.1
-    after = ask_subjects(lm, asked, subjects)
+    after = relation_logits(lm, relation, subjects)
     torch.testing.assert_close(after.source, plain.source)
 
 
 def test_cuts_of_what_is_not_there() -> None:
     sae = _sae(TOP, torch.eye(16))
     with pytest.raises(SparseAutoencoderError, match=r"no feature 16; it has 16"):
-        cut_edits({TOP: sae}, [Feature(TOP, 16)])
+        ablation({TOP: sae}, [Feature(TOP, 16)])
     with pytest.raises(SparseAutoencoderError, match="no SAE for the residual of layer 0; there"):
-        cut_edits({TOP: sae}, [Feature(LOW, 0)])
+        ablation({TOP: sae}, [Feature(LOW, 0)])

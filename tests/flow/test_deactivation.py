@@ -8,7 +8,7 @@ from lincorr_lightning.flow.deactivation import (
     METHODS,
     find_cases,
     predecessors_by_method,
-    run_cases,
+    run_cuts,
     summarize_outcomes,
 )
 from lincorr_lightning.flow.groups import FeatureGroups
@@ -48,11 +48,17 @@ def saes() -> dict[HookPoint, SparseAutoencoder]:
 
 
 def _cases(lm, saes, n=200, seed=0):
-    flow = DecoderMatcher.of(saes.values())
+    flow = DecoderMatcher.from_saes(saes.values())
     groups = FeatureGroups(HERE, flow.match(HERE))
     rows = lm.rows(TEXTS)
     cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
     return flow, rows, cases
+
+
+def run_cases(lm, saes, rows, cases, chosen=None, r=0.0):
+    """Outcomes of one cut; without features the LM is as it is."""
+    (outcomes,) = run_cuts(lm, saes, rows, cases, [(chosen or {}, r)])
+    return outcomes
 
 
 def test_planted_predecessors_switch_features_off_and_others_do_not(passing, saes) -> None:

@@ -191,7 +191,7 @@ def test_zero_columns_are_counted_and_never_matched(tmp_path: Path) -> None:
     assert not graph.edges and graph.groups == {Feature(_hook_point(1), 1): "From nowhere"}
     assert graph.zero_norm == {_hook_point(0): 1}
     assert graph.as_dict()["zero_norm"] == [{"layer": 0, "kind": "residual", "features": 1}]
-    with pytest.raises(SparseAutoencoderError, match=r"feature 1 .* decoder column is zero"):
+    with pytest.raises(SparseAutoencoderError, match=r"feature 1 .* decoder row is zero"):
         flow.follow(Feature(_hook_point(0), 1))
 
 
@@ -246,8 +246,11 @@ def test_bad_input_is_told() -> None:
         (lambda: flow.follow(Feature(_hook_point(1), -1)), "no feature -1"),
         (lambda: flow.follow(start, direction="up"), "backward, forward or both"),
         (lambda: flow.follow(start, k=0), "at least 1"),
-        (lambda: flow.follow(start, thresholds={"mlp": 0.1}), "'mlp' to give a threshold"),
-        (lambda: flow.follow(start, thresholds=2.0), "threshold of residual is 2; it is the least"),
+        (lambda: flow.follow(start, thresholds={"mlp": 0.1}), "'mlp' is not a kind of hook point"),
+        (
+            lambda: flow.follow(start, thresholds=2.0),
+            "threshold of residual is 2; it is the minimum",
+        ),
         (lambda: flow.follow(start, thresholds={"mlp_out": float("nan")}), "of mlp_out is nan"),
         (lambda: DecoderMatcher({}), "no SAE"),
         (
@@ -258,7 +261,7 @@ def test_bad_input_is_told() -> None:
             lambda: DecoderMatcher({_hook_point(0): torch.eye(3), _hook_point(2): torch.eye(3)}),
             "layer 1, betw",
         ),
-        (lambda: HookPoint(0, "mlp"), "'mlp' is no kind of place; there are residual"),
+        (lambda: HookPoint(0, "mlp"), "'mlp' is no kind of hook point; there are"),
         (lambda: HookPoint(-1, "residual"), "-1 is no layer"),
     ]
     for call, message in cases:

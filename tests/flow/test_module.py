@@ -1,12 +1,14 @@
-"""The feature-flow study from the command line, on a random LM and on the embedded one."""
+"""The feature-flow study on a random LM, from the command line and from Python."""
 
 import csv
 import json
 import re
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
@@ -16,7 +18,10 @@ from lincorr_lightning.errors import (
     LincorrError,
     SparseAutoencoderError,
 )
+from lincorr_lightning.flow.deactivation import DeactivationSettings
 from lincorr_lightning.flow.graph import GROUPS
+from lincorr_lightning.flow.module import FeatureFlow
+from lincorr_lightning.flow.steering import SteeringSettings
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -157,7 +162,7 @@ def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None
     match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
     _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
     alone = _save(tmp_path / "alone", [HookPoint(0, "residual"), HookPoint(0, "mlp_out")][:1])
-    match = "there are SAEs for residual of layer 0 alone"
+    match = "there are SAEs for residual of layer 0 only"
     _fails(SparseAutoencoderError, match, small_lm, alone, texts, tmp_path)
 
 
@@ -175,10 +180,10 @@ def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> 
     ("feature", "match"),
     [
         ("residual.1.40", r"the SAE at residual of layer 1 has no feature 40; it has 40"),
-        ("residual.3.0", "residual.3.0': there is no SAE for the residual of layer 3; there are"),
-        ("stream.1.4", r"'stream\.1\.4' names no feature: write its kind of place"),
+        ("residual.3.0", "there is no SAE for the residual of layer 3; there are"),
+        ("stream.1.4", r"'stream\.1\.4' names no feature: write its kind of hook point"),
         ("residual.1", "names no feature"),
-        ("residual.1.7", "feature 7 .* cannot be followed: its decoder column is zero"),
+        ("residual.1.7", "feature 7 .* cannot be followed: its decoder row is zero"),
     ],
 )
 def test_features_that_are_not_there(
@@ -192,8 +197,6 @@ def test_features_that_are_not_there(
 
 def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    from lincorr_lightning.flow.module import FeatureFlow
-
     for options, match in (
         ({"k": 0}, r"model\.k is 0"),
         ({"n_subjects": 3}, r"model\.n_subjects is 3"),
@@ -207,33 +210,37 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
         ({"steering": {"strengths": []}}, r"steering\.strengths is \[\]"),
         ({"steering": {"n_answers": -1}}, "n_answers -1"),
         ({"thresholds": 2.0}, r"model\.thresholds is 2\.0: .* between -1 and 1"),
-        ({"thresholds": {"foo": 0.3}}, r"model\.thresholds .*'foo'.* there are residual, mlp_out"),
+        ({"thresholds": {"foo": 0.3}}, r"model\.thresholds .*'foo'.* kinds are residual, mlp_out"),
         ({"thresholds": {"mlp_out": -3}}, r"threshold of mlp_out is -3"),
     ):
         with pytest.raises(ConfigError, match=match):
             FeatureFlow(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"data is SubjectsDataModule\. Pass --data TextsDataModule"
+
+
+def test_other_data_is_refused(small_lm: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
+    for given, match in (
+        (saes, r"batches of TokenRows .*, not \w+\. Pass --data TextsDataModule"),
+        ("null", r"model\.saes is null.* data is SubjectsDataModule\. Pass --data TextsDataModule"),
     ):
-        main(
-            ["test", "--model=FeatureFlow", f"--model.saes={saes}", "--data=SubjectsDataModule",
-             f"--model.lm.name_or_path={small_lm}", "--data.n_subjects=40", *QUIET,
-             f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
-        )  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            main(
+                ["test", "--model=FeatureFlow", f"--model.saes={given}",
+                 "--data=SubjectsDataModule", "--data.n_subjects=40",
+                 f"--model.lm.name_or_path={small_lm}", *QUIET,
+                 f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
+            )  # fmt: skip
 
 
-def test_an_lm_without_the_relations_words_says_how_to_go_on(
+def test_an_lm_without_the_relations_labels_is_refused(
     small_lm: str, texts: str, tmp_path: Path
 ) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    match = r"no label.*--model\.relation null leaves city->language and steering out"
+    match = r"no label.*--model\.relation null skips city->language and steering"
     _fails(DomainError, match, small_lm, saes, texts, tmp_path, "--model.relation=city->language")
 
 
-def test_predecessors_that_are_rescaled_alone_are_told_of(
-    small_lm: str, texts: str, tmp_path: Path
-) -> None:
-    """Without r = 0, what least was left counts."""
+def test_without_removal_the_lowest_r_counts(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
                "--model.deactivation.strengths=[0.75,0.5]")  # fmt: skip
@@ -251,31 +258,29 @@ def test_predecessors_that_are_rescaled_alone_are_told_of(
     assert (run / "figures" / "deactivation.png").is_file()
 
 
-def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
+def test_large_flows_are_warned_of_and_not_steered_with(
     small_lm: str, texts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from lincorr_lightning.flow import module as feature_flow
-
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    monkeypatch.setattr(feature_flow, "_MOST_FEATURES", 20)
-    monkeypatch.setattr(feature_flow, "LEAST_AUROC", 0.0)
+    monkeypatch.setattr("lincorr_lightning.flow.module.MAX_FEATURES", 20)
+    monkeypatch.setattr("lincorr_lightning.flow.relation_flow.MIN_AUROC", 0.0)
     many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
             "--model.thresholds=0.0")  # fmt: skip
     run = _run(small_lm, saes, texts, tmp_path, *many, "--model.k=30")
-    (told,) = [r.getMessage() for r in caplog.records if "anybody can follow" in r.getMessage()]
+    (message,) = [r.getMessage() for r in caplog.records if "too many to read" in r.getMessage()]
     assert re.search(r"the flow of residual\.\d\.3 has \d+ features.*model\.thresholds \(0\.0\) or "
-                     r"lower model\.k \(30\)", told)  # fmt: skip
+                     r"lower model\.k \(30\)", message)  # fmt: skip
     largest = max(
         len(json.loads(path.read_text())["nodes"]) for path in (run / "graphs").glob("*.json")
     )
-    assert f"has {largest} features" in told and largest > 20
+    assert f"has {largest} features" in message and largest > 20
     steered = _rows(run / "tables" / "steering.csv")
     # Top-1: one residual feature a layer, and one of each of its two outputs.
     assert steered and max(int(row["n_features"]) for row in steered) <= 2 * 3
     caplog.clear()
     _run(small_lm, saes, texts, tmp_path, *many, "--model.relation=null")
-    assert "anybody can follow" not in caplog.text
+    assert "too many to read" not in caplog.text
 
 
 def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> None:
@@ -292,15 +297,34 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "dry").rglob("results.json"))
 
 
-def test_default_saes_are_trained_on_other_texts() -> None:
-    """Also where the study reads some kinds of knowledge and training reads all."""
-    lm = LanguageModel(LMConfig())
-    sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
-    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, **sizes)
-    read, taught = set(data.read_texts()), set(data.complement(600)._all_texts())
-    assert len(read) == 4000
-    assert not taught & read
-    assert taught | read == set(TextsDataModule(lm, **sizes)._all_texts())
+def test_any_loader_of_token_rows_will_do(small_lm: str, texts: str, tmp_path: Path) -> None:
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
+    found = []
+    for plain in (False, True):
+        module = FeatureFlow(
+            LMConfig(name_or_path=small_lm), saes, n_subjects=60,
+            deactivation=DeactivationSettings(n_cases=10, strengths=(0.0,)),
+            steering=SteeringSettings(n_answers=1, strengths=(1.0,), n_texts=5, n_prompts=5),
+        )  # fmt: skip
+        data = TextsDataModule(module.lm, texts=[texts], n_texts=20, eval_batch_size=8)
+        if plain:
+            data.setup("test")
+            batches = list(data.test_dataloader())
+            data = DataLoader(batches, batch_size=None)  # type: ignore[arg-type,assignment]
+        trainer = L.Trainer(
+            accelerator="cpu", logger=False, default_root_dir=tmp_path / str(plain),
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.test(module, data, verbose=False)
+        assert (tmp_path / str(plain) / "feature_flow" / "version_0" / "results.json").is_file()
+        found.append(module.output)
+    one, two = found
+    assert one.values == two.values and one.values["n_texts"] == 20
+    assert (one.settings["data"]["eval_batch_size"], two.settings["data"]) == (8, {})
+    # Without a logger, too, EarlyStopping and others can see the scalars.
+    assert trainer.callback_metrics["deactivation/top-1/matched"] == pytest.approx(
+        one.scalars["deactivation/top-1/matched"]
+    )
 
 
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""Results of the feature flow: summaries, tables and figures from measurements made by hand."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lincorr_lightning.flow.answer_features import AnswerFeatures, AnswerPair
+from lincorr_lightning.flow.deactivation import CutEffect
+from lincorr_lightning.flow.graph import GROUPS, FlowGraph
+from lincorr_lightning.flow.groups import LayerGroups
+from lincorr_lightning.flow.relation_ablation import RelationScores
+from lincorr_lightning.flow.relation_flow import RelationCut, RelationFlow
+from lincorr_lightning.flow.results import (
+    DrawnFlow,
+    Measurements,
+    best_steering,
+    feature_flow_results,
+    summarize_cuts,
+    write_graphs,
+)
+from lincorr_lightning.flow.steering import SteeringPoint
+from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
+
+MLP, STREAM = HookPoint(0, "mlp_out"), HookPoint(0, "residual")
+LM = {"name_or_path": "some/where/my-lm", "dtype": "float32", "fingerprint": {}, "n_parameters": 1}
+
+
+def _cut(layer: int, cut: str, success: float, n: int, r: float = 0.0, **more) -> CutEffect:
+    values = {"method": "top-1", "sources": "all", "group": "all", "loss_change": 0.1} | more
+    return CutEffect(layer=layer, cut=cut, success=success, n=n, r=r, activation_change=-success,
+                     **values)  # fmt: skip
+
+
+CUTS = [
+    _cut(0, "matched", 0.5, 30), _cut(0, "random", 0.1, 30),
+    _cut(1, "matched", 0.2, 10, loss_change=None), _cut(1, "random", 0.0, 10),
+    # None of these counts: of one group, of one hook point, or with a higher r.
+    _cut(0, "matched", 0.9, 30, group="From MLP"), _cut(0, "matched", 0.9, 30, sources="mlp_out"),
+    _cut(0, "matched", 0.3, 30, r=0.5), _cut(0, "random", 0.05, 30, r=0.5),
+]  # fmt: skip
+POINTS = [
+    SteeringPoint(label, "residual.2.1", strategy, strength, 4, behaviour, 0.5, behaviour / 2)
+    for label, plus in (("France", 0.0), ("Italy", 0.2))
+    for strategy, least in (("single", 0.1), ("linear", 0.3))
+    for strength, behaviour in ((0.0, 0.0), (1.0, least + plus), (2.0, least / 2 + plus))
+]
+GRAPH = FlowGraph(Feature(STREAM, 3), (), {}, {}, {})
+
+
+def _relation() -> RelationFlow:
+    """Paris and Rome in France and Italy; only Paris and France share a carrier and flow."""
+    relation = SimpleNamespace(
+        name="city->country",
+        source=SimpleNamespace(texts=["Paris", "Rome"]),
+        target=SimpleNamespace(texts=["France", "Italy"], token_ids=[7, 8]),
+        target_prompts=lambda subjects: [f"{subject} is in" for subject in subjects],
+    )
+    shared = Feature(MLP, 5)
+    pairs = [
+        AnswerPair(s, t, s == t, (shared,) if s == t == 0 else (), (shared,) if s == t == 0 else ())
+        for s in range(2) for t in range(2)
+    ]  # fmt: skip
+    auroc = torch.tensor([1.0, 0.8], dtype=torch.float64)
+    features = {
+        side: {at: AnswerFeatures(at, torch.tensor([5, 6]), auroc) for at in (MLP, STREAM)}
+        for side in ("source", "target")
+    }
+    cuts = [
+        RelationCut(cut, control, n, RelationScores(0.9, None, -0.1, 0.7, 0.8))
+        for cut, control, n in (("none", False, 0), ("carriers", False, 1), ("carriers", True, 1))
+    ]
+    logits = SimpleNamespace(target=torch.tensor([[1.0, 0], [0, 1], [0, 1], [0, 1]]))
+    subjects = ["a", "b", "c", "d"]
+    return RelationFlow(relation, subjects, 2, logits, features, STREAM, pairs, cuts)  # type: ignore[arg-type]
+
+
+def _results(**more) -> Results:
+    kinds = ("mlp_out", "attention_out")
+    groups = LayerGroups(
+        0, 1000, dict.fromkeys(GROUPS, 0.125), {"mlp_out": 0.75, "attention_out": None},
+        {kind: {group: [1, 2] for group in GROUPS} for kind in kinds},
+        {kind: [None, 0.5] for kind in kinds}, {"residual.0": 2},
+    )  # fmt: skip
+    transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
+    found = Measurements(
+        20, 200, [groups], transitions, CUTS, POINTS, **{"relation": _relation()} | more
+    )
+    return feature_flow_results(found, LM, [MLP, STREAM], {"seed": 0})
+
+
+def test_cuts_are_averaged_over_cases() -> None:
+    found = summarize_cuts(CUTS)["top-1"]
+    assert (found["n"], found["r"]) == (40, 0.0)
+    assert found["matched_success"] == pytest.approx((0.5 * 30 + 0.2 * 10) / 40)
+    assert found["random_success"] == pytest.approx(0.1 * 30 / 40)
+    assert found["times_random"] == pytest.approx(17 / 3)
+    assert found["matched_activation_change"] == pytest.approx(-17 / 40)
+    assert found["matched_loss_change"] == pytest.approx(0.1)
+    rescaled = [cut for cut in CUTS if cut.r == 0.5]
+    assert summarize_cuts(rescaled)["top-1"]["matched_success"] == 0.3
+    assert summarize_cuts([]) == {}
+
+
+def test_steering_is_averaged_over_answers() -> None:
+    best = best_steering(POINTS)
+    assert best["linear"] == pytest.approx(
+        {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2}
+    )
+    assert best["single"]["score"] == pytest.approx(0.1)
+
+
+def test_values_of_a_relation_compare_pairs_of_the_reference_with_others() -> None:
+    relation = _results().values["relation"]
+    assert (relation["n_fit"], relation["n_test"]) == (2, 2)
+    assert (relation["n_reference_pairs"], relation["n_other_pairs"]) == (2, 2)
+    assert relation["same_carrier"] == {"mlp_out.0": 0.5}
+    assert relation["same_carrier_permuted"] == {"mlp_out.0": 0.0}
+    assert (relation["shared_flow"], relation["shared_flow_permuted"]) == (0.5, 0.0)
+    assert relation["cuts"][0] == {
+        "cut": "none", "control": False, "n_features": 0, "fixed": 0.9, "target_only": None,
+        "refitted": -0.1, "recall": 0.7, "kept": 0.8,
+    }  # fmt: skip
+
+
+def test_tables_hold_the_measurements() -> None:
+    results = _results()
+    assert [table.name for table in results.tables if table.headline] == [
+        "groups", "deactivation_summary", "relation_cuts", "steering_summary"
+    ]  # fmt: skip
+    assert results.table("groups").rows == [[0, 1000, *[0.125] * 8, 0.75, None]]
+    assert results.table("groups").keys[-2:] == ["auroc_mlp_out", "auroc_attention_out"]
+    assert results.table("deactivation_summary").texts() == [
+        ["top-1", "0.00", "40", "42.5%", "7.5%", "5.7", "10.0%"]
+    ]
+    assert results.table("deactivation").rows[0] == [
+        0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
+    ]  # fmt: skip
+    assert len(results.table("steering").rows) == len(POINTS)
+    assert results.table("answer_features").rows[1] == (
+        "source", "Rome", "mlp_out.0", "mlp_out.0.6", 0.8
+    )  # fmt: skip
+    assert results.table("answer_pairs").rows == [
+        ("Paris", "France", "mlp_out.0.5", "mlp_out.0.5"), ("Rome", "Italy", "", "")
+    ]  # fmt: skip
+
+
+def test_scalars_leave_out_what_is_not_known() -> None:
+    scalars = _results().scalars
+    assert scalars["deactivation/top-1/matched"] == pytest.approx(17 / 40)
+    assert scalars["steering/linear/score"] == pytest.approx(0.2)
+    assert scalars["auroc/mlp_out/layer_0"] == 0.75
+    assert "auroc/attention_out/layer_0" not in scalars
+    assert scalars["relation/r/none"] == 0.9
+    assert scalars["relation/recall/carriers_control"] == 0.7
+    assert len([key for key in scalars if key.startswith("relation/")]) == 3 * 3
+
+
+def test_files(tmp_path) -> None:
+    flow = DrawnFlow("Paris->France", "Flow of Paris and France", [GRAPH, GRAPH])
+    results = _results(flows=[flow])
+    results.write(tmp_path)
+    write_graphs([flow], tmp_path / "graphs")
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["study"] == "feature_flow" and content["saes"] == ["mlp_out.0", "residual.0"]
+    assert set(content["groups"][0]) == {
+        "layer", "n_activations", "shares", "auroc", "zero_norm"
+    }  # fmt: skip
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
+        "groups", "cosines", "joint_activation", "transitions", "deactivation", "rescaling",
+        "steering", "relation", "flow_Paris-France",
+    }  # fmt: skip
+    assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
+        "residual.0.3.json", "residual.0.3.graphml"
+    }  # fmt: skip
+
+
+def test_parts_that_were_skipped_have_no_table_and_no_figure() -> None:
+    found = Measurements(1, 2, [])
+    results = feature_flow_results(found, LM, [], {})
+    assert results.tables == [] and results.values["relation"] is None
+    assert [figure.name for figure in results.figures] == ["groups", "cosines", "joint_activation"]
+
+
+def test_flows_to_draw_and_answers_to_steer_towards() -> None:
+    relation = _relation()
+    drawn = relation.starts_to_draw(1)
+    assert drawn == [("Paris->France", [Feature(STREAM, 5)])]
+    lm = SimpleNamespace(rows=lambda prompts: [[i] for i in range(len(prompts))])
+    matcher = SimpleNamespace(follow=lambda start, thresholds: (start, thresholds))
+    # Italy's feature has an AUROC below 0.9.
+    (answer,) = relation.answers_to_steer(lm, matcher, 0.3, n_answers=4, n_prompts=2)  # type: ignore[arg-type]
+    assert (answer.label, answer.token_id, answer.prompts) == ("France", 7, [[1], [2]])
+    assert answer.graph == (Feature(STREAM, 5), 0.3)
