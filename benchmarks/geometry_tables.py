@@ -23,7 +23,7 @@ FIGURES = Path(__file__).resolve().parent / "figures"
 
 
 def two(value: float | None) -> str:
-    """Two digits, as the README writes them."""
+    """Return a number with two digits, as the README writes them."""
     return "" if value is None else _short(f"{value:.2f}")
 
 
@@ -33,10 +33,10 @@ def _short(text: str) -> str:
 
 
 def levels(results: dict[str, Any]) -> str:
-    """Each shuffling level after the last layer, the overlap with the layer before it."""
+    """Return the table of shuffling levels: last layer, and overlap of the last two layers."""
     rows = []
     for level in results["shuffles"]:
-        blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "as written"
+        blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "unshuffled"
         curves = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
         numbers = [level["loss"], level["entropy"], *(curve[-1] for curve in curves)]
         rows.append([level["shuffle"], blocks, *map(two, numbers)])
@@ -45,7 +45,7 @@ def levels(results: dict[str, Any]) -> str:
 
 
 def dimension_and_loss(results: dict[str, Any]) -> str:
-    """Log ID against log loss after the last layer, as written."""
+    """Return the table of log ID and log loss in the last layer, unshuffled."""
     rows = [
         [entry["n2"], two(entry["pearson"]), f"{two(entry['low'])} to {two(entry['high'])}",
          _short(f"{entry['pearson_p']:.3f}")]
@@ -56,7 +56,7 @@ def dimension_and_loss(results: dict[str, Any]) -> str:
 
 
 def closeness(results: dict[str, Any]) -> str:
-    """Closeness of two knowledges against r and Hit@1."""
+    """Return the table of closeness against r and Hit@1, over pairs."""
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID",
              "wording": "wording of the prompts (null)"}  # fmt: skip
     shown = (("r", None), ("r", "wording"), ("hit1", None))
@@ -68,7 +68,7 @@ def closeness(results: dict[str, Any]) -> str:
             cell = f"{two(test['spearman'])} (p {p}, {test['n_pairs']} pairs)"
             found.setdefault(name, {})[test["against"], test["given"]] = cell
     rows = [[name, *(cells.get(which, "") for which in shown)] for name, cells in found.items()]
-    columns = ("over pairs of knowledges", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
+    columns = ("over pairs", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
     return markdown_table(columns, rows)
 
 
@@ -76,14 +76,14 @@ def main(token_geometry: str, knowledge_geometry: str) -> None:
     """Print the tables and copy the figures.
 
     Args:
-        token_geometry: Folder of a run of the one study.
-        knowledge_geometry: Folder of a run of the other.
+        token_geometry: Folder of a run of TokenGeometry.
+        knowledge_geometry: Folder of a run of KnowledgeGeometry.
     """
     folders = Path(token_geometry), Path(knowledge_geometry)
-    tokens, knowledges = (
+    tokens, knowledge = (
         json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders
     )
-    print(levels(tokens), dimension_and_loss(tokens), closeness(knowledges), sep="\n\n")
+    print(levels(tokens), dimension_and_loss(tokens), closeness(knowledge), sep="\n\n")
     for folder, figure, name in (
         (folders[0], "profiles", "token_geometry"),
         (folders[1], "closeness", "knowledge_geometry"),

@@ -1,17 +1,17 @@
-"""What token geometry costs: intrinsic dimension and overlap, all layers of a prompt, in one run.
+"""Cost of token geometry: intrinsic dimension and overlap in all layers of a prompt.
 
     python -m venv /tmp/dadapy && /tmp/dadapy/bin/pip install dadapy==0.3.4
     python benchmarks/token_geometry.py --dadapy /tmp/dadapy/bin/python
 
 The size is that of an 8B LM and a prompt of 1,024 tokens; the hidden states are a random walk on a
-curved cloud, unless a file is given. Each row is set against the bare products of the same hidden
-states, which tell no neighbor yet. The least of some runs, taken in turns, is shown; memory is the
-peak beyond the hidden states.
+curved cloud, unless a file is given. Each row is compared with the bare products of the same hidden
+states. The minimum of several alternating runs is shown; memory is the peak beyond the hidden
+states.
 
-DADApy needs numpy < 2, and so an environment of its own. It is asked for the first layers only, and
-times are scaled to all layers. Beside it the naive overlap: all distances of each layer by scipy,
-sorted, and a loop over pairs of layers, ks and tokens. The last row spares the distances: the same
-loop over the neighbors that DADApy has already found for GRIDE.
+DADApy needs numpy < 2, and so an environment of its own. It computes the first layers only, and its
+times are scaled to all layers. The naive overlap computes all distances of each layer with scipy,
+sorts them, and loops over pairs of layers, ks and tokens. The last row does without the distances:
+the same loop over the neighbors that DADApy has found for GRIDE.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ json.dump({
 
 
 def random_walk(n_layers: int, n_tokens: int, width: int) -> Tensor:
-    """Layers that each add something curved to the one before, about a common direction."""
+    """Return layers that each add a curved step to the previous one, about a common direction."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.empty(n_layers, n_tokens, width)
     now = torch.randn(width, generator=generator).expand(n_tokens, width)
@@ -96,14 +96,14 @@ def random_walk(n_layers: int, n_tokens: int, width: int) -> Tensor:
         step = torch.sin(latent @ torch.randn(16, width, generator=generator) / 4)
         now = now + step + 0.05 * torch.randn(n_tokens, width, generator=generator)
         hidden[layer] = now
-    hidden[:, 0] *= 50  # the first token of a text is such
+    hidden[:, 0] *= 50  # as the first token of a text often is
     return hidden
 
 
 def ask_dadapy(
     python: str, hidden: Tensor, range_max: int, ks: tuple[int, ...], threads: int
 ) -> dict[str, list[float]]:
-    """Let DADApy estimate, under the interpreter that has it."""
+    """Run DADApy under the interpreter that has it."""
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "hidden.npy", hidden.numpy())
         asked = json.dumps([folder, range_max, list(ks), threads])
@@ -116,7 +116,7 @@ def ask_dadapy(
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """Of one call, with all that it started on the device."""
+    """Return the time of one call, including its work on the device."""
     start = time.perf_counter()
     work()
     if device != "cpu":
@@ -125,14 +125,14 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def peak_mib(device: str) -> float:
-    """Highest memory use so far, of the process or of the device."""
+    """Return the peak memory of the process or of the device."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def now_mib(device: str) -> float:
-    """Memory in use, of the process or of the device."""
+    """Return the memory in use by the process or on the device."""
     if device != "cpu":
         return torch.cuda.memory_allocated() / 2**20
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
@@ -152,20 +152,20 @@ def main(
     repeats: int = 3,
     device: str = "cpu",
 ) -> None:
-    """Print the table, and how far DADApy's numbers are from ours.
+    """Print the table, and the largest difference from DADApy's numbers.
 
     Args:
-        n_layers: Of the LM.
-        n_tokens: Of the prompt.
-        width: Of the LM.
-        hidden_states: A .npy file (n_layers, n_tokens, width) to take in place of random ones.
-        range_scalings: Of the intrinsic dimension.
-        ks: Of the overlap.
-        dadapy: A Python that has DADApy; without it, its rows are left out.
-        dadapy_layers: How many layers DADApy is asked for.
-        threads: Of the processor.
-        repeats: Runs of each row.
-        device: As cpu or cuda.
+        n_layers: Number of layers.
+        n_tokens: Number of tokens of the prompt.
+        width: Width of the hidden states.
+        hidden_states: A .npy file (n_layers, n_tokens, width) to use instead of random ones.
+        range_scalings: Range scalings of the intrinsic dimension.
+        ks: Sizes of the neighborhoods whose overlap is taken.
+        dadapy: A Python interpreter with DADApy; without it, its rows are left out.
+        dadapy_layers: Number of layers that DADApy computes.
+        threads: Number of CPU threads.
+        repeats: Number of runs of each row.
+        device: Such as cpu or cuda.
     """
     torch.set_num_threads(threads)
     if hidden_states is None:

@@ -1,4 +1,4 @@
-"""Reading what somebody wrote a row at a time: JSONL or CSV."""
+"""Files with a row per item: JSONL or CSV."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def read_rows(
     """Read a file row by row.
 
     Args:
-        path: ``.jsonl`` (an object a line) or ``.csv`` (with a header), in UTF-8.
-        what: What it holds, for messages, such as ``edits``.
-        needed: Columns that the header of a CSV must name.
-        optional: Columns that it may name.
+        path: ``.jsonl`` (an object per line) or ``.csv`` (with a header), in UTF-8.
+        what: Name of the items in messages, such as ``edits``.
+        needed: Columns that the header of a CSV must have.
+        optional: Columns that it may have, for messages.
 
     Yields:
-        The place a row stands at, for messages, and the row as it was written: the caller checks
-        its fields.
+        File and line of a row, for messages, and the row unchecked: the caller checks its fields.
 
     Raises:
-        SubjectsError: The file cannot be read, or has a line that is neither; it says which.
+        SubjectsError: The file cannot be read or is of another kind, or a line is not valid; the
+            message names the line.
     """
     path = Path(path)
     try:
@@ -46,7 +46,7 @@ def read_rows(
 
 
 def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    # Not splitlines, which also breaks at characters that may stand in a JSON text.
+    # Not splitlines, which also splits at characters that a JSON string may hold.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -55,7 +55,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
             yield where, json.loads(line)
         except ValueError as error:
             raise SubjectsError(
-                f"{where}: this is not JSON ({error}). Write one object a line."
+                f"{where}: this is not JSON ({error}). Write one object per line."
             ) from error
 
 
@@ -68,9 +68,9 @@ def _csv_lines(
         header = [name.strip() for name in reader.fieldnames or ()]
         missing = [name for name in needed if name not in header]
         if missing:
-            may = f", and may name {_listed(optional)}" if optional else ""
+            may = f", and may have {_listed(optional)}" if optional else ""
             raise SubjectsError(
-                f"{path}, line 1: the header lacks {_listed(missing)}. It must name "
+                f"{path}, line 1: the header lacks {_listed(missing)}. It must have "
                 f"{_listed(needed)}{may}."
             )
         reader.fieldnames = header
@@ -79,7 +79,7 @@ def _csv_lines(
             where = f"{path}, line {reader.line_num}"
             if None in entry:
                 raise SubjectsError(
-                    f"{where}: there are more fields than the header names. Put a field that holds "
+                    f"{where}: there are more fields than the header has. Put a field that holds "
                     "a comma in double quotes."
                 )
             good = reader.line_num

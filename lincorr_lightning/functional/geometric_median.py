@@ -1,4 +1,4 @@
-"""Geometric median of points."""
+"""The geometric median."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from torch import Tensor
 
 @torch.no_grad()
 def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6) -> Tensor:
-    """Point whose mean distance to all points is least, by Weiszfeld's iteration.
+    """Return the point with the smallest mean distance to all points, by Weiszfeld's iteration.
 
-    Unlike the mean, few points far off do not move it.
+    Unlike the mean, it is robust to outliers.
 
     Args:
         points: ``(..., n, d)``.
-        n_steps: Most iterations.
-        tolerance: Iterations end when none moves further than this share of the mean distance.
+        n_steps: Maximum number of iterations.
+        tolerance: Iterations end when the median moves by less than this fraction of the mean
+            distance.
 
     Returns:
         ``(..., d)``.
@@ -28,7 +29,7 @@ def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6)
     for _ in range(n_steps):
         distance = (points - median[..., None, :]).norm(dim=-1)
         scale = distance.mean(-1, keepdim=True)
-        # A point that the median has come upon would weigh infinitely.
+        # A point that coincides with the median would have infinite weight.
         weight = distance.clamp(min=torch.finfo(points.dtype).eps * scale + 1e-30).reciprocal()
         new = (points * weight[..., None]).sum(-2) / weight.sum(-1, keepdim=True)
         moved = (new - median).norm(dim=-1, keepdim=True)

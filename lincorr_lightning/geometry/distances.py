@@ -1,8 +1,8 @@
-"""Nearest tokens of every token, layer by layer, without a distance matrix that outlives its batch.
+"""Nearest tokens of every token in each layer; a distance matrix lives no longer than its batch.
 
-Squared distances come from matrix products in float32. What float32 cannot tell is computed again
-in float64: from differences where a few distances cancel or neighbors are in doubtful order, from
-products where many cancel. Copies (tokens with equal hidden states) are found by comparison, taken
+Squared distances come from matrix products in float32. What float32 cannot resolve is recomputed in
+float64: from differences where few distances cancel or the order of neighbors is uncertain, from
+products where many cancel. Copies (tokens with equal hidden states) are found by comparison, left
 out, and mapped back.
 """
 
@@ -15,35 +15,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Columns whose products are added up at a time: the cloud of a vocabulary's probabilities is not
+# Columns whose products are summed at a time, so that a cloud of next-token probabilities is not
 # copied as a whole.
 _COLUMNS = 8192
-# Tokens whose products with those after them are taken at a time.
+# Tokens whose products with later ones are taken at a time.
 _STRIP = 256
-# Ranks beyond k that are looked at, so that a doubtful order at k can be seen to end.
+# Ranks beyond k that are computed, to see where an uncertain order at k ends.
 _MARGIN = 4
-# A squared distance below so many times its error has lost too many digits.
+# A squared distance below this multiple of its error has lost too many digits.
 _DIGITS = 2**10
-# More lost distances than this share of all pairs are cheaper by products than by differences.
+# If more than this fraction of all distances is lost, products are cheaper than differences.
 _MANY = 1 / 64
-# Layers whose longest token has its squared norm outside come too near to float32's limits.
+# Largest squared norms of a layer that float32 can hold with its products.
 _SAFE = (1e-24, 1e30)
 
 
 class NearestTokens(NamedTuple):
     """The nearest distinct tokens of every token.
 
-    Tokens of a layer whose hidden states are equal are copies of the first of them. Lists hold
-    first ones only, and a copy has the list of its first: no distance is zero.
+    Tokens of a layer with equal hidden states are copies of the first of them. Neighbors are first
+    tokens only, and a copy has the neighbors of its first token: no distance is zero.
 
     Attributes:
-        distances: Euclidean, increasing, ``(..., n_tokens, max_rank)``, float64; inf where a layer
-            has fewer distinct tokens.
-        indices: Positions of these tokens, likewise, int64; -1 where there are fewer.
+        distances: Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if a
+            layer has fewer distinct tokens.
+        indices: Positions of these tokens, same shape, int64; -1 if there are fewer.
         first: Position of the first token with the same hidden state, ``(..., n_tokens)``, int64;
             a token's own position unless it is a copy.
-        k: Up to this rank the order is that of distances in float64; beyond, tokens whose
-            distances agree within the error of float32 may have changed places.
+        k: Rank up to which neighbors are in the order of float64 distances; beyond, tokens whose
+            distances agree within the error of float32 may be swapped.
     """
 
     distances: Tensor
@@ -53,7 +53,7 @@ class NearestTokens(NamedTuple):
 
     @property
     def distinct(self) -> Tensor:
-        """Which tokens are no copies, ``(..., n_tokens)`` bool."""
+        """Whether a token is not a copy, ``(..., n_tokens)`` bool."""
         return self.first == torch.arange(self.first.shape[-1], device=self.first.device)
 
 
@@ -63,15 +63,15 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype; the last
-            of the leading dimensions counts layers, those before it prompts. Probabilities of the
-            next token, ``(..., 1, n_tokens, n_vocabulary)``, are a cloud as well.
-        max_rank: How many neighbors are listed; for GRIDE the largest n2.
-        k: How many of them are needed in exact order; for overlaps the largest k. All by default,
-            which takes longer.
+            leading dimension is layers, the others are prompts. Next-token probabilities,
+            ``(..., 1, n_tokens, n_vocabulary)``, are a cloud as well.
+        max_rank: Number of neighbors; for GRIDE the largest n2.
+        k: Number of neighbors in exact order; for overlaps the largest k. None takes all, which is
+            slower.
 
     Raises:
-        ValueError: The shape is another, there are fewer than max_rank + 1 tokens, k is not within
-            1 and max_rank, or a layer, which is named, has NaN or infinite hidden states.
+        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, k is not within 1
+            and max_rank, or a layer, which is named, has NaN or infinite hidden states.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
@@ -109,11 +109,11 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
 
 
 def layer_name(position: int, leading: tuple[int, ...]) -> str:
-    """Name a layer in a message.
+    """Return the name of a layer for messages.
 
     Args:
-        position: Where it is in the flattened leading dimensions.
-        leading: These dimensions, layers last.
+        position: Position in the flattened leading dimensions.
+        leading: The leading dimensions, layers last.
 
     Example:
         >>> layer_name(7, (9,)), layer_name(7, (2, 5))
@@ -126,12 +126,12 @@ def layer_name(position: int, leading: tuple[int, ...]) -> str:
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """How many numbers to work on at a time: a processor caches them, a GPU is kept busy."""
+    """Return how many numbers to process at a time: a CPU caches them, a GPU is kept busy."""
     return 2**20 if device.type == "cpu" else 2**26
 
 
 def layers_per_batch(layers: Tensor) -> int:
-    """How many layers ``(n_layers, n_tokens, d)`` to take at a time."""
+    """Return how many of the layers, ``(n_layers, n_tokens, d)``, to process at a time."""
     _, n_tokens, width = layers.shape
     numbers = numbers_at_once(layers.device)
     size = min(numbers // n_tokens**2, 8 * numbers // (n_tokens * min(width, _COLUMNS)))
@@ -139,14 +139,14 @@ def layers_per_batch(layers: Tensor) -> int:
 
 
 class Products:
-    """Products of all pairs of tokens, a batch of layers at a time, in memory that is used anew.
+    """Inner products of all pairs of tokens for a batch of layers, in reused memory.
 
-    To allocate this memory for each batch would take longer than to fill it.
+    Allocating this memory for each batch takes longer than filling it.
 
     Args:
-        layers: What the batches come from, ``(n_layers, n_tokens, d)``.
-        size: Layers in a batch, at most.
-        dtype: Of the products; float32 by default, or float64 if the layers are.
+        layers: All layers, ``(n_layers, n_tokens, d)``.
+        size: Maximum number of layers of a batch.
+        dtype: Type of the products; None takes float32, or float64 if the layers are float64.
     """
 
     def __init__(self, layers: Tensor, size: int, dtype: torch.dtype | None = None) -> None:
@@ -158,12 +158,13 @@ class Products:
         self._part = torch.empty_like(self._sum) if width > columns else self._sum
 
     def about_mean(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``x·y`` and ``|x|²`` about the mean token: distances do not change with the origin.
+        """Return ``x·y`` and ``|x|²`` relative to the mean token.
 
-        Near the mean the products are smallest, and least is lost when they cancel.
+        Distances do not depend on the origin; at the mean, products are small and lose the fewest
+        digits when they cancel.
 
         Args:
-            tokens: ``(n, n_tokens, d)``, n at most `size`.
+            tokens: Layers, ``(n, n_tokens, d)``, n at most `size`.
 
         Returns:
             ``(n, n_tokens, n_tokens)``, valid until the next call, and ``(n, n_tokens)``, float64.
@@ -183,7 +184,7 @@ class Products:
 
 
 def _multiply(tokens: Tensor, out: Tensor) -> None:
-    """``x xᵀ`` of each layer; a processor takes what is above the diagonal, and mirrors it."""
+    """Compute ``x xᵀ`` of each layer; on the CPU, the upper triangle, which is mirrored."""
     n_tokens = tokens.shape[1]
     if tokens.device.type != "cpu" or n_tokens < 2 * _STRIP:
         torch.bmm(tokens, tokens.mT, out=out)
@@ -197,7 +198,7 @@ def _multiply(tokens: Tensor, out: Tensor) -> None:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply float32 matrices in float32: without autocast, TF32 or bfloat16."""
+    """Multiply float32 matrices in float32, without autocast, TF32 or bfloat16."""
     cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = cuda.fp32_precision, cpu.fp32_precision
     cuda.fp32_precision = cpu.fp32_precision = "ieee"
@@ -209,13 +210,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 class _Listed(NamedTuple):
-    """What the products tell of the nearest tokens, ``(n_layers, n_tokens, length)``.
+    """Nearest tokens by their products, ``(n_layers, n_tokens, length)``.
 
     Attributes:
         distances: Increasing, float64.
-        indices: Whose they are.
-        norms: Squared norms about the mean token, ``(n_layers, n_tokens)``.
-        error: Share of ``|x|² + |y|²`` that a squared distance may be wrong by.
+        indices: Positions of the tokens.
+        norms: Squared norms relative to the mean token, ``(n_layers, n_tokens)``.
+        error: Error of a squared distance as a fraction of ``|x|² + |y|²``.
     """
 
     distances: Tensor
@@ -256,7 +257,7 @@ def _check_finite(tokens: Tensor, norms: Tensor, start: int, leading: tuple[int,
 
 
 def _list_nearest(tokens: Tensor, products: Products, max_rank: int, k: int) -> _Listed:
-    """In float32; in float64 if that has not the range, or loses many distances."""
+    """Rank in float32; in float64 if float32 lacks the range or loses many distances."""
     product, norms = products.about_mean(tokens)
     if product.dtype != torch.float64:
         longest = norms.amax(1)
@@ -270,29 +271,29 @@ def _list_nearest(tokens: Tensor, products: Products, max_rank: int, k: int) -> 
 
 
 def _rank(product: Tensor, norms: Tensor, width: int, max_rank: int, k: int) -> _Listed:
-    """Overwrites `product`."""
-    # The own norm is the same along a row and left out of the ranking.
+    """Rank by distance; overwrites `product`."""
+    # A token's own norm is constant along its row, so the ranking does without it.
     scores = product.mul_(-2).add_(norms[:, None].to(product.dtype))
     scores.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     length = min(max(max_rank, k + _MARGIN), norms.shape[1] - 1)
     values, indices = scores.topk(length, largest=False)
     distances = values.double().add_(norms[..., None]).clamp_(min=0).sqrt_()
-    # Twice and more what sums of so many products were seen to be off by, of any sign.
+    # More than twice the largest error observed in sums of so many products.
     error = torch.finfo(product.dtype).eps * max(8, width**0.5 / 4)
     return _Listed(distances, indices, norms, error)
 
 
 def _lost_below(listed: _Listed) -> Tensor:
-    """Distance of each token below which digits are lost, ``(n_layers, n_tokens)``.
+    """Return the distance of each token below which digits are lost, ``(n_layers, n_tokens)``.
 
-    From ``|y| <= |x| + r``, and so ``|x|² + |y|² <= 3 |x|² + 2 r²``.
+    It follows from ``|y| <= |x| + r``, so that ``|x|² + |y|² <= 3 |x|² + 2 r²``.
     """
     share = _DIGITS * listed.error
     return (listed.norms * (3 * share / (1 - 2 * share))).sqrt()
 
 
 def _mark_copies(tokens: Tensor, listed: _Listed, first: Tensor) -> set[int]:
-    """Enter copies in `first`; tell which layers have some."""
+    """Mark copies in `first`, and return which layers have some."""
     suspects = listed.distances[..., 0] <= _lost_below(listed)
     copied = set()
     for layer in suspects.any(1).nonzero().flatten().tolist():
@@ -306,7 +307,7 @@ def _mark_copies(tokens: Tensor, listed: _Listed, first: Tensor) -> set[int]:
 
 
 def _settle(tokens: Tensor, listed: _Listed, max_rank: int, k: int) -> tuple[Tensor, Tensor]:
-    """Compute again what is in doubt, and sort; tokens are distinct.
+    """Recompute what is uncertain, and sort; tokens are distinct.
 
     Returns:
         Distances and indices, ``(n_layers, n_tokens, max_rank)``.
@@ -314,14 +315,14 @@ def _settle(tokens: Tensor, listed: _Listed, max_rank: int, k: int) -> tuple[Ten
     distances, indices, norms, error = listed
     n_tokens, length = distances.shape[1:]
     lost = distances < _lost_below(listed)[..., None]
-    # The order is asked for in a window of ranks only.
+    # Only these ranks must be in exact order.
     window = min(k + _MARGIN, length)
     squared = distances[..., :window].square()
-    # Of any token as near as these, for the reason given at `_lost_below`.
+    # Error bound for any token as near as these, see `_lost_below`.
     doubt = error * (3 * norms[..., None] + 2 * squared[..., -1:])
     close = squared.diff(dim=-1) <= 2 * doubt
     if length < n_tokens - 1:
-        # Some token that is not listed may be nearer than one that is.
+        # A token that is not listed may be nearer than one that is.
         unsure = lost[..., -1] | close[..., k - 1 :].all(-1)
         for layer in unsure.any(1).nonzero().flatten().tolist():
             rows = unsure[layer].nonzero().flatten()
@@ -341,7 +342,7 @@ def _settle(tokens: Tensor, listed: _Listed, max_rank: int, k: int) -> tuple[Ten
 
 
 def _from_differences(tokens: Tensor, layer: Tensor, token: Tensor, other: Tensor) -> Tensor:
-    # Few enough at a time to stay in the cache, or to keep an accelerator busy.
+    # As many at a time as fit the cache of a CPU, or keep a GPU busy.
     size = max(1, numbers_at_once(tokens.device) // 16 // tokens.shape[-1])
     parts = zip(*(torch.split(part, size) for part in (layer, token, other)), strict=True)
     return torch.cat(
@@ -363,14 +364,14 @@ def _from_all(tokens: Tensor, rows: Tensor, length: int) -> tuple[Tensor, Tensor
 
 
 def _sort(distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """By distance, then by position."""
+    """Sort by distance, then by position."""
     indices, order = indices.sort(dim=-1)
     distances, by_distance = distances.gather(-1, order).sort(dim=-1, stable=True)
     return distances, indices.gather(-1, by_distance)
 
 
 def _among_distinct(tokens: Tensor, first: Tensor, max_rank: int, k: int) -> tuple[Tensor, Tensor]:
-    """Neighbors in a layer ``(n_tokens, d)`` that has copies, for copies too."""
+    """Return the neighbors of all tokens in a layer with copies, ``(n_tokens, d)``."""
     kept = (first == torch.arange(len(first), device=first.device)).nonzero().flatten()
     n_listed = min(max_rank, len(kept) - 1)
     shape = (len(tokens), max_rank)

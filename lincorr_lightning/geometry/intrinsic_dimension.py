@@ -14,23 +14,23 @@ from torch import Tensor
 
 from lincorr_lightning.geometry.distances import NearestTokens, layer_name
 
-# n2; its half is n1 (Viswanathan et al., section 3).
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
+"""The paper's range scalings n2, twice n1 (Viswanathan et al., section 3)."""
 
-# Each step doubles the digits: some six are taken, from any start.
+# Newton's method doubles the digits with each step: about six are taken.
 _MAX_STEPS = 60
 _CONVERGED = 1e-12
-# Where x/(1 - exp(-x)) comes from its series.
+# Below this, x / (1 - exp(-x)) is computed from its series.
 _SMALL = 1e-4
 
 
 class IntrinsicDimension(NamedTuple):
-    """Intrinsic dimension per layer and range scaling.
+    """Intrinsic dimension by layer and range scaling.
 
     Attributes:
-        dimension: ``(..., n_layers, n_scalings)``, float64; inf where all tokens have their n1-th
-            and n2-th neighbor at one distance, as the corners of a simplex have.
-        standard_error: Likewise, from the observed information.
+        dimension: ``(..., n_layers, n_scalings)``, float64; inf if each token has its n1-th and
+            n2-th neighbor at the same distance, like the corners of a simplex.
+        standard_error: From the observed information, ``(..., n_layers, n_scalings)``, float64.
         n_tokens: Number of distinct tokens, ``(..., n_layers)``, int64.
     """
 
@@ -48,12 +48,12 @@ def intrinsic_dimension(
     With ``μ = r_{n2} / r_{n1}`` of each distinct token and n2 = 2 n1, maximum likelihood for d
     under ``p(μ | d) = d (μ^d - 1)^{n2-n1-1} / (B(n2-n1, n1) μ^{(n2-1)d+1})``. At n2 = 2 it is the
     2NN estimator, ``d = (N - 1) / Σ log μ``. As in DADApy, the score's N/d is (N - 1)/d, which
-    makes 2NN unbiased, and ratios beyond ``q50 + 20 (q95 - q50)`` are left out: such a token has a
-    neighbor that is all but its copy.
+    makes 2NN unbiased, and ratios above ``q50 + 20 (q95 - q50)`` are left out: such a token has an
+    almost identical neighbor.
 
     Args:
-        nearest: What `nearest_tokens` found, up to the largest of the scalings.
-        range_scalings: The n2's, even, at least 2.
+        nearest: Result of `nearest_tokens`, up to the largest range scaling.
+        range_scalings: Range scalings n2, even, at least 2.
 
     Raises:
         ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
@@ -84,7 +84,7 @@ def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
         if n2 < 2 or n2 % 2:
             raise ValueError(f"range scaling {n2} must be even and at least 2: n2 = 2 n1")
         if n2 > max_rank:
-            raise ValueError(f"range scaling {n2} needs neighbors up to it; listed are {max_rank}")
+            raise ValueError(f"range scaling {n2} needs as many neighbors; there are {max_rank}")
     if not range_scalings:
         raise ValueError("there must be a range scaling, such as 2")
     n_distinct = nearest.distinct.sum(-1).flatten()
@@ -99,9 +99,9 @@ def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
 
 
 def _without_outliers(log_ratio: Tensor) -> Tensor:
-    """Which ratios are used; NaN ones are not."""
+    """Return which ratios are used: neither outliers nor NaN."""
     ratio = log_ratio.exp()
-    # NaN is sorted last. torch's own quantile refuses large tensors.
+    # NaN is sorted last. torch.nanquantile refuses large tensors.
     ordered = ratio.sort(dim=-1).values
     last = (~ratio.isnan()).sum(-1, keepdim=True) - 1
 
@@ -111,28 +111,28 @@ def _without_outliers(log_ratio: Tensor) -> Tensor:
         return low + (q * last - below) * (high - low)
 
     middle, high = quantile(0.5), quantile(0.95)
-    # Equality keeps a cloud in which all ratios are the same.
+    # With <=, a cloud in which all ratios are equal keeps them.
     return ratio <= middle + 20 * (high - middle)
 
 
 def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
-    """Root of the score, and the observed information there.
+    """Return the root of the score, and the observed information there.
 
     The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
-    h(x) = x / (1 - exp(-x)): convex and falling, so that Newton's steps from 0 come nearer to the
-    root from one side, whatever the cloud; at n2 = 2 the first is the closed form.
+    h(x) = x / (1 - exp(-x)): convex and decreasing, so that Newton's method from 0 approaches the
+    root from one side for every cloud; at n2 = 2 the first step is the closed form.
 
     Args:
-        log_ratio: log μ, ``(..., n_scalings, n_tokens)``; 0 where not used.
-        used: Likewise, bool.
-        outer: The n2's, ``(n_scalings,)``.
+        log_ratio: log μ, ``(..., n_scalings, n_tokens)``; 0 if not used.
+        used: Whether a ratio is used, ``(..., n_scalings, n_tokens)`` bool.
+        outer: Range scalings n2, ``(n_scalings,)``.
     """
     n2 = outer.double()
     a = n2 / 2 - 1
     n = used.sum(-1).double()
     total = log_ratio.sum(-1)
-    tied = total <= 0
-    total = total.where(~tied, 1.0)
+    is_infinite = total <= 0
+    total = total.where(~is_infinite, 1.0)
     d = torch.zeros_like(total)
     for _ in range(_MAX_STEPS):
         h, slope = _growth(d[..., None] * log_ratio)
@@ -147,11 +147,11 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> tuple
     # (log μ)² μ^-d / (1 - μ^-d)², times d².
     curvature = (h**2 * (-x).exp() * used).sum(-1)
     information = (n + a * curvature) / d**2
-    return d.where(~tied, torch.inf), information.where(~tied, 0.0)
+    return d.where(~is_infinite, torch.inf), information.where(~is_infinite, 0.0)
 
 
 def _growth(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``h(x) = x / (1 - exp(-x))`` and its slope, for x from 0 on."""
+    """Return ``h(x) = x / (1 - exp(-x))`` and its derivative, for x >= 0."""
     small = x < _SMALL
     safe = x.where(~small, 1.0)
     share = -torch.expm1(-safe)

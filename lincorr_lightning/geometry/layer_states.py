@@ -1,4 +1,4 @@
-"""Hidden states of all layers of a causal LM, of whatever architecture."""
+"""Hidden states of all layers of a causal LM of any architecture."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lincorr_lightning.lm.modes import evaluating
 
 
 class LayerStates(NamedTuple):
-    """What an LM made of some prompts of one length.
+    """Hidden states and logits of some prompts of one length.
 
     Attributes:
-        hidden: ``(n_prompts, n_layers, n_tokens, d)``, in the LM's dtype, on its device. That of
-            the last layer is what the head is given, after the final norm where there is one.
-        logits: ``(n_prompts, n_tokens, n_vocabulary)``, likewise; None if not asked for.
+        hidden: ``(n_prompts, n_layers, n_tokens, d)``, in the LM's dtype, on its device. Those of
+            the last layer are the input of the head, after the final norm if there is one.
+        logits: ``(n_prompts, n_tokens, n_vocabulary)``, likewise; None without logits.
     """
 
     hidden: Tensor
@@ -35,48 +35,48 @@ def read_layers(
     embedding_layer: bool = False,
     logits: bool = True,
 ) -> LayerStates:
-    """Read the hidden states of all tokens of all layers, in one forward.
+    """Return the hidden states of all tokens in all layers, from one forward pass.
 
-    The LM is asked in eval mode and its own precision; modes and autocast are as before
-    afterwards. What the tokenizer puts in front of a text, such as BOS, is put in front here, and
-    left out of what is returned.
+    The LM runs in eval mode and in its own precision; modes and autocast are restored. The
+    tokenizer's special tokens at the beginning of a text, such as BOS, are added here and left out
+    of the result.
 
     Args:
         lm: The LM.
         tokens: Token ids, all of one length, ``(n_prompts, n_tokens)``.
         prompts: Names of the prompts, for messages.
-        embedding_layer: Whether the token embedding comes first, as layer 0; the layers after it
-            are counted from 1.
-        logits: Whether logits are needed.
+        embedding_layer: Whether the token embedding comes first, as layer 0; the other layers are
+            counted from 1.
+        logits: Whether to return logits.
 
     Raises:
         NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        LanguageModelError: The LM does not tell its layers' hidden states.
+        LanguageModelError: The LM does not return its layers' hidden states.
     """
     device = lm.model.device
     prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
     options = {"output_hidden_states": True} | ({} if logits else {"logits_to_keep": 1})
     with evaluating(lm.model), torch.autocast(device.type, enabled=False):
-        said = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
-    states = getattr(said, "hidden_states", None)
+        output = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
+    states = getattr(output, "hidden_states", None)
     if not states or any(layer.shape[:2] != rows.shape for layer in states):
         raise LanguageModelError(
-            f"{type(lm.model).__name__} does not tell the hidden state of each token after each "
-            "layer (`output_hidden_states`), so they cannot be looked at."
+            f"{type(lm.model).__name__} does not return the hidden state of each token after "
+            "each layer (`output_hidden_states`), so they cannot be observed."
         )
     first = 0 if embedding_layer else 1
-    # A large LM's layers may lie on several devices.
+    # The layers of a large LM may be on several devices.
     hidden = torch.stack([layer[:, len(prefix) :].to(device) for layer in states[first:]], dim=1)
     _check_finite(hidden, lm, prompts, first)
-    return LayerStates(hidden, said.logits[:, len(prefix) :].to(device) if logits else None)
+    return LayerStates(hidden, output.logits[:, len(prefix) :].to(device) if logits else None)
 
 
 @torch.no_grad()
 def read_last_states(
     lm: LanguageModel, prompts: Sequence[str], embedding_layer: bool = False
 ) -> Tensor:
-    """Read the hidden state of each prompt's last token after each layer.
+    """Return the hidden state of each prompt's last token after each layer.
 
     Args:
         lm: The LM.
@@ -88,21 +88,21 @@ def read_last_states(
 
     Raises:
         NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        LanguageModelError: The LM does not tell its layers' hidden states.
-        SubjectsError: A prompt without tokens, or longer than the LM can read.
+        LanguageModelError: The LM does not return its layers' hidden states.
+        SubjectsError: A prompt has no tokens, or more than the LM can read.
     """
     rows = lm.rows(prompts)
     found: dict[int, Tensor] = {}
     n_prefix = len(lm.prefix)
 
-    def ask(batch: list[int]) -> None:
+    def read(batch: list[int]) -> None:
         tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
         names = [repr(prompts[i]) for i in batch]
         states = read_layers(lm, tokens, names, embedding_layer, logits=False)
         found.update(zip(batch, states.hidden[:, :, -1].clone(), strict=True))
 
-    # Of one length, so that no architecture sees padding.
-    lm.in_batches([len(row) for row in rows], ask, alike=True)
+    # Batches of one length need no padding, whatever the architecture.
+    lm.in_batches([len(row) for row in rows], read, alike=True)
     return torch.stack([found[i] for i in range(len(prompts))])
 
 
@@ -113,5 +113,5 @@ def _check_finite(hidden: Tensor, lm: LanguageModel, prompts: Sequence[str], fir
         raise NonFiniteError(
             f"the hidden states of {name} of the LM {lm.config.name_or_path} are NaN or infinite "
             f"for prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "
-            "lm.dtype to bfloat16 or float32; else its weights are broken."
+            "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
         )

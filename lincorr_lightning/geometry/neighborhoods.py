@@ -1,4 +1,4 @@
-"""Neighborhoods of tokens: their overlap between layers, angles in them, and cosines of all pairs.
+"""Neighborhoods of tokens: overlap between layers, angles, and cosines of all pairs.
 
 The observables of "The Geometry of Tokens in Internal Representations of Large Language Models"
 (Viswanathan et al., 2025, arXiv 2501.10573), besides the intrinsic dimension.
@@ -25,8 +25,8 @@ class CosineStatistics(NamedTuple):
     """Cosine similarity over the pairs of tokens of each layer.
 
     Attributes:
-        mean: ``(..., n_layers)``, float64.
-        std: Population standard deviation, likewise.
+        mean: Mean over pairs, ``(..., n_layers)``, float64.
+        std: Population standard deviation over pairs, ``(..., n_layers)``, float64.
     """
 
     mean: Tensor
@@ -35,13 +35,13 @@ class CosineStatistics(NamedTuple):
 
 @torch.no_grad()
 def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
-    """The k nearest other tokens of each token, copies and all.
+    """Return the k nearest other tokens of each token, including copies.
 
-    A token's own copies come first, the copies of a neighbor right after it, all in the order of
+    A token's own copies come first, and the copies of a neighbor right after it, in the order of
     the text. Without copies these are the first k of ``nearest.indices``.
 
     Args:
-        nearest: What `nearest_tokens` found, with at least this k.
+        nearest: Result of `nearest_tokens`, with at least this k.
         k: Size of a neighborhood.
 
     Returns:
@@ -58,8 +58,8 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     """
     if not 1 <= k <= nearest.k:
         raise ValueError(
-            f"a neighborhood of {k} tokens is asked for, and neighbors are in order up to "
-            f"{nearest.k}; give nearest_tokens the largest k"
+            f"a neighborhood of {k} tokens needs k within 1 and {nearest.k}, up to which neighbors "
+            "are in order; give nearest_tokens the largest k"
         )
     n_tokens = nearest.first.shape[-1]
     indices = nearest.indices[..., :k].reshape(-1, n_tokens, k)
@@ -76,9 +76,9 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
 def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
     n_tokens, k = indices.shape
     position = torch.arange(n_tokens, device=indices.device)
-    # Tokens at one distance have one rank, so that position decides between their copies too.
+    # Tokens at the same distance have the same rank, so that position orders their copies too.
     apart = torch.nn.functional.pad(distances.diff(dim=1) > 0, (1, 0))
-    # Rank of each first token in each list; one more column takes the places that hold none.
+    # Rank of each first token in each list; the last column takes the entries that are empty.
     rank = indices.new_full((n_tokens, n_tokens + 1), k + 1)
     rank.scatter_(1, indices.where(indices >= 0, n_tokens), 1 + apart.cumsum(1))
     rank[position, first] = 0
@@ -89,15 +89,15 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
 
 @torch.no_grad()
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
-    """Share of each token's k nearest tokens in one layer that are among them in another.
+    """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
     ``|kNN_a ∩ kNN_b| / k``; its mean over tokens is the paper's neighborhood overlap. Copies are
-    tokens like others here: they have an overlap of their own, and count as neighbors.
+    tokens like all others here: they have an overlap of their own, and count as neighbors.
 
     Args:
-        a: Neighborhoods in one layer, ``(..., n_tokens, k_max)``, of `neighborhoods`.
-        b: In another, likewise.
-        ks: Sizes of the neighborhood, up to k_max.
+        a: Neighborhoods in one layer, from `neighborhoods`, ``(..., n_tokens, k_max)``.
+        b: Neighborhoods in the other layer, same shape.
+        ks: Sizes of the neighborhood, at most k_max.
 
     Returns:
         ``(..., n_tokens, n_ks)``, float64.
@@ -117,7 +117,7 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     k_max = a.shape[-1]
     wrong = [k for k in ks if not 1 <= k <= k_max]
     if wrong or not ks:
-        raise ValueError(f"k {wrong} must be within 1 and {k_max}, the neighbors given")
+        raise ValueError(f"k {wrong} must be within 1 and {k_max}, the number of neighbors")
     n_tokens = a.shape[-2]
     rank = torch.arange(k_max, device=a.device)
     sizes = torch.tensor(list(ks), device=a.device)
@@ -130,23 +130,23 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
 
 
 def _shared(a: Tensor, b: Tensor, ranks_b: Tensor, rank: Tensor, sizes: Tensor) -> Tensor:
-    """How many tokens are in both, for each k: ``(n_tokens, n_ks)``."""
+    """Return the number of tokens in both, ``(n_tokens, n_ks)``."""
     ranks_b.scatter_(1, b, rank.expand_as(b))
-    # A token is in both from the k on that its later rank is below.
+    # A token is in both neighborhoods for each k above its higher rank.
     enters = torch.maximum(ranks_b.gather(1, a), rank)
     ranks_b.scatter_(1, b, len(rank))
     return (enters[..., None] < sizes).sum(1)
 
 
 def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
-    """Neighborhood overlap of each layer with the next one.
+    """Return the neighborhood overlap of each layer with the next one.
 
     Args:
-        nearest: What `nearest_tokens` found, ``(..., n_layers, n_tokens)`` tokens.
+        nearest: Result of `nearest_tokens` for ``(..., n_layers, n_tokens)`` tokens.
         ks: Sizes of the neighborhood.
 
     Returns:
-        Of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
+        Overlap of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
 
     Raises:
         ValueError: A k is not within 1 and ``nearest.k``.
@@ -157,18 +157,18 @@ def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
-    """Angle at each token between the directions of its first and second nearest distinct token.
+    """Return the angle at each token between its first and second nearest distinct token.
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        nearest: What `nearest_tokens` found in them, two neighbors at least.
+        nearest: Their `nearest_tokens`, at least two.
 
     Returns:
-        In degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
+        Degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
 
     Raises:
-        ValueError: Neighbors and hidden states do not belong together, there is but one neighbor,
-            or a layer, which is named, has fewer than three distinct tokens.
+        ValueError: Neighbors and hidden states differ in shape, there is only one neighbor, or a
+            layer, which is named, has fewer than three distinct tokens.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -199,14 +199,14 @@ def _angles(tokens: Tensor, one: Tensor, two: Tensor) -> Tensor:
     for own, a, b in zip(*(torch.split(x, size) for x in (tokens, one, two)), strict=True):
         u, v = (tokens[near].double() - own.double() for near in (a, b))
         u, v = (torch.nn.functional.normalize(x, dim=-1, eps=0) for x in (u, v))
-        # Kahan's form: the arc cosine has no digits left near 0 and 180 degrees.
+        # Kahan's formula: the arc cosine loses its digits near 0 and 180 degrees.
         parts.append(2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1)))
     return torch.cat(parts).rad2deg()
 
 
 @torch.no_grad()
 def cosine_statistics(hidden: Tensor) -> CosineStatistics:
-    """Mean and spread of the cosine similarity over all pairs of different tokens of a layer.
+    """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
     The mean needs no pairs: ``(|Σ u|² - N) / (N (N - 1))`` of the unit vectors u.
 
@@ -225,8 +225,8 @@ def cosine_statistics(hidden: Tensor) -> CosineStatistics:
     *leading, n_tokens, width = hidden.shape
     if n_tokens < 2 or not leading:
         raise ValueError(
-            f"hidden states {tuple(hidden.shape)} must be (..., n_layers, n_tokens, d), with two "
-            "tokens at least"
+            f"hidden states {tuple(hidden.shape)} must be (..., n_layers, n_tokens, d), with at "
+            "least two tokens"
         )
     layers = hidden.reshape(-1, n_tokens, width)
     size = layers_per_batch(layers)

@@ -1,6 +1,6 @@
-"""What is observed of the cloud of a prompt's tokens, layer by layer, and of what is said of them.
+"""Observables of the clouds of a prompt's tokens by layer, and of its next-token distributions.
 
-After "The Geometry of Tokens in Internal Representations of Large Language Models" (Viswanathan et
+From "The Geometry of Tokens in Internal Representations of Large Language Models" (Viswanathan et
 al., 2025, arXiv 2501.10573).
 """
 
@@ -22,17 +22,17 @@ from lincorr_lightning.geometry.neighborhoods import (
 
 
 class TokenObservables(NamedTuple):
-    """What is observed of the clouds of tokens, a number or more a layer, in float64.
+    """Observables of clouds of tokens by layer, float64.
 
     Attributes:
-        dimension: Intrinsic dimension, ``(..., n_layers, n_scalings)``; inf where it has no end.
-        overlap: Mean over tokens of the neighborhood overlap with the next layer,
+        dimension: Intrinsic dimension, ``(..., n_layers, n_scalings)``; may be inf.
+        overlap: Neighborhood overlap with the next layer, mean over tokens,
             ``(..., n_layers - 1, n_ks)``.
         cosine_mean: Mean cosine similarity over pairs of tokens, ``(..., n_layers)``.
-        cosine_std: Its standard deviation over pairs, likewise.
-        angle_mean: Mean over tokens of the angle between the directions of the first and the second
-            nearest token, in degrees, likewise.
-        angle_std: Its standard deviation over tokens, likewise.
+        cosine_std: Its standard deviation over pairs, ``(..., n_layers)``.
+        angle_mean: Angle between the directions of the first and the second nearest token in
+            degrees, mean over tokens, ``(..., n_layers)``.
+        angle_std: Its standard deviation over tokens, ``(..., n_layers)``.
     """
 
     dimension: Tensor
@@ -47,17 +47,16 @@ class TokenObservables(NamedTuple):
 def token_observables(
     hidden: Tensor, nearest: NearestTokens, range_scalings: Sequence[int], ks: Sequence[int]
 ) -> TokenObservables:
-    """Observe the clouds of tokens of all layers of some prompts.
+    """Return the observables of the clouds of tokens of some prompts.
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        nearest: What `nearest_tokens` found in them, up to the largest of the scalings and of the
-            ks, two at least.
-        range_scalings: The n2's of the intrinsic dimension.
+        nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
+        range_scalings: Range scalings n2 of the intrinsic dimension.
         ks: Sizes of the neighborhoods whose overlap is taken.
 
     Raises:
-        ValueError: A layer, which is named, has too few distinct tokens, or one without direction.
+        ValueError: A layer, which is named, has too few distinct tokens or a hidden state of zeros.
     """
     angles = neighbor_angles(hidden, nearest)
     cosines = cosine_statistics(hidden)
@@ -72,16 +71,16 @@ def token_observables(
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
-    """Order of a prompt's tokens after a shuffle of its blocks (paper, figure 1).
+    """Return the order of a prompt's tokens after a shuffle of its blocks (paper, figure 1).
 
-    The prompt is cut into ``4^S`` blocks of equal length, which change places; within a block the
-    order stays. Level 0 leaves the prompt as it is.
+    The prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the order within
+    a block stays. Level 0 leaves the prompt as it is.
 
     Args:
-        n_tokens: Length of the prompt.
-        level: S.
-        seed: Whole numbers below 2^32 that the order is drawn from, such as a run's seed and the
-            prompt's number: the same anywhere.
+        n_tokens: Number of tokens of the prompt.
+        level: Shuffling level S.
+        seed: Integers below 2^32, such as the seed of a run and the number of the prompt; the same
+            integers give the same order everywhere.
 
     Returns:
         Positions, ``(n_tokens,)``.
@@ -103,19 +102,19 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
         return positions.flatten()
     state = 0
     for number in seed:
-        # Of the seeds' digits one after another, so that neighboring prompts share no order.
+        # All integers are mixed, so that consecutive prompts have unrelated orders.
         state = (state * 0x9E3779B97F4A7C15 + number + 1) % 2**63
     generator = torch.Generator().manual_seed(state)
     return positions[torch.randperm(n_blocks, generator=generator)].flatten()
 
 
 class NextTokens(NamedTuple):
-    """What an LM says of each next token of some prompts.
+    """Loss and entropy of the next token at each token of some prompts.
 
     Attributes:
-        loss: Cross-entropy of the token that follows, in nats, ``(..., n_tokens - 1)``, float64.
-        entropy: Of the distribution over the vocabulary at each token, in nats,
-            ``(..., n_tokens)``, float64: the contextual entropy.
+        loss: Cross-entropy of the next token in nats, ``(..., n_tokens - 1)``, float64.
+        entropy: Entropy of the next-token distribution in nats (contextual entropy),
+            ``(..., n_tokens)``, float64.
     """
 
     loss: Tensor
@@ -124,19 +123,19 @@ class NextTokens(NamedTuple):
 
 @torch.no_grad()
 def next_tokens(logits: Tensor, tokens: Tensor) -> NextTokens:
-    """Compute loss and entropy of each position.
+    """Return the loss and the entropy of the next token at each token.
 
     Args:
         logits: ``(..., n_tokens, n_vocabulary)``.
-        tokens: The prompts, ``(..., n_tokens)``.
+        tokens: Token ids of the prompts, ``(..., n_tokens)``.
 
     Example:
-        >>> said = next_tokens(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
-        >>> [part.round(decimals=3).tolist() for part in said]
+        >>> found = next_tokens(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
+        >>> [part.round(decimals=3).tolist() for part in found]
         [[[0.693, 0.693]], [[0.693, 0.693, 0.693]]]
     """
     log_p = logits.float().log_softmax(-1)
     loss = -log_p[..., :-1, :].gather(-1, tokens[..., 1:, None].to(log_p.device))[..., 0]
-    # A logit of minus infinity has no share in the entropy.
+    # entr(0) is 0, so a logit of minus infinity adds nothing.
     entropy = torch.special.entr(log_p.exp()).sum(-1, dtype=torch.float64)
     return NextTokens(loss.double(), entropy)

@@ -219,7 +219,12 @@ def test_too_few_distinct_tokens_name_the_layer(leading: tuple[int, ...], named:
 
 @pytest.mark.parametrize(
     ("scalings", "said"),
-    [((2, 5), "5 must be even"), ((0,), "0 must be even"), ((16,), "are 8"), ((), "such as 2")],
+    [
+        ((2, 5), "5 must be even"),
+        ((0,), "0 must be even"),
+        ((16,), "there are 8"),
+        ((), "such as 2"),
+    ],
 )
 def test_wrong_scalings_are_refused(scalings: tuple[int, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -84,5 +84,5 @@ def test_an_lm_that_does_not_tell(lm, monkeypatch):
         return CausalLMOutput(logits=torch.zeros(*input_ids.shape, 3))
 
     monkeypatch.setattr(lm.model, "forward", silent)
-    with pytest.raises(LanguageModelError, match="does not tell the hidden state"):
+    with pytest.raises(LanguageModelError, match="does not return the hidden state"):
         read_layers(lm, torch.tensor([[5, 6]]), ["one"])

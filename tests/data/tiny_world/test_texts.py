@@ -18,7 +18,7 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WORLD = ROOT / "lincorr_lightning" / "lm" / "tiny_world" / "world.json"
 
 
