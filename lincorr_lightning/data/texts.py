@@ -80,7 +80,7 @@ class Blocks(Dataset[TokenStep]):
     told: Mapping[str, Any]
 
     @property
-    def dealt(self) -> dict[str, Any]:
+    def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from."""
         return {**self.told, "n_processes": self.n_processes}
 

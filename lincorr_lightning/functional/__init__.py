@@ -23,9 +23,8 @@ from lincorr_lightning.functional.moments import Moments, merge_moments, moments
 from lincorr_lightning.functional.outcomes import (
     Cause,
     Outcome,
-    attribute_cause,
+    attribute_causes,
     outcome_codes,
-    outcome_rates,
 )
 from lincorr_lightning.functional.precision import HIT_RANKS, hit_rates
 
@@ -37,7 +36,7 @@ __all__ = [
     "LeastSquares",
     "Moments",
     "Outcome",
-    "attribute_cause",
+    "attribute_causes",
     "auroc",
     "forecast_from_direction",
     "forecast_from_map",
@@ -49,7 +48,6 @@ __all__ = [
     "moments_of",
     "no_moments",
     "outcome_codes",
-    "outcome_rates",
     "risk",
     "segmented_pearson",
     "strongest_within",

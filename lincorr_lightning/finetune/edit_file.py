@@ -1,4 +1,4 @@
-"""Reading edits that somebody wrote: JSONL, CSV, or a list in a config."""
+"""Reading edits that a user wrote: JSONL, CSV, or a list in a config."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any, NamedTuple
 from lincorr_lightning.data.row_files import read_rows
 from lincorr_lightning.errors import SubjectsError
 
-NEEDED = ("subject", "answer")
+REQUIRED = ("subject", "answer")
 OPTIONAL = ("reference",)
-KNOWN = (*NEEDED, *OPTIONAL)
-BETWEEN = "|"
-"""Stands between the target answers of a reference that has several."""
+SEPARATOR = "|"
+"""Separates the target answers of a reference that has several."""
 
 
 class RawEdit(NamedTuple):
-    """An edit as somebody wrote it.
+    """An edit as a user wrote it.
 
     Attributes:
-        where: The place it stands at, for messages.
-        subject: X.
-        answer: What the source is to say.
-        reference: What the target should say then; empty where that is the relation's.
+        where: File and line, or number in a list, for messages.
+        subject: The subject.
+        answer: The new source answer.
+        reference: Target answers that are right then; empty for the relation's own.
     """
 
     where: str
@@ -37,27 +36,29 @@ def read_edits(path: str | Path) -> list[RawEdit]:
     """Read a file of edits.
 
     Args:
-        path: ``.jsonl`` (an object a line) or ``.csv`` (with a header), in UTF-8; ``subject`` and
-            ``answer`` of each edit, and ``reference`` if it is not that of the relation (a list, or
-            one text with ``|`` between its answers). Other fields are left alone.
+        path: ``.jsonl`` (one object per line) or ``.csv`` (with a header), in UTF-8, with
+            ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
+            relation's (a list, or one text with ``|`` between its answers). Other fields are
+            ignored.
 
     Raises:
-        SubjectsError: The file cannot be read, holds no edit, or has a bad line; it says which.
+        SubjectsError: The file cannot be read, holds no edit, or has an invalid line; the message
+            says which.
     """
-    edits = _checked(read_rows(path, "edits", NEEDED, OPTIONAL))
+    edits = _checked(read_rows(path, "edits", REQUIRED, OPTIONAL))
     if not edits:
-        raise SubjectsError(f"{path} holds no edit. Write one a line, with subject and answer.")
+        raise SubjectsError(f"{path} holds no edit. Write one per line, with subject and answer.")
     return edits
 
 
 def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[RawEdit]:
-    """Take edits from a list.
+    """Read edits from a list.
 
     Args:
-        entries: As the lines of a file.
+        entries: Mappings with the fields that `read_edits` describes.
 
     Raises:
-        SubjectsError: There is none, or one is bad; it says which, counted from 1.
+        SubjectsError: The list is empty or an entry is invalid; the message says which, from 1.
     """
     edits = _checked((f"edit {number}", entry) for number, entry in enumerate(entries, 1))
     if not edits:
@@ -66,19 +67,16 @@ def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[RawEdit]:
 
 
 def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
-    edits: list[RawEdit] = []
-    places: dict[tuple[str, str], str] = {}
+    edits: dict[tuple[str, str], RawEdit] = {}
     for where, entry in entries:
         edit = _edit(entry, where)
-        key = edit.subject, edit.answer
-        if key in places:
+        first = edits.setdefault((edit.subject, edit.answer), edit)
+        if first is not edit:
             raise SubjectsError(
-                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {places[key]}. "
+                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}. "
                 "Remove one of them."
             )
-        places[key] = where
-        edits.append(edit)
-    return edits
+    return list(edits.values())
 
 
 def _edit(entry: Any, where: str) -> RawEdit:
@@ -87,13 +85,14 @@ def _edit(entry: Any, where: str) -> RawEdit:
             f'{where}: an object is needed, such as {{"subject": "Ada", "answer": "Paris"}}, not '
             f"{entry!r}."
         )
+    fields = (*REQUIRED, *OPTIONAL)
     for name in entry:
-        meant = get_close_matches(str(name), KNOWN, 1, 0.8) if name not in KNOWN else []
-        # Passed over in silence, the relation's own reference would stand in for it.
+        meant = get_close_matches(str(name), fields, 1, 0.8) if name not in fields else []
+        # Silently ignored, a misspelled reference would be replaced by the relation's own.
         if meant and meant[0] not in entry:
             raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
     texts = {}
-    for name in NEEDED:
+    for name in REQUIRED:
         if entry.get(name) is None:
             raise SubjectsError(
                 f"{where}: {name!r} is missing. Each edit needs subject and answer."
@@ -105,15 +104,15 @@ def _edit(entry: Any, where: str) -> RawEdit:
 def _reference(value: Any, where: str) -> tuple[str, ...]:
     if value is None or (isinstance(value, str) and not value.strip()):
         return ()
-    parts = value.split(BETWEEN) if isinstance(value, str) else value
+    parts = value.split(SEPARATOR) if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts:
         raise SubjectsError(
-            f"{where}: 'reference' is {value!r}; it must be a text or a list of some."
+            f"{where}: 'reference' is {value!r}; it must be a text or a list of texts."
         )
     return tuple(_text(part, "reference", where) for part in parts)
 
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise SubjectsError(f"{where}: {name!r} is {value!r}; it must be a text that is not empty.")
+        raise SubjectsError(f"{where}: {name!r} is {value!r}; it must be a non-empty text.")
     return value.strip()
