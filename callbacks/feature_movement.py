@@ -245,7 +245,7 @@ class FeatureMovement(RelationCallback):
             for (hook_point, side), sums in self._sums[step].items()
             for name, value in self._scalars(hook_point, sums).items()
         }
-        self.log(trainer, scalars, step)
+        self.log_scalars(trainer, scalars, step)
 
     def _top(self, step: int) -> list[tuple[Any, ...]]:
         """Return the features that moved most, as rows of the table."""

@@ -238,7 +238,7 @@ class Formation(RelationCallback):
                 f"formation_inferred/{name}": point.unstated,
             }
         known = {name: value for name, value in scalars.items() if value is not None}
-        self.log(trainer, known, step)
+        self.log_scalars(trainer, known, step)
 
     def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
         """Fit W on every second subject; return the mean label-wise r on the others, and W."""

@@ -265,7 +265,7 @@ class Generalization(RelationCallback):
         return {name: value.double().mean().item() for name, value in values.items()}
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        self.log(trainer, {f"{self._prefix}{key}": v for key, v in scalars.items()}, step)
+        self.log_scalars(trainer, {f"{self._prefix}{key}": v for key, v in scalars.items()}, step)
 
     # -- results -----------------------------------------------------------------------------------
 

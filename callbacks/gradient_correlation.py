@@ -148,7 +148,7 @@ class GradientCorrelation(RelationCallback):
         if edit_batch is None:
             numbers = self._correlate(update)
             self._steps.append({"step": step, **numbers})
-            self.log(trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step)
+            self.log_scalars(trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step)
         else:
             for row, edit in enumerate(edit_batch.ids):
                 self._by_edit.setdefault(edit, {})[edit_batch.step] = update.rows([row])
@@ -205,7 +205,7 @@ class GradientCorrelation(RelationCallback):
             numbers = self._correlate(_Update.stack(updates))
             first = first or numbers
             named = {f"edit_step/{name}/{self.tag}": value for name, value in numbers.items()}
-            self.log(trainer, named, step + 1)
+            self.log_scalars(trainer, named, step + 1)
         over_all = self._correlate(_Update.stack(everything))
         assert self._base is not None
         return first | {

@@ -190,7 +190,7 @@ class PeriodicCallback(L.Callback):
         """Return all callbacks of this class in a run, itself included."""
         return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
 
-    def log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
+    def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
         """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out.
 
         Args:

@@ -89,7 +89,7 @@ class Resilience(RelationCallback):
         logits = self.read(self._queries(), step)
         r = summarize(labelwise_pearson(self.maps.predict(logits.source), logits.target)).mean
         self._r.append((step, r))
-        self.log(trainer, {f"resilience/{self.tag}": r}, step)
+        self.log_scalars(trainer, {f"resilience/{self.tag}": r}, step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return r before and after training, with a table of all steps."""

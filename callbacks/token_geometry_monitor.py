@@ -118,7 +118,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             with nullcontext() if context is None else context([0]):
                 found += observe_prompts(self.cache.lm, row, [name], self.settings)
         scalars = {f"{self.name}/{key}": value for key, value in self._means(found).items()}
-        self.log(trainer, scalars, self._measured)
+        self.log_scalars(trainer, scalars, self._measured)
 
     def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
         """Return the means over the texts by observable and layer; infinite ones are left out."""
