@@ -13,7 +13,7 @@ from lincorr_lightning.callbacks.periodic_callback import adapter_ids
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Column, Results, Table
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -141,11 +141,10 @@ class FeatureMovement(RelationCallback):
         for hook_point, sae in load_folder(self.saes, self.cache.lm).items():
             sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
             self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
-        dataset = edit_dataset(trainer)
-        self._edited = [] if dataset is None else [edit.subject for edit in dataset.edits]
-        chosen = self.subjects or self._edited[: self.n_watch] or self.sample_subjects(self.n_watch)
+        edited = [edit.subject for edit in self.run_edits]
+        chosen = self.subjects or edited[: self.n_watch] or self.sample_subjects(self.n_watch)
         self._watched = list(dict.fromkeys(chosen))
-        everybody = dict.fromkeys([*self._watched, *self._edited])
+        everybody = dict.fromkeys([*self._watched, *edited])
         self._rows = {subject: row for row, subject in enumerate(everybody)}
 
     @torch.no_grad()
@@ -216,8 +215,7 @@ class FeatureMovement(RelationCallback):
             return super().after_optimizer_step(trainer, None)
         self._is_independent = True
         if edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
-            subjects = [self._edited[index] for index in edit_batch.ids]
-            found = self._measure(subjects, adapter_ids(edit_batch))
+            found = self._measure(self.subjects_of(edit_batch), adapter_ids(edit_batch))
             _add(self._sums.setdefault(edit_batch.step + 1, {}), found)
         return None
 

@@ -140,7 +140,7 @@ class Generalization(RelationCallback):
             return edits, [edit.subject for edit in edits]
         self.tokenized.require_reference()
         if dataset is not None:
-            return [], [edit.subject for edit in dataset.edits]
+            return [], [edit.subject for edit in self.run_edits]
         return [], self.sample_subjects(self.n_watch)
 
     def _translate(self, dataset: EditDataset) -> list[Edit]:
@@ -204,8 +204,7 @@ class Generalization(RelationCallback):
                     "Generalization.edits null."
                 )
             self._is_independent = True
-            subjects = [self._subjects[index] for index in edit_batch.ids]
-            self._queries = self.queries(subjects, adapter_ids(edit_batch))
+            self._queries = self.queries(self.subjects_of(edit_batch), adapter_ids(edit_batch))
         if self.is_due(trainer.global_step + 1, edit_batch):
             self.prefetch(self._queries, trainer.global_step)
 

@@ -18,7 +18,7 @@ from lincorr_lightning.callbacks.relation_callback import (
     check_subjects,
 )
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
@@ -109,13 +109,12 @@ class GradientCorrelation(RelationCallback):
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
         _ = self.maps  # fitted now, unless given
-        dataset = edit_dataset(trainer)
-        self._edited = [] if dataset is None else [edit.subject for edit in dataset.edits]
-        subjects = list(dict.fromkeys(self.subjects or self._edited))
+        edited = [edit.subject for edit in self.run_edits]
+        subjects = list(dict.fromkeys(self.subjects or edited))
         subjects = subjects or self.sample_subjects(self.n_watch)
         self._watched = self.queries(subjects[: self.n_watch])
-        if self._edited and self._base is None:
-            self._base = self.read(self.queries(self._edited), trainer.global_step)
+        if edited and self._base is None:
+            self._base = self.read(self.queries(edited), trainer.global_step)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""
@@ -123,8 +122,8 @@ class GradientCorrelation(RelationCallback):
         if edit_batch is None:
             self._queries, n_done = self._watched, step
         else:
-            subjects = [self._edited[index] for index in edit_batch.ids]
-            self._queries, n_done = self.queries(subjects, adapter_ids(edit_batch)), edit_batch.step
+            n_done = edit_batch.step
+            self._queries = self.queries(self.subjects_of(edit_batch), adapter_ids(edit_batch))
         if edit_batch is not None and edit_batch.first:
             assert self._base is not None
             self._before = step, self._base.rows(edit_batch.ids)

@@ -12,7 +12,8 @@ from torch import Tensor
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.callbacks.relation_maps import RelationMaps
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.batches import edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
@@ -78,6 +79,7 @@ class RelationCallback(PeriodicCallback):
     Attributes:
         tokenized: The relation with its labels in this LM's vocabulary.
         domains: Domains whose logits are read: source, target, and the controls if there are any.
+        run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
         tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
 
     Raises:
@@ -120,6 +122,7 @@ class RelationCallback(PeriodicCallback):
         name = self.relation_name(trainer)
         self.catalogue = self.load_catalogue(trainer)
         dataset = edit_dataset(trainer)
+        self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
@@ -159,6 +162,23 @@ class RelationCallback(PeriodicCallback):
         """Return n subjects from the LM's vocabulary, or as many as it has."""
         tokenizer = self.cache.lm.tokenizer
         return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
+
+    def subjects_of(self, edit_batch: EditBatch) -> list[str]:
+        """Return the subjects of a batch of independent edits.
+
+        Args:
+            edit_batch: Edits of this run.
+
+        Raises:
+            ConfigError: The LM's answers before training are unknown.
+        """
+        if not self.run_edits:
+            raise ConfigError(
+                f"{type(self).__name__} needs all edits of the run before their training, but the "
+                "training DataLoader's dataset is not an EditDataset. Make it one, or set "
+                "n_steps of each EditBatch to 0 if edits are trained together."
+            )
+        return [edit.subject for edit in edit_batch.edits]
 
     # -- logits ------------------------------------------------------------------------------------
 

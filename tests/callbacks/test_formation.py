@@ -29,9 +29,9 @@ def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_train
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = Formation(["city->country"], n_subjects=120, every_n_steps=2, control=None)
     make_trainer(watch).fit(module, naive.sentences(small_lm))
-    assert [point.step for point in watch.ties] == [0, 2, 4]
+    assert [point.step for point in watch.correlations] == [0, 2, 4]
     inputs = sample_subjects(module.tokenizer, 120, seed=0)
-    for point in watch.ties:
+    for point in watch.correlations:
         x, y = (
             naive.logits(states[point.step], module.tokenizer, name, inputs)
             for name in ("city", "country")
@@ -39,11 +39,11 @@ def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_train
         r, weight = naive_tie(x, y)
         assert point.label_mean == pytest.approx(r, abs=1e-4)
         assert point.control_label_mean is None
-        asked = watch._asked["city->country"]
+        relation = watch._relations["city->country"]
         hits = [
-            asked.right[weight[:, column].argmax(), column]
+            relation.right[weight[:, column].argmax(), column]
             for column in range(weight.shape[1])
-            if asked.right[:, column].any()
+            if relation.right[:, column].any()
         ]
         assert point.influenced == pytest.approx(np.mean(hits))
     assert watch.recall == []  # nobody says what is true
@@ -88,13 +88,13 @@ def test_recall_is_counted_apart_by_what_the_text_says(formed):
     watch, data, module, trainer = formed
     last = {point.knowledge: point for point in watch.recall if point.step == trainer.global_step}
     assert set(last) == {"city", "country", "color"}
-    assert last["color"].unsaid is None
-    asked = watch._asked["city->country"]
-    for name, domain in (("city", asked.source), ("country", asked.target)):
-        said = {(s.subject, s.answer.identity) for s in data.truths(name)[0]}
-        unsaid = {(s.subject, s.answer.identity) for s in data.truths(name)[1]}
+    assert last["color"].unstated is None
+    relation = watch._relations["city->country"]
+    for name, domain in (("city", relation.source), ("country", relation.target)):
+        said = {(s.subject, s.answer.identity) for s in data.facts(name)[0]}
+        unsaid = {(s.subject, s.answer.identity) for s in data.facts(name)[1]}
         assert not said & unsaid
-        for facts, share in ((said, last[name].said), (unsaid, last[name].unsaid)):
+        for facts, share in ((said, last[name].stated), (unsaid, last[name].unstated)):
             hits = []
             for subject, identity in facts:
                 prompt = domain.knowledge.prompt(subject)
@@ -112,10 +112,10 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     watch, _, _, trainer = formed
     run = Path(trainer.log_dir)
     found = json.loads((run / "results.json").read_text())["formation"]
-    assert len(found["ties"]) == len(watch.ties) == 2 * len({p.step for p in watch.ties})
+    assert len(found["correlations"]) == len(watch.correlations) == 2 * len({p.step for p in watch.correlations})
     with (run / "tables" / "formation.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["label_mean"]) for row in rows] == [p.label_mean for p in watch.ties]
+    assert [float(row["label_mean"]) for row in rows] == [p.label_mean for p in watch.correlations]
     assert rows[0]["step"] == "0" and int(rows[-1]["step"]) == trainer.global_step
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
@@ -124,7 +124,7 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
 def test_the_text_says_both_of_a_share_of_the_people(together):
     data = CorpusDataModule(WORLD, ["city", "country"], pair="city->country", together=together)
     data.setup()
-    said = {name: {s.subject for s in data.truths(name)[0]} for name in ("city", "country")}
+    said = {name: {s.subject for s in data.facts(name)[0]} for name in ("city", "country")}
     people = set(data.world.people)
     assert said["city"] | said["country"] == people
     assert len(said["city"] & said["country"]) == round(together * len(people))
@@ -161,7 +161,7 @@ def test_settings_that_cannot_be(settings, told):
 
 
 def test_too_few_inputs(naive, small_lm, make_trainer):
-    with pytest.raises(SubjectsError, match="needs 20 X's"):
+    with pytest.raises(SubjectsError, match="needs 20 subjects"):
         make_trainer(Formation(["city->country"], n_subjects=5)).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
@@ -172,4 +172,4 @@ def test_a_resumed_run_goes_on(naive, small_lm, make_trainer):
     make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
     other = Formation(["city->country"], n_subjects=60)
     other.load_state_dict(watch.state_dict())
-    assert other.ties == watch.ties and other.state_key == watch.state_key
+    assert other.correlations == watch.correlations and other.state_key == watch.state_key

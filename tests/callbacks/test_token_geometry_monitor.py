@@ -14,11 +14,9 @@ from peft import LoraConfig, get_peft_model
 from scipy.spatial.distance import cdist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lincorr_lightning.callbacks import Resilience, TokenGeometry
+from lincorr_lightning.callbacks import Resilience, TokenGeometryMonitor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune.batches import EditSchedule
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
 N_TOKENS = 12
 
@@ -33,7 +31,7 @@ def texts(tmp_path_factory):
 
 
 def watch(texts, **options):
-    return TokenGeometry(
+    return TokenGeometryMonitor(
         texts[0], **{"n_tokens": N_TOKENS, "every_n_steps": 1, "ks": [3]} | options
     )
 
@@ -192,33 +190,15 @@ def test_a_resumed_run_tells_what_an_unbroken_one_tells(
     assert len(unbroken["token_geometry/loss"]) == 9
 
 
-def test_of_edits_side_by_side_the_first_copy_is_watched(naive, small_lm, texts, make_trainer):
-    class Stacked(naive.module):
-        edit_schedule = EditSchedule("independent", 3, 2)
-
-        def __init__(self):
-            super().__init__(small_lm, lr=0.05)
-            self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.adapter_context = self.adapters.rows
-
-        def on_train_batch_start(self, batch, batch_idx):
-            if batch.first:
-                self.adapters.reset(batch.edits)
-                self.optimizers(use_pl_optimizer=False).state.clear()
-
-        def training_step(self, batch, batch_idx):
-            with self.adapters.rows(range(len(batch.edits))):
-                logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
-            return torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
-            )
-
+def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, texts, make_trainer):
+    class Stacked(naive.stacked):
         def on_train_end(self):
             with self.adapters.rows([0]):
                 self.numbers = naive_numbers(self.backbone, self.tokenizer, texts[1])
 
-    module, callback = Stacked(), watch(texts)
-    make_trainer(callback).fit(module, datamodule=EditsDataModule(n_edits=6))
+    module, callback = Stacked(small_lm), watch(texts)
+    schedule = EditSchedule("independent", 3, 2)
+    make_trainer(callback).fit(module, datamodule=naive.data(module, n_edits=6, schedule=schedule))
     last = callback.history["token_geometry/loss"][-1][0]
     assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
@@ -237,29 +217,29 @@ def test_a_dry_run_leaves_nothing(naive, small_lm, texts, make_trainer, tmp_path
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"every_n_steps": 0}, r"TokenGeometry\.every_n_steps is 0"),
-        ({"n_texts": 0}, r"TokenGeometry\.n_texts is 0"),
-        ({"n_tokens": 2}, r"TokenGeometry\.n_tokens is 2; it must be at least 4"),
-        ({"range_scalings": [64]}, r"TokenGeometry\.range_scalings has \[64\], with 64 points"),
-        ({"ks": [0]}, r"TokenGeometry\.ks has \[0\]"),
+        ({"every_n_steps": 0}, r"TokenGeometryMonitor\.every_n_steps is 0"),
+        ({"n_texts": 0}, r"TokenGeometryMonitor\.n_texts is 0"),
+        ({"n_tokens": 2}, r"TokenGeometryMonitor\.n_tokens is 2; it must be at least 4"),
+        ({"range_scalings": [64]}, r"TokenGeometryMonitor\.range_scalings has \[64\], with 64 points"),
+        ({"ks": [0]}, r"TokenGeometryMonitor\.ks has \[0\]"),
     ],
 )
 def test_settings_that_cannot_be(setting, message):
     with pytest.raises(ConfigError, match=message):
-        TokenGeometry(**setting)
+        TokenGeometryMonitor(**setting)
 
 
 def test_texts_that_cannot_be(naive, small_lm, texts, make_trainer, tmp_path):
     def fit(*args, **options):
-        make_trainer(TokenGeometry(*args, **options)).fit(
+        make_trainer(TokenGeometryMonitor(*args, **options)).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
 
-    with pytest.raises(SubjectsError, match=r"TokenGeometry\.texts .*gone does not exist"):
+    with pytest.raises(SubjectsError, match=r"TokenGeometryMonitor\.texts .*gone does not exist"):
         fit(str(tmp_path / "gone"))
-    with pytest.raises(SubjectsError, match=r"shorter than TokenGeometry\.n_tokens, 40"):
+    with pytest.raises(SubjectsError, match=r"shorter than TokenGeometryMonitor\.n_tokens, 40"):
         fit(texts[0], n_tokens=40)
-    with pytest.raises(ConfigError, match=r"TokenGeometry\.n_tokens is 65"):
+    with pytest.raises(ConfigError, match=r"TokenGeometryMonitor\.n_tokens is 65"):
         fit(texts[0], n_tokens=65)
     with pytest.raises(SubjectsError, match="range scaling 12 needs 13"):
         (tmp_path / "a.txt").write_text("name1 " * 20)

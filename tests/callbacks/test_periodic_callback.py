@@ -1,4 +1,4 @@
-"""Watchers leave no trace on training, ask each thing once, and go on where a run was left."""
+"""Callbacks leave no trace on training, evaluate each prompt once, and continue resumed runs."""
 
 import copy
 import random
@@ -8,15 +8,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.errors import LanguageModelError, LinearMapError
-from lincorr_lightning.finetune.datamodule import EditBatch, EditsDataModule
+from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
+from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
+from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.query_cache import Query, close_query_caches, get_query_cache
 
 
-def watchers(naive, **options):
+def three_callbacks(naive, **options):
     return [
         GradientCorrelation("city->country", **options),
         Generalization("city->country", naive.edits, **options),
@@ -83,7 +85,7 @@ def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
 )
 def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, options):
     bare = trained(naive, gpt2_folder, [], make_trainer, **options)
-    watching = watchers(naive)
+    watching = three_callbacks(naive)
     watched = trained(naive, gpt2_folder, watching, make_trainer, **options)
     assert_same(watched, bare)
     modes = bare["modes"][0]
@@ -119,59 +121,25 @@ def counting(module, inner):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 @pytest.mark.parametrize("every_n_steps", [1, 2])
-def test_three_watchers_cost_one_forward(
+def test_three_callbacks_cost_one_forward(
     naive, small_lm, own_map, make_trainer, order, every_n_steps
 ):
     module = naive.module(small_lm)
     seen = counting(module, module.backbone.model)
     options = {"linear_map": own_map.folder, "every_n_steps": every_n_steps}
-    three = watchers(naive, **options)
+    three = three_callbacks(naive, **options)
     trainer = make_trainer(*(three[i] for i in order))
     trainer.fit(module, naive.sentences(small_lm, 1))
     assert {step: seen[step] for step in range(1, 8)} == dict.fromkeys(range(1, 8), 1)
 
 
-def test_nothing_is_asked_between_the_steps_that_are_due(naive, small_lm, own_map, make_trainer):
+def test_nothing_is_evaluated_between_the_steps_that_are_due(naive, small_lm, own_map, make_trainer):
     module = naive.module(small_lm)
     seen = counting(module, module.backbone.model)
     options = {"linear_map": own_map.folder, "every_n_steps": 4}
-    make_trainer(*watchers(naive, **options)).fit(module, naive.sentences(small_lm, 1))
+    make_trainer(*three_callbacks(naive, **options)).fit(module, naive.sentences(small_lm, 1))
     # The last one is that of all edits, at the end.
     assert {step for step in seen if step} == {1, 4, 5, 8}
-
-
-def test_a_desk_asks_what_all_want_in_one_forward(small_lm):
-    lm = LanguageModel.from_pretrained(small_lm)
-    holder = torch.nn.Module()
-    holder.language_model = lm
-    run = torch.nn.Module()
-    cache = get_query_cache(run, holder)
-    assert cache is get_query_cache(run, holder)
-    assert cache.lm is lm
-    n_forwards = []
-    lm.model.model.register_forward_pre_hook(lambda *_: n_forwards.append(1))
-    one, other = Query("name1 lives"), Query("name2 lives in the")
-    cache.register_tokens([5, 6, 7])
-    cache.read([([one], [5])], 0)  # the first one tries how the head is read
-    n_forwards.clear()
-    cache.prefetch([other, one], 0)
-    cache.read([([one], [5])], 0)
-    assert n_forwards == [], "it is known, and what is wanted is wanted later"
-    (first,) = cache.read([([one], [7, 5])], 1)
-    (second,) = cache.read([([other, one], [6])], 1)
-    assert n_forwards == [1]
-    expected = lm.domain_logits([one.prompt, other.prompt], [5, 6, 7])
-    torch.testing.assert_close(first, expected[:1, [2, 0]])
-    torch.testing.assert_close(second, expected[[1, 0]][:, [1]])
-    n_forwards.clear()
-    cache.read([([one], [5]), ([one], [6])], 2)
-    assert n_forwards == [1], "another moment"
-    with torch.no_grad():
-        lm.model.model.embed_tokens.weight.mul_(1.5)
-    assert not torch.equal(cache.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
-    assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
-    close_query_caches(run)
-    assert get_query_cache(run, holder) is not cache
 
 
 # -- runs of other shapes --------------------------------------------------------------------------
@@ -195,44 +163,49 @@ def test_several_updates_in_one_batch(naive, small_lm, own_map, make_trainer):
             for optimizer in optimizers:
                 optimizer.step()
 
-    three = watchers(naive, linear_map=own_map.folder)
+    three = three_callbacks(naive, linear_map=own_map.folder)
     make_trainer(*three).fit(Manual(small_lm), naive.sentences(small_lm))
     for tag in ("gradient_correlation/city->country", "generalization/generalized"):
         history = next(w.history[tag] for w in three if tag in w.history)
         assert [step for step, _ in history] == [2, 4, 6, 8]
 
 
-def test_a_process_without_an_edit_at_a_step(naive, small_lm, own_map, make_trainer):
-    """Where several processes share independent edits, some have none in the last round."""
-
-    class Idle(EditsDataModule):
-        def train_dataloader(self):
-            super().train_dataloader()
-            row = torch.tensor([[20, 3, 4, 5, 6, 21]])
-            parts = [([0, 1], 0), ([0, 1], 1), ([], 0), ([], 1)]
-            batches = [
-                EditBatch(row.repeat(max(len(e), 1), 1), torch.ones(1), row, e, step, 2)
-                for e, step in parts
-            ]
-            return torch.utils.data.DataLoader(batches, batch_size=None)
-
-    class Taught(naive.module):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch.input_ids, batch_idx)
-
+def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, make_trainer):
+    """Where ranks share independent edits, some have none in the last round."""
+    module = naive.on_edits(small_lm)
+    lm = LanguageModel.from_module(module.backbone, module.tokenizer)
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
+    edits = resolve_edits(naive.edits[:6], relation, lm)
+    prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
+    schedule = EditSchedule("independent", 2, 2)
+    dataset = EditDataset(edits, relation, prompts, schedule, rank=1, n_shards=2)
     three = [kind(linear_map=own_map.folder, every_n_steps=1) for kind in
              (GradientCorrelation, Generalization, Resilience)]  # fmt: skip
-    make_trainer(*three).fit(Taught(small_lm), datamodule=Idle(n_edits=3))
-    assert three[1].results["n_edits"] == 2
+    make_trainer(*three).fit(module, DataLoader(dataset, batch_size=None))
+    assert [case.subject for case in three[1].cases] == ["name2", "name3"]
     assert three[0].results["n_updates"] == 4
     assert [step for step, _ in three[2].history["resilience/city->country"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [GradientCorrelation, Generalization])
+def test_independent_edits_of_another_dataset_are_refused(
+    naive, small_lm, own_map, make_trainer, kind
+):
+    module = naive.on_edits(small_lm)
+    schedule = EditSchedule("independent", 2, 2)
+    data = naive.data(module, n_edits=4, schedule=schedule)
+    batches = list(data.train_dataloader().dataset[i] for i in range(2))
+    with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
+        make_trainer(kind(linear_map=own_map.folder)).fit(
+            module, DataLoader(batches, batch_size=None)
+        )
 
 
 def test_a_resumed_run_tells_what_an_unbroken_one_tells(naive, small_lm, tmp_path, make_trainer):
     """Maps that are fitted at the start included: the LM is another one when it goes on."""
 
     def run(ckpt_path=None):
-        three = watchers(naive)
+        three = three_callbacks(naive)
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         trainer = make_trainer(*three, keep, max_epochs=2, enable_checkpointing=True)
         trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
@@ -244,15 +217,15 @@ def test_a_resumed_run_tells_what_an_unbroken_one_tells(naive, small_lm, tmp_pat
     for ours, theirs in zip(resumed, unbroken, strict=True):
         assert_same(ours.results, theirs.results)
         assert_same(ours.history, theirs.history)
-    assert resumed[1].report.cases == unbroken[1].report.cases
+    assert resumed[1].cases == unbroken[1].cases
 
 
 def test_a_second_run_begins_anew(naive, small_lm, make_trainer):
     """Callbacks that are used again, on an LM that has learned since."""
-    three = watchers(naive)
+    three = three_callbacks(naive)
     module = naive.module(small_lm, 0.02)
     make_trainer(*three).fit(module, naive.sentences(small_lm))
-    fresh, other = copy.deepcopy(module), watchers(naive)
+    fresh, other = copy.deepcopy(module), three_callbacks(naive)
     make_trainer(*three).fit(module, naive.sentences(small_lm))
     make_trainer(*other).fit(fresh, naive.sentences(small_lm))
     for used, new in zip(three, other, strict=True):
