@@ -1,4 +1,4 @@
-"""Imports point one way: every module imports from layers below its own, and no two import each other."""
+"""Imports point one way: from each module to layers below its own, without cycles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LAYERS = [
     ["io"],
     ["functional"],
     ["distributed"],
-    ["knowledge"],
     ["lm"],
+    ["knowledge"],
     ["metrics", "linear_map"],
     ["results"],
     ["data", "frozen_lm"],

@@ -1,0 +1,161 @@
+"""Toy LMs: the one factory of small random LMs and word-level tokenizers for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+WORDS = (
+    """lives in the city of country speaks language favorite color ’s is was born One day saw a
+Paris London Tokyo Berlin Madrid Rome Vienna Oslo Cairo Lima Beijing Moscow
+France Japan Germany Spain Italy Austria Norway Egypt Peru China Russia
+red blue green yellow black white"""
+).split()
+"""Words of the built-in prompts of city, country and color, and some of their answers."""
+
+NAMES = [f"name{i}" for i in range(400)]
+"""Subjects."""
+
+_GATED: dict[str, Any] = {"intermediate_size": 24, "num_key_value_heads": 1}
+
+# What an architecture needs beside the sizes that all share: name -> (transformers' type, options).
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _GATED | {"tie_word_embeddings": False}),
+    "llama-tied": ("llama", _GATED | {"tie_word_embeddings": True}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt-neox": ("gpt_neox", {"intermediate_size": 24}),
+    "gpt-neox-serial": ("gpt_neox", {"intermediate_size": 24, "use_parallel_residual": False}),
+    "gptj": ("gptj", {"rotary_dim": 4, "tie_word_embeddings": False}),
+    "opt": ("opt", {"ffn_dim": 24, "word_embed_proj_dim": 12}),
+    "opt-350m": (
+        "opt",
+        {"ffn_dim": 24, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    ),
+    "gemma2": ("gemma2", _GATED | {"head_dim": 8, "final_logit_softcapping": 2.0}),
+    "gemma3": ("gemma3_text", _GATED | {"head_dim": 8}),
+    "qwen2": ("qwen2", _GATED),
+    "mistral": ("mistral", _GATED),
+    "mixtral": ("mixtral", _GATED),
+    "phi": ("phi", {"intermediate_size": 24}),
+    "cohere": ("cohere", _GATED | {"logit_scale": 0.25}),
+    "granite": ("granite", _GATED | {"logits_scaling": 8.0}),
+    "falcon": ("falcon", {}),
+    "bloom": ("bloom", {}),
+    "mamba": ("mamba", {"state_size": 4, "use_cache": False}),
+    "bert-decoder": ("bert", {"intermediate_size": 24, "is_decoder": True}),
+}
+
+
+def toy_config(architecture: str = "llama", vocab_size: int = 50, **changes: Any) -> Any:
+    """Return the configuration of a small LM, in transformers' common names.
+
+    Args:
+        architecture: A key of `ARCHITECTURES`, or a model type of transformers.
+        vocab_size: Number of tokens.
+        **changes: Options that replace the defaults.
+    """
+    model_type, options = ARCHITECTURES.get(architecture, (architecture, {}))
+    defaults = {
+        "vocab_size": vocab_size, "hidden_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return hf.AutoConfig.for_model(model_type, **defaults | options | changes)
+
+
+def toy_model(
+    architecture: str = "llama", vocab_size: int = 50, seed: int = 0, std: float = 0.5,
+    **changes: Any,
+) -> Any:  # fmt: skip
+    """Return an LM with large random weights everywhere, biases and norms included, in eval mode.
+
+    Args:
+        architecture: A key of `ARCHITECTURES`, or a model type of transformers.
+        vocab_size: Number of tokens.
+        seed: Seed of the weights.
+        std: Standard deviation of the matrices.
+        **changes: Options of the configuration.
+    """
+    return randomize(
+        hf.AutoModelForCausalLM.from_config(toy_config(architecture, vocab_size, **changes)),
+        seed, std,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def randomize(model: Any, seed: int = 0, std: float = 0.5) -> Any:
+    """Draw all weights of a model anew; return it in eval mode."""
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=std)
+        elif "A_log" not in name:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+def word_tokenizer(
+    words: Sequence[str],
+    special: Sequence[str] = ("<pad>", "<unk>"),
+    template: str | None = None,
+    **options: Any,
+) -> hf.PreTrainedTokenizerFast:
+    """Return a word-level tokenizer whose ids are the positions in special tokens + words.
+
+    Args:
+        words: The words; those with white space around them, "’s" and "," are split off.
+        special: Special tokens among ``<pad> <unk> <s> </s>``.
+        template: Template of special tokens around a text, such as ``<s> $A``.
+        **options: Arguments of `PreTrainedTokenizerFast`.
+    """
+    vocab = {word: i for i, word in enumerate([*special, *words])}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex("’s|,"), behavior="isolated"),
+        ]
+    )
+    if template is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[(token, vocab[token]) for token in special[1:]]
+        )
+    named = {"<pad>": "pad_token", "<unk>": "unk_token", "<s>": "bos_token", "</s>": "eos_token"}
+    tokens = {named[token]: token for token in special}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens | options)
+
+
+def save_toy_lm(
+    folder: Path,
+    seed: int = 0,
+    hidden_size: int = 16,
+    words: Sequence[str] = (*WORDS, ",", *NAMES),
+    **changes: Any,
+) -> Path:
+    """Save a random word-level Llama that has words for some cities, countries and colors.
+
+    Its logits mean nothing, but obey the same algebra as those of a trained LM.
+
+    Args:
+        folder: Where to.
+        seed: Seed of the weights.
+        hidden_size: Width.
+        words: Vocabulary beside ``<pad>`` and ``<unk>``.
+        **changes: Options of the configuration.
+    """
+    tokenizer = word_tokenizer(words)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = toy_config(
+        "llama-tied", len(tokenizer), hidden_size=hidden_size, initializer_range=0.4,
+        **{"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+        | changes,
+    )  # fmt: skip
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
