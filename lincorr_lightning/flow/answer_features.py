@@ -24,39 +24,39 @@ class AnswerFeatures:
     """The feature of one place that tells best, for each label, whether it is the answer.
 
     Attributes:
-        place: Of the features.
+        hook_point: Of the features.
         indices: ``(n_labels,)``; -1 where the label is the answer of too few subjects.
         auroc: On subjects that it was not chosen on, ``(n_labels,)``; NaN likewise.
     """
 
-    place: HookPoint
+    hook_point: HookPoint
     indices: Tensor
     auroc: Tensor
 
     def feature(self, label: int) -> Feature | None:
         """The feature of a label, if it has one."""
         index = int(self.indices[label])
-        return None if index < 0 else Feature(self.place, index)
+        return None if index < 0 else Feature(self.hook_point, index)
 
 
 def last_activations(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], places: Sequence[HookPoint]
+    lm: LanguageModel, rows: Sequence[Sequence[int]], hook_points: Sequence[HookPoint]
 ) -> dict[HookPoint, Tensor]:
     """Activations at each prompt's last position, ``(n_prompts, width)`` of each place.
 
     Args:
         lm: The LM, loaded.
         rows: Token ids of the prompts.
-        places: Which.
+        hook_points: Which.
     """
     found: dict[HookPoint, Tensor] = {}
 
     def look(forward: Forward) -> None:
-        for place in places:
-            x = forward.at_positions(place, forward.last).cpu()
-            found.setdefault(place, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+        for hook_point in hook_points:
+            x = forward.at_positions(hook_point, forward.last).cpu()
+            found.setdefault(hook_point, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
-    run_with_hooks(lm, rows, look, places=places, logits=False)
+    run_with_hooks(lm, rows, look, hook_points=hook_points, logits=False)
     return found
 
 
@@ -82,7 +82,7 @@ def find_answer_features(
     for label in enough.nonzero()[:, 0].tolist():
         own = features[n_fit:, indices[label]][:, None]
         auroc[label] = class_auroc(own, members[n_fit:, label : label + 1])[0, 0]
-    return AnswerFeatures(sae.place, indices, auroc)
+    return AnswerFeatures(sae.hook_point, indices, auroc)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def label_ties(
     Returns:
         Every pair of a source and a target label that have a feature in the last residual stream.
     """
-    last = max(place for place in flow.places if place.kind == "residual")
-    below = [place for place in flow.places if place != last]
+    last = max(hook_point for hook_point in flow.hook_points if hook_point.kind == "residual")
+    below = [hook_point for hook_point in flow.hook_points if hook_point != last]
 
     def flows(side: Mapping[HookPoint, AnswerFeatures]) -> dict[int, set[Feature]]:
         starts = {label: side[last].feature(label) for label in range(len(side[last].indices))}
@@ -146,9 +146,9 @@ def label_ties(
     for s, from_source in of_source.items():
         for t, from_target in of_target.items():
             same = [
-                source[place].feature(s)
-                for place in below
-                if source[place].feature(s) == target[place].feature(t)
+                source[hook_point].feature(s)
+                for hook_point in below
+                if source[hook_point].feature(s) == target[hook_point].feature(t)
             ]
             ties.append(
                 LabelTie(

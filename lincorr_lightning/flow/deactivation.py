@@ -21,7 +21,7 @@ from lincorr_lightning.flow.suffix_rerun import rerun_suffixes
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.interventions import Edit, draw_active, rescale_at
+from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 METHODS = ("top-1", "top-5", "one-to-one")
@@ -32,23 +32,23 @@ Chosen = Mapping[HookPoint, Tensor]
 
 
 def predecessors_by_method(
-    flow: DecoderMatcher, place: HookPoint
+    flow: DecoderMatcher, hook_point: HookPoint
 ) -> dict[str, dict[HookPoint, Tensor]]:
     """Predecessors of every feature of a place, by how they are chosen.
 
     Args:
         flow: The decoders.
-        place: Of the features.
+        hook_point: Of the features.
 
     Returns:
         Of each of `METHODS` and each predecessor's place, ``(n_features, k)``; -1 is none.
     """
-    matches = flow.match(place, k=_TOP)
+    matches = flow.match(hook_point, k=_TOP)
     return {
         "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
         "top-5": {source: found.indices for source, found in matches.items()},
         "one-to-one": {
-            source: assign_features(flow.decoder(place), flow.decoder(source)).indices[:, None]
+            source: assign_features(flow.decoder(hook_point), flow.decoder(source)).indices[:, None]
             for source in matches
         },
     }
@@ -59,7 +59,7 @@ class Cases:
     """Features that are active at a token, with predecessors to be cut.
 
     Attributes:
-        place: HookPoint of the features.
+        hook_point: HookPoint of the features.
         texts: Which text each case is in, ``(n,)``.
         positions: At which token, ``(n,)``.
         features: Which feature, ``(n,)``.
@@ -68,7 +68,7 @@ class Cases:
             bool.
     """
 
-    place: HookPoint
+    hook_point: HookPoint
     texts: Tensor
     positions: Tensor
     features: Tensor
@@ -86,8 +86,8 @@ class Cases:
             generator: On the CPU.
         """
         drawn = {}
-        for place, active in self.active.items():
-            index = chosen.get(place)
+        for hook_point, active in self.active.items():
+            index = chosen.get(hook_point)
             if index is None:
                 continue
             known = index >= 0
@@ -95,7 +95,7 @@ class Cases:
             others = active.clone()
             rows, ranks = known.nonzero(as_tuple=True)
             others[rows, index[rows, ranks]] = False
-            drawn[place] = draw_active(others, n, generator)
+            drawn[hook_point] = draw_active(others, n, generator)
         return drawn
 
 
@@ -137,20 +137,23 @@ def find_cases(
         Each case as likely as any other.
     """
     sources = list(groups.sources.values())
-    places = [groups.place, *sources]
+    hook_points = [groups.hook_point, *sources]
     found: list[list[Tensor]] = []
 
     def look(forward: Forward) -> None:
         counted = forward.counted(n_skipped)
         text, position = counted.nonzero(as_tuple=True)
-        features = {place: saes[place].encode(forward.at[place][counted]) for place in places}
+        features = {
+            hook_point: saes[hook_point].encode(forward.at[hook_point][counted])
+            for hook_point in hook_points
+        }
         codes = groups.codes(features)
-        token, feature = ((features[groups.place] > 0) & (codes > 0)).nonzero(as_tuple=True)
+        token, feature = ((features[groups.hook_point] > 0) & (codes > 0)).nonzero(as_tuple=True)
         texts = torch.tensor(forward.cases, device=text.device)[text[token]]
         columns = (texts, position[token], feature, codes[token, feature])
         found.append([column.cpu() for column in columns])
 
-    run_with_hooks(lm, rows, look, places=places, logits=False)
+    run_with_hooks(lm, rows, look, hook_points=hook_points, logits=False)
     columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
     # In the order of the texts, in whatever forwards they were read.
     order = torch.argsort(columns[0], stable=True)
@@ -158,20 +161,20 @@ def find_cases(
     texts, positions, features, codes = (column[order[drawn]] for column in columns)
 
     active = {
-        place: torch.zeros(len(texts), saes[place].n_features, dtype=torch.bool)
-        for place in sources
+        hook_point: torch.zeros(len(texts), saes[hook_point].n_features, dtype=torch.bool)
+        for hook_point in sources
     }
 
     def mark(forward: Forward) -> None:
-        for place in sources:
-            x = forward.at_positions(place, positions[forward.cases])
-            active[place][forward.cases] = (saes[place].encode(x) > 0).cpu()
+        for hook_point in sources:
+            x = forward.at_positions(hook_point, positions[forward.cases])
+            active[hook_point][forward.cases] = (saes[hook_point].encode(x) > 0).cpu()
 
     # Nothing after the position changes what is there.
     ends = zip(texts.tolist(), positions.tolist(), strict=True)
     upto = [rows[text][: position + 1] for text, position in ends]
-    run_with_hooks(lm, upto, mark, places=sources, logits=False)
-    return Cases(groups.place, texts, positions, features, codes, active)
+    run_with_hooks(lm, upto, mark, hook_points=sources, logits=False)
+    return Cases(groups.hook_point, texts, positions, features, codes, active)
 
 
 Cut = tuple[Chosen, float]
@@ -209,19 +212,21 @@ def run_cuts(
     left = torch.tensor([r for _, r in cuts])
     chosen = _side_by_side(cases, [features for features, _ in cuts])
 
-    def edits(numbers: list[int], begin: int) -> dict[HookPoint, Edit]:
+    def edits(numbers: list[int], begin: int) -> dict[HookPoint, Intervention]:
         case, cut = torch.tensor(numbers) // n, torch.tensor(numbers) % n
         return {
-            place: rescale_at(
-                saes[place], cases.positions[case] - begin, index[cut, case], left[cut]
+            hook_point: rescale_at(
+                saes[hook_point], cases.positions[case] - begin, index[cut, case], left[cut]
             )
-            for place, index in chosen.items()
+            for hook_point, index in chosen.items()
         }
 
     def look(forward: Forward, begin: int) -> None:
         case, cut = torch.tensor(forward.cases) // n, torch.tensor(forward.cases) % n
         positions = cases.positions[case] - begin
-        features = saes[cases.place].encode(forward.at_positions(cases.place, positions)).cpu()
+        features = (
+            saes[cases.hook_point].encode(forward.at_positions(cases.hook_point, positions)).cpu()
+        )
         activation[case, cut] = features.gather(1, cases.features[case][:, None])[:, 0].double()
         losses, there = (part.cpu() for part in forward.losses())
         after = there & (torch.arange(there.shape[1]) >= positions[:, None])
@@ -229,8 +234,8 @@ def run_cuts(
 
     rerun_suffixes(
         lm, [rows[text] for text in cases.texts.tolist()], cases.positions.tolist(), n,
-        min(place.layer + (place.kind == "residual") for place in (cases.place, *chosen)), look,
-        places=[cases.place], edits=edits, done=done,
+        min(hook_point.layer + (hook_point.kind == "residual") for hook_point in (cases.hook_point, *chosen)), look,
+        hook_points=[cases.hook_point], edits=edits, done=done,
     )  # fmt: skip
     return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
 
@@ -238,14 +243,14 @@ def run_cuts(
 def _side_by_side(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
     """Features of each cut and case at each place, ``(n_cuts, n_cases, k)``; -1 is none."""
     found: dict[HookPoint, Tensor] = {}
-    for place in sorted({place for cut in cuts for place in cut}):
-        most = max(cut[place].shape[1] for cut in cuts if place in cut)
+    for hook_point in sorted({hook_point for cut in cuts for hook_point in cut}):
+        most = max(cut[hook_point].shape[1] for cut in cuts if hook_point in cut)
         index = torch.full((len(cuts), len(cases), most), -1)
         for i, cut in enumerate(cuts):
-            if place in cut:
-                index[i, :, : cut[place].shape[1]] = cut[place]
+            if hook_point in cut:
+                index[i, :, : cut[hook_point].shape[1]] = cut[hook_point]
         if most:
-            found[place] = index
+            found[hook_point] = index
     return found
 
 

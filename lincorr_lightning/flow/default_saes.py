@@ -61,6 +61,6 @@ def train_saes(
         )  # fmt: skip
         trainer.fit(study, datamodule=own)
     saes = study.trained()
-    for place, trained in saes.items() if folder is not None else ():
-        trained.save(folder / SAE_FOLDER / place.id)  # type: ignore[operator]
+    for hook_point, trained in saes.items() if folder is not None else ():
+        trained.save(folder / SAE_FOLDER / hook_point.id)  # type: ignore[operator]
     return saes

@@ -112,14 +112,14 @@ class FlowGraph:
             "start": self.start.id,
             "thresholds": dict(self.thresholds),
             "zero_norm": [
-                {"layer": place.layer, "kind": place.kind, "features": count}
-                for place, count in sorted(self.zero_norm.items())
+                {"layer": hook_point.layer, "kind": hook_point.kind, "features": count}
+                for hook_point, count in sorted(self.zero_norm.items())
             ],
             "nodes": [
                 {
                     "id": feature.id,
-                    "layer": feature.place.layer,
-                    "kind": feature.place.kind,
+                    "layer": feature.hook_point.layer,
+                    "kind": feature.hook_point.kind,
                     "index": feature.index,
                     "group": self.groups.get(feature),
                     "change": self.change(feature),

@@ -89,17 +89,17 @@ def _choose(starts: set[Feature], edges: Edges) -> tuple[set[Feature], list[Edge
     for near, far in ((1, 0), (0, 1)):  # backward, then forward
         # Edges lead from layer to layer, and within one from its MLP or attention to its stream.
         reached = set(starts)
-        by_place: dict[HookPoint, list[Edge]] = {}
+        by_hook_point: dict[HookPoint, list[Edge]] = {}
         for edge in edges.values():
-            by_place.setdefault((edge.source, edge.target)[far].place, []).append(edge)
-        outward = sorted(by_place, key=_height, reverse=not far)
-        for place in outward:
+            by_hook_point.setdefault((edge.source, edge.target)[far].hook_point, []).append(edge)
+        outward = sorted(by_hook_point, key=_height, reverse=not far)
+        for hook_point in outward:
             strongest: dict[Feature, float] = {}
-            own = [e for e in by_place[place] if (e.source, e.target)[near] in reached]
+            own = [e for e in by_hook_point[hook_point] if (e.source, e.target)[near] in reached]
             for edge in own:
                 end = (edge.source, edge.target)[far]
                 strongest[end] = max(strongest.get(end, -np.inf), edge.cosine)
-            room = _MOST - sum(f.place == place for f in kept)
+            room = _MOST - sum(f.hook_point == hook_point for f in kept)
             new = sorted(strongest.keys() - kept, key=lambda f: (-strongest[f], f))[: max(room, 0)]
             kept.update(new)
             reached |= kept & strongest.keys()
@@ -109,9 +109,9 @@ def _choose(starts: set[Feature], edges: Edges) -> tuple[set[Feature], list[Edge
     return kept, sorted(drawn.values())
 
 
-def _height(place: HookPoint) -> tuple[int, int]:
+def _height(hook_point: HookPoint) -> tuple[int, int]:
     """Order of places from below."""
-    return place.layer, place.kind == "residual"
+    return hook_point.layer, hook_point.kind == "residual"
 
 
 class _Layout:
@@ -125,9 +125,11 @@ class _Layout:
         self._rows: dict[int, float] = {}  # layer -> its stream's y
         self._floors: dict[int, float] = {}  # layer -> y below it
         self._names: list[tuple[float, float, str, str]] = []  # x, y, kind, alignment
-        layers = sorted({feature.place.layer for feature in kept})
+        layers = sorted({feature.hook_point.layer for feature in kept})
         own = {
-            (kind, layer): [f for f in kept if (f.place.kind, f.place.layer) == (kind, layer)]
+            (kind, layer): [
+                f for f in kept if (f.hook_point.kind, f.hook_point.layer) == (kind, layer)
+            ]
             for kind in _COLOURS
             for layer in layers
         }
@@ -195,12 +197,12 @@ def _mean_x(
 
 
 def _draw_edges(
-    axes: Axes, edges: Sequence[Edge], places: Mapping[Feature, tuple[float, float]]
+    axes: Axes, edges: Sequence[Edge], hook_points: Mapping[Feature, tuple[float, float]]
 ) -> None:
     written: list[tuple[float, float]] = []
     for edge in sorted(edges, key=lambda e: e.cosine):
-        (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
-        kind = edge.source.place.kind
+        (x0, y0), (x1, y1) = hook_points[edge.source], hook_points[edge.target]
+        kind = edge.source.hook_point.kind
         # From the side that looks at the stream, or from above.
         x0 += {"residual": _WIDTH / 2, "attention_out": _WIDTH, "mlp_out": 0.0}[kind]
         y0 += _HEIGHT if kind == "residual" else _HEIGHT / 2
@@ -232,7 +234,7 @@ def _draw_box(
     is_start: bool,
     is_shared: bool,
 ) -> None:
-    colour = _COLOURS[feature.place.kind]
+    colour = _COLOURS[feature.hook_point.kind]
     face = "#F3EBC8" if is_shared else "white"
     box = FancyBboxPatch(corner, _WIDTH, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.07",
                          facecolor=face, edgecolor=colour, zorder=3,

@@ -23,12 +23,12 @@ class FeatureGroups:
     What is kept does not grow with the texts: eight numbers for each feature.
 
     Args:
-        place: HookPoint of the features.
+        hook_point: HookPoint of the features.
         matches: The best match of each of them in each predecessor, as `DecoderMatcher.match` gives
             them; only the first is used.
 
     Attributes:
-        place: As given.
+        hook_point: As given.
         sources: Places of the predecessors by kind.
         predecessors: Matched predecessor of each feature by kind, ``(n_features,)``; -1 is none.
         cosines: Its cosine, likewise, NaN where there is none.
@@ -44,8 +44,8 @@ class FeatureGroups:
         (0.5, 0.5)
     """
 
-    def __init__(self, place: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:
-        self.place = place
+    def __init__(self, hook_point: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:
+        self.hook_point = hook_point
         self.predecessors = {source.kind: found.indices[:, 0] for source, found in matches.items()}
         self.cosines = {source.kind: found.cosines[:, 0] for source, found in matches.items()}
         self.sources = {source.kind: source for source in matches}
@@ -68,7 +68,7 @@ class FeatureGroups:
         Returns:
             Codes of `GROUPS`, ``(n_tokens, n_features)``, int64.
         """
-        here = features[self.place]
+        here = features[self.hook_point]
         nothing = torch.zeros_like(here, dtype=torch.bool)
         active = dict.fromkeys(KINDS, nothing)
         for kind, source in self.sources.items():
@@ -82,7 +82,7 @@ class FeatureGroups:
         Args:
             features: Of this place and its predecessors, ``(n_tokens, n_features)`` each.
         """
-        token, feature = (features[self.place] > 0).nonzero(as_tuple=True)
+        token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
         codes = self.codes(features)[token, feature]
         flat = feature * len(GROUPS) + codes
         found = torch.bincount(flat, minlength=self.counts.numel())

@@ -44,17 +44,19 @@ class DecoderMatcher:
     def __init__(self, decoders: Mapping[HookPoint, Tensor]) -> None:
         if not decoders:
             raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
-        self._decoders = {place: decoder.detach() for place, decoder in sorted(decoders.items())}
+        self._decoders = {
+            hook_point: decoder.detach() for hook_point, decoder in sorted(decoders.items())
+        }
         first, *others = self._decoders
         width = self._decoders[first].shape[1]
-        for place in others:
-            if self._decoders[place].shape[1] != width:
+        for hook_point in others:
+            if self._decoders[hook_point].shape[1] != width:
                 raise SparseAutoencoderError(
-                    f"the SAE at {place} is {self._decoders[place].shape[1]} wide, that at {first} "
+                    f"the SAE at {hook_point} is {self._decoders[hook_point].shape[1]} wide, that at {first} "
                     f"{width}. Pass SAEs of one LM."
                 )
         for kind in KINDS:
-            layers = [place.layer for place in self._decoders if place.kind == kind]
+            layers = [hook_point.layer for hook_point in self._decoders if hook_point.kind == kind]
             for layer in range(min(layers, default=0), max(layers, default=0)):
                 if layer not in layers:
                     raise SparseAutoencoderError(
@@ -75,51 +77,53 @@ class DecoderMatcher:
         """
         decoders: dict[HookPoint, Tensor] = {}
         for sae in saes:
-            if sae.place in decoders:
-                raise SparseAutoencoderError(f"there are two SAEs for the {sae.place}. Pass one.")
-            decoders[sae.place] = sae.decoder
+            if sae.hook_point in decoders:
+                raise SparseAutoencoderError(
+                    f"there are two SAEs for the {sae.hook_point}. Pass one."
+                )
+            decoders[sae.hook_point] = sae.decoder
         return cls(decoders)
 
     @property
-    def places(self) -> list[HookPoint]:
+    def hook_points(self) -> list[HookPoint]:
         """Places that have an SAE, by layer."""
         return list(self._decoders)
 
-    def predecessors(self, place: HookPoint) -> list[HookPoint]:
+    def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Places with an SAE from which features of a place can come.
 
         Args:
-            place: For MLP and attention there are none.
+            hook_point: For MLP and attention there are none.
         """
-        if place.kind != "residual":
+        if hook_point.kind != "residual":
             return []
-        layer = place.layer
+        layer = hook_point.layer
         below = [HookPoint(layer - 1, "residual")] if layer else []
         candidates = [*below, HookPoint(layer, "mlp_out"), HookPoint(layer, "attention_out")]
         return [candidate for candidate in candidates if candidate in self._decoders]
 
-    def successors(self, place: HookPoint) -> list[HookPoint]:
+    def successors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Places with an SAE to which features of a place can go."""
-        after = HookPoint(place.layer + (place.kind == "residual"), "residual")
+        after = HookPoint(hook_point.layer + (hook_point.kind == "residual"), "residual")
         return [after] if after in self._decoders else []
 
     def match(
-        self, place: HookPoint, k: int = 1, return_full: bool = False
+        self, hook_point: HookPoint, k: int = 1, return_full: bool = False
     ) -> dict[HookPoint, Matches]:
         """Match all features of a place with each of its predecessors.
 
         Args:
-            place: The place of the features to match.
+            hook_point: The place of the features to match.
             k: How many predecessors in each place.
             return_full: Whether to return all cosines too.
 
         Raises:
             SparseAutoencoderError: The place has no SAE.
         """
-        targets = self.decoder(place)
+        targets = self.decoder(hook_point)
         return {
             source: match_features(targets, self._decoders[source], k, return_full)
-            for source in self.predecessors(place)
+            for source in self.predecessors(hook_point)
         }
 
     def follow(
@@ -181,13 +185,15 @@ class DecoderMatcher:
     ) -> list[Edge]:
         """Edges from the frontier to the places before or after it."""
         edges = []
-        for place in sorted({feature.place for feature in frontier}):
-            indices = sorted(feature.index for feature in frontier if feature.place == place)
-            decoder = self._decoders[place][indices]
-            for other in self.predecessors(place) if backward else self.successors(place):
+        for hook_point in sorted({feature.hook_point for feature in frontier}):
+            indices = sorted(
+                feature.index for feature in frontier if feature.hook_point == hook_point
+            )
+            decoder = self._decoders[hook_point][indices]
+            for other in self.predecessors(hook_point) if backward else self.successors(hook_point):
                 matches = match_features(decoder, self._decoders[other], k)
                 zero_norm[other] = matches.n_zero_sources
-                limit = limits[(other if backward else place).kind]
+                limit = limits[(other if backward else hook_point).kind]
                 rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
                 for row, index, cosine in zip(
                     rows.tolist(),
@@ -195,34 +201,34 @@ class DecoderMatcher:
                     matches.cosines[rows, ranks].tolist(),
                     strict=True,
                 ):
-                    here, there = Feature(place, indices[row]), Feature(other, index)
+                    here, there = Feature(hook_point, indices[row]), Feature(other, index)
                     source, target = (there, here) if backward else (here, there)
                     edges.append(Edge(source, target, cosine))
         return edges
 
     def _groups_of(self, frontier: set[Feature], edges: list[Edge]) -> dict[Feature, str]:
         kinds: dict[Feature, set[HookKind]] = {
-            feature: set() for feature in frontier if self.predecessors(feature.place)
+            feature: set() for feature in frontier if self.predecessors(feature.hook_point)
         }
         for edge in edges:
-            kinds[edge.target].add(edge.source.place.kind)
+            kinds[edge.target].add(edge.source.hook_point.kind)
         return {
             feature: GROUPS[sum(1 << KINDS.index(kind) for kind in found)]
             for feature, found in kinds.items()
         }
 
-    def decoder(self, place: HookPoint) -> Tensor:
+    def decoder(self, hook_point: HookPoint) -> Tensor:
         """Decoder of a place, ``(n_features, width)``.
 
         Raises:
             SparseAutoencoderError: The place has no SAE.
         """
-        if place not in self._decoders:
+        if hook_point not in self._decoders:
             raise SparseAutoencoderError(
-                f"there is no SAE for the {place}; there are for "
+                f"there is no SAE for the {hook_point}; there are for "
                 f"{', '.join(map(str, self._decoders))}. Load one, or take one of these places."
             )
-        return self._decoders[place]
+        return self._decoders[hook_point]
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed.
@@ -234,11 +240,11 @@ class DecoderMatcher:
             SparseAutoencoderError: Its place has no SAE, its index is out of range, or its decoder
                 is zero.
         """
-        decoder = self.decoder(start.place)
-        check_index(start.index, len(decoder), start.place)
+        decoder = self.decoder(start.hook_point)
+        check_index(start.index, len(decoder), start.hook_point)
         if not decoder[start.index].any():
             raise SparseAutoencoderError(
-                f"feature {start.index} of the SAE at {start.place} cannot be followed: its "
+                f"feature {start.index} of the SAE at {start.hook_point} cannot be followed: its "
                 "decoder column is zero, so that it has no direction."
             )
 

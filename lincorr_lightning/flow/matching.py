@@ -188,10 +188,10 @@ def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
     if indices.numel() and int(indices.max()) >= n_sources:
         raise ValueError(f"a match is of source {int(indices.max())} of {n_sources}")
     target, rank = (indices >= 0).nonzero(as_tuple=True)
-    places = torch.stack([indices[target, rank], target])
+    hook_points = torch.stack([indices[target, rank], target])
     ones = torch.ones(len(target), device=indices.device)
     shape = (n_sources, len(indices))
-    return torch.sparse_coo_tensor(places, ones, shape, check_invariants=True).coalesce()
+    return torch.sparse_coo_tensor(hook_points, ones, shape, check_invariants=True).coalesce()
 
 
 def carry_features(features: Tensor, transition: Tensor) -> Tensor:

@@ -72,12 +72,18 @@ class TextPass:
         self._lm = lm
         self._saes = saes
         self._matches = {
-            place: flow.match(place) for place in flow.places if flow.predecessors(place)
+            hook_point: flow.match(hook_point)
+            for hook_point in flow.hook_points
+            if flow.predecessors(hook_point)
         }
-        self.groups = {place: FeatureGroups(place, m) for place, m in self._matches.items()}
-        self.activity = {place: FeatureActivity(sae.n_features) for place, sae in saes.items()}
+        self.groups = {
+            hook_point: FeatureGroups(hook_point, m) for hook_point, m in self._matches.items()
+        }
+        self.activity = {
+            hook_point: FeatureActivity(sae.n_features) for hook_point, sae in saes.items()
+        }
         self.n_texts = 0
-        self._sample: dict[HookPoint, list[Tensor]] = {place: [] for place in saes}
+        self._sample: dict[HookPoint, list[Tensor]] = {hook_point: [] for hook_point in saes}
 
     @property
     def n_tokens(self) -> int:
@@ -87,7 +93,7 @@ class TextPass:
     @property
     def sample(self) -> dict[HookPoint, Tensor]:
         """Activations of the first tokens at each place, ``(n, width)``."""
-        return {place: torch.cat(parts) for place, parts in self._sample.items()}
+        return {hook_point: torch.cat(parts) for hook_point, parts in self._sample.items()}
 
     def update(self, rows: Rows, n_skipped: int = 0) -> None:
         """Read some texts.
@@ -101,34 +107,34 @@ class TextPass:
             self._lm,
             rows,
             lambda forward: self._look(forward, forward.counted(n_skipped)),
-            places=list(self._saes),
+            hook_points=list(self._saes),
         )
 
     def _look(self, forward: Forward, counted: Tensor) -> None:
         missing = _TRANSITION_TOKENS - self.n_tokens
         features = {}
-        for place, sae in self._saes.items():
-            x = forward.at[place][counted]
-            features[place] = sae.encode(x)
+        for hook_point, sae in self._saes.items():
+            x = forward.at[hook_point][counted]
+            features[hook_point] = sae.encode(x)
             if missing > 0:
-                self._sample[place].append(x[:missing].float().cpu())
+                self._sample[hook_point].append(x[:missing].float().cpu())
         for groups in self.groups.values():
             groups.update(features)
         predicted = forward.logits.argmax(-1)
-        for place, activity in self.activity.items():
-            activity.update(features[place], forward.ids, counted, predicted)
+        for hook_point, activity in self.activity.items():
+            activity.update(features[hook_point], forward.ids, counted, predicted)
 
     def layers(self) -> list[LayerGroups]:
         """What the counts say, by layer."""
         layers = []
-        for place, groups in self.groups.items():
+        for hook_point, groups in self.groups.items():
             joint = {kind: groups.joint_activation(kind, _N_BINS)[0] for kind in groups.kinds}
-            matches = self._matches[place]
-            zero = {place.id: next(iter(matches.values())).n_zero_targets}
+            matches = self._matches[hook_point]
+            zero = {hook_point.id: next(iter(matches.values())).n_zero_targets}
             zero |= {source.id: found.n_zero_sources for source, found in matches.items()}
             layers.append(
                 LayerGroups(
-                    layer=place.layer,
+                    layer=hook_point.layer,
                     n_activations=int(groups.counts.sum()),
                     shares=groups.shares(),
                     auroc={kind: number(groups.auroc(kind)) for kind in groups.kinds},
@@ -157,7 +163,7 @@ def measure_transitions(
         sample: Activations of the same tokens at each place, ``(n, width)``.
     """
     found = []
-    for target in flow.places:
+    for target in flow.hook_points:
         for source in flow.predecessors(target):
             to, of = saes[target], saes[source]
             x = sample[target].to(to.decoder.device)
@@ -207,9 +213,11 @@ def measure_cuts(
         return []
     cuts: list[Cut] = [({}, 1.0)]
     told: list[tuple[str, str, str, float]] = []  # method, matched or random, sources, r
-    methods = predecessors_by_method(flow, groups.place)
+    methods = predecessors_by_method(flow, groups.hook_point)
     for method in METHODS:
-        chosen = {place: index.cpu()[cases.features] for place, index in methods[method].items()}
+        chosen = {
+            hook_point: index.cpu()[cases.features] for hook_point, index in methods[method].items()
+        }
         control = cases.control(chosen, generator)
         for r, (cut, features) in product(
             settings.strengths, (("matched", chosen), ("random", control))
@@ -219,12 +227,12 @@ def measure_cuts(
         if method == METHODS[0] and len(chosen) > 1:
             # One of several joint predecessors alone: circuits that can do without it show here.
             least = min(settings.strengths)
-            for place, (cut, features) in product(
+            for hook_point, (cut, features) in product(
                 chosen, (("matched", chosen), ("random", control))
             ):
-                cuts.append(({place: features[place]}, least))
-                told.append((method, cut, place.kind, least))
-    doing = f"Cutting predecessors of layer {groups.place.layer}"
+                cuts.append(({hook_point: features[hook_point]}, least))
+                told.append((method, cut, hook_point.kind, least))
+    doing = f"Cutting predecessors of layer {groups.hook_point.layer}"
     with progress_bar(doing, len(cuts) * len(cases), "text") as bar:
         before, *after = run_cuts(lm, saes, rows, cases, cuts, bar.update)
     effects = _Effects(cases, before)
@@ -259,7 +267,7 @@ class _Effects:
         for group, mask in which.items():
             effect = summarize_outcomes(self._before, after, mask)
             if effect is not None:
-                layer = self._cases.place.layer
+                layer = self._cases.hook_point.layer
                 self.rows.append(CutEffect(layer, method, cut, sources, r, group, *effect))
 
 
@@ -308,7 +316,7 @@ def measure_steering(
         known: dict[frozenset[tuple[Feature, float]], tuple[float, float]] = {}
         for strategy, strength in product(settings.strategies, settings.strengths):
             weights = steering_weights(answer.graph, strategy, settings.decay)
-            typical = {f: float(activity[f.place].mean[f.index]) for f in weights}
+            typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
             added = amounts(weights, strength, typical)
             key = frozenset((feature, amount) for feature, amount in added.items() if amount)
             if not key:
@@ -344,7 +352,7 @@ def name_features(
     """
     names = {}
     for feature in features:
-        peak = activity[feature.place].peak(feature.index)
+        peak = activity[feature.hook_point].peak(feature.index)
         if peak is not None:
             texts = lm.tokenizer.batch_decode([peak.context[-2:], [peak.predicted]])
             names[feature.id] = " → ".join(text.strip() for text in texts)

@@ -151,17 +151,21 @@ class FeatureFlow(FrozenLMModule):
 
     def _take(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
         # Folded, so that an activation is the length of what a feature adds.
-        folded = {place: saes[place].folded() for place in sorted(saes)}
-        self._places = {f"{place.kind}_{place.layer}": place for place in folded}
+        folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
+        self._hook_points = {
+            f"{hook_point.kind}_{hook_point.layer}": hook_point for hook_point in folded
+        }
         # A module of modules, so that Lightning moves them with the LM.
-        self.saes.update({name: folded[place] for name, place in self._places.items()})
+        self.saes.update(
+            {name: folded[hook_point] for name, hook_point in self._hook_points.items()}
+        )
         self.saes.requires_grad_(False)
         self.starts = [parse_feature(text, folded) for text in self.hparams["features"] or []]
 
     @property
-    def by_place(self) -> dict[HookPoint, SparseAutoencoder]:
+    def by_hook_point(self) -> dict[HookPoint, SparseAutoencoder]:
         """The SAEs."""
-        return {place: self.saes[name] for name, place in self._places.items()}  # type: ignore[misc]
+        return {hook_point: self.saes[name] for name, hook_point in self._hook_points.items()}  # type: ignore[misc]
 
     def setup(self, stage: str) -> None:
         """Refuse what would give wrong numbers or lose them; train SAEs if none are given.
@@ -196,15 +200,15 @@ class FeatureFlow(FrozenLMModule):
         """
         super().configure_model()
         model = self.lm.model
-        n_layers = 1 + max(place.layer for place in find_hook_points(model))
-        for sae in self.by_place.values():
+        n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
+        for sae in self.by_hook_point.values():
             sae.check_fits(width_of(model), n_layers, self.lm.config.name_or_path)
-        flow = DecoderMatcher.of(self.by_place.values())
+        flow = DecoderMatcher.of(self.by_hook_point.values())
         for start in self.starts:
             flow.check_start(start)
-        if not any(flow.predecessors(place) for place in flow.places):
+        if not any(flow.predecessors(hook_point) for hook_point in flow.hook_points):
             raise SparseAutoencoderError(
-                f"there are SAEs for {', '.join(map(str, flow.places))} alone, and none of these "
+                f"there are SAEs for {', '.join(map(str, flow.hook_points))} alone, and none of these "
                 "is where another one's features come from. Pass the SAE of a residual stream and "
                 "one of the layer below, or of the layer's MLP or attention."
             )
@@ -213,8 +217,8 @@ class FeatureFlow(FrozenLMModule):
 
     def on_test_start(self) -> None:
         """Match the features, and begin to count."""
-        self._flow = DecoderMatcher.of(self.by_place.values())
-        self._pass = TextPass(self.lm, self.by_place, self._flow)
+        self._flow = DecoderMatcher.of(self.by_hook_point.values())
+        self._pass = TextPass(self.lm, self.by_hook_point, self._flow)
         self._rows: list[list[int]] = []
         self._n_skipped = 0
         self._draw = torch.Generator().manual_seed(self.hparams["seed"])
@@ -242,7 +246,7 @@ class FeatureFlow(FrozenLMModule):
     @torch.no_grad()
     def on_test_epoch_end(self) -> None:
         """Measure what needs all texts, or none."""
-        saes, flow, seen = self.by_place, self._flow, self._pass
+        saes, flow, seen = self.by_hook_point, self._flow, self._pass
         cuts = []
         for groups in seen.groups.values() if self.deactivation.n_cases else ():
             cuts += measure_cuts(
@@ -280,7 +284,7 @@ class FeatureFlow(FrozenLMModule):
         n = min(self.hparams["n_subjects"], len(usable_strings(tokenizer)))
         subjects = sample_subjects(tokenizer, n, seed=self.hparams["seed"])
         return measure_relation(
-            self.lm, self.by_place, self._flow, self.asked, subjects, self.thresholds,
+            self.lm, self.by_hook_point, self._flow, self.asked, subjects, self.thresholds,
             self.hparams["k"], self._draw,
         )  # fmt: skip
 
@@ -300,7 +304,7 @@ class FeatureFlow(FrozenLMModule):
     def _answers_to_steer(self, found: RelationMeasurement) -> list[SteeredAnswer]:
         """Target answers that a feature carries, spread over the labels, and where it steers to."""
         target = found.features["target"]
-        last = max(place for place in target if place.kind == "residual")
+        last = max(hook_point for hook_point in target if hook_point.kind == "residual")
         carried = [
             label
             for label in range(len(target[last].indices))
@@ -339,4 +343,4 @@ class FeatureFlow(FrozenLMModule):
 
     def on_test_end(self) -> None:
         """Write the numbers, tables, graphs and figures."""
-        self.write_study(self.report, saes=[place.id for place in self.by_place])
+        self.write_study(self.report, saes=[hook_point.id for hook_point in self.by_hook_point])

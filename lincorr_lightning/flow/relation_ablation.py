@@ -18,7 +18,7 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import Edit, rescale_everywhere, sae_at
+from lincorr_lightning.sae.interventions import Intervention, rescale_everywhere, sae_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 _NEAREST = 20
@@ -47,7 +47,7 @@ class RelationScores:
 
 def cut_edits(
     saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature], r: float = 0.0
-) -> dict[HookPoint, Edit]:
+) -> dict[HookPoint, Intervention]:
     """Edits that rescale features wherever they are active.
 
     Args:
@@ -58,12 +58,12 @@ def cut_edits(
     Raises:
         SparseAutoencoderError: A place has no SAE, or an SAE no such feature.
     """
-    by_place: dict[HookPoint, list[int]] = {}
+    by_hook_point: dict[HookPoint, list[int]] = {}
     for feature in features:
-        by_place.setdefault(feature.place, []).append(feature.index)
+        by_hook_point.setdefault(feature.hook_point, []).append(feature.index)
     return {
-        place: rescale_everywhere(sae_at(saes, place), sorted(indices), r)
-        for place, indices in sorted(by_place.items())
+        hook_point: rescale_everywhere(sae_at(saes, hook_point), sorted(indices), r)
+        for hook_point, indices in sorted(by_hook_point.items())
     }
 
 
@@ -83,16 +83,16 @@ def control_features(
     features = sorted(features)
     drawn: list[Feature] = []
     for feature in features:
-        count = how_often[feature.place].double().cpu()
+        count = how_often[feature.hook_point].double().cpu()
         away = (count - count[feature.index]).abs()
-        taken = [f.index for f in (*features, *drawn) if f.place == feature.place]
+        taken = [f.index for f in (*features, *drawn) if f.hook_point == feature.hook_point]
         away[taken] = torch.inf
         n = min(_NEAREST, int(away.isfinite().sum()))
         if not n:
             continue
         nearest = away.argsort(stable=True)[:n]
         chosen = nearest[torch.randint(n, (1,), generator=generator)]
-        drawn.append(Feature(feature.place, int(chosen)))
+        drawn.append(Feature(feature.hook_point, int(chosen)))
     return drawn
 
 
@@ -113,7 +113,7 @@ def ask_subjects(
     lm: LanguageModel,
     asked: TokenizedRelation,
     subjects: Sequence[str],
-    edits: Mapping[HookPoint, Edit] | None = None,
+    edits: Mapping[HookPoint, Intervention] | None = None,
 ) -> AskedSubjects:
     """Ask an LM about subjects, with edits on the way.
 

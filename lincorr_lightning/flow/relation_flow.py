@@ -86,7 +86,7 @@ def measure_relation(
     said = ask_subjects(lm, asked, subjects)
     bar.update()
     features: dict[str, dict[HookPoint, AnswerFeatures]] = {}
-    how_often = {place: torch.zeros(sae.n_features) for place, sae in saes.items()}
+    how_often = {hook_point: torch.zeros(sae.n_features) for hook_point, sae in saes.items()}
     for side, prompts, logits in (
         ("source", asked.source_prompts(subjects), said.source),
         ("target", asked.target_prompts(subjects), said.target),
@@ -94,24 +94,26 @@ def measure_relation(
         activations = last_activations(lm, lm.rows(prompts), list(saes))
         answers = logits.argmax(1)
         features[side] = {
-            place: find_answer_features(sae, activations[place], answers, logits.shape[1], n_fit)
-            for place, sae in saes.items()
+            hook_point: find_answer_features(
+                sae, activations[hook_point], answers, logits.shape[1], n_fit
+            )
+            for hook_point, sae in saes.items()
         }
-        for place, sae in saes.items():
-            active = sae.encode(activations[place].to(sae.decoder.device)) > 0
-            how_often[place] += active.sum(0).cpu()
+        for hook_point, sae in saes.items():
+            active = sae.encode(activations[hook_point].to(sae.decoder.device)) > 0
+            how_often[hook_point] += active.sum(0).cpu()
     all_ties = label_ties(
         flow, features["source"], features["target"], torch.from_numpy(asked.right), thresholds, k
     )
     right = [tie for tie in all_ties if tie.right]
     wrong = [tie for tie in all_ties if not tie.right]
-    last = max(place for place in flow.places if place.kind == "residual")
-    below = [place for place in flow.places if place != last]
+    last = max(hook_point for hook_point in flow.hook_points if hook_point.kind == "residual")
+    below = [hook_point for hook_point in flow.hook_points if hook_point != last]
     scores = [{"cut": "none", "control": False, "n_features": 0}
               | asdict(score_relation(asked, said, said, n_fit))]  # fmt: skip
     shared = {
         "carriers": {f for tie in right for f in tie.carriers},
-        "flow": {f for tie in right for f in tie.shared if f.place != last},
+        "flow": {f for tie in right for f in tie.shared if f.hook_point != last},
     }
     for name, cut in shared.items():
         for is_control in (False, True) if cut else ():
@@ -145,14 +147,14 @@ def _answer_rows(
 ) -> Iterable[dict[str, Any]]:
     domains: dict[str, Domain] = {"source": asked.source, "target": asked.target}
     for side in SIDES:
-        for place, own in features[side].items():
+        for hook_point, own in features[side].items():
             for label, text in enumerate(domains[side].texts):
                 feature = own.feature(label)
                 if feature is not None:
                     yield {
                         "side": side,
                         "label": text,
-                        "place": place.id,
+                        "place": hook_point.id,
                         "feature": feature.id,
                         "auroc": float(own.auroc[label]),
                     }
@@ -167,8 +169,8 @@ def _tie_row(asked: TokenizedRelation, tie: LabelTie) -> dict[str, Any]:
     }
 
 
-def _share(ties: Sequence[LabelTie], place: HookPoint) -> float | None:
-    return _mean(any(f.place == place for f in tie.carriers) for tie in ties)
+def _share(ties: Sequence[LabelTie], hook_point: HookPoint) -> float | None:
+    return _mean(any(f.hook_point == hook_point for f in tie.carriers) for tie in ties)
 
 
 def _mean(values: Iterable[bool]) -> float | None:
@@ -188,7 +190,9 @@ def chosen_starts(found: RelationMeasurement, n: int) -> list[tuple[str, list[Fe
     Returns:
         Name of each pair, and the features that carry its answers in the last residual stream.
     """
-    last = max(place for place in found.features["source"] if place.kind == "residual")
+    last = max(
+        hook_point for hook_point in found.features["source"] if hook_point.kind == "residual"
+    )
 
     def carriers(tie: LabelTie) -> list[Feature]:
         both = [found.features["source"][last].feature(tie.source),

@@ -16,7 +16,7 @@ from torch import Tensor
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.flow.graph import Feature, FlowGraph
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import Edits, Forward, run_with_hooks
+from lincorr_lightning.sae.forwards import Forward, Interventions, run_with_hooks
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -102,7 +102,10 @@ def amounts(
 
 
 def answer_probability(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], token_id: int, edits: Edits | None = None
+    lm: LanguageModel,
+    rows: Sequence[Sequence[int]],
+    token_id: int,
+    edits: Interventions | None = None,
 ) -> float:
     """Mean probability of a token after some prompts, over the whole vocabulary.
 
@@ -119,12 +122,12 @@ def answer_probability(
         logits = forward.logits[which, forward.last].double()
         found[forward.cases] = logits.softmax(1)[:, token_id].cpu()
 
-    run_with_hooks(lm, rows, look, edits=edits)
+    run_with_hooks(lm, rows, look, interventions=edits)
     return float(found.mean())
 
 
 def text_loss(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], edits: Edits | None = None
+    lm: LanguageModel, rows: Sequence[Sequence[int]], edits: Interventions | None = None
 ) -> float:
     """Mean negative log likelihood of a token of some texts, in nats.
 
@@ -141,7 +144,7 @@ def text_loss(
         sums.append(losses.sum().cpu())
         counts.append(int(there.sum()))
 
-    run_with_hooks(lm, rows, look, edits=edits)
+    run_with_hooks(lm, rows, look, interventions=edits)
     return float(torch.stack(sums).sum()) / max(1, sum(counts))
 
 

@@ -20,7 +20,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.lm.shared_prefixes import narrowest_window
-from lincorr_lightning.sae.forwards import Edits, Forward
+from lincorr_lightning.sae.forwards import Forward, Interventions
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, layers_of
 
@@ -39,8 +39,8 @@ def rerun_suffixes(
     layer: int,
     look: Callable[[Forward, int], None],
     *,
-    places: Sequence[HookPoint] = (),
-    edits: Callable[[list[int], int], Edits],
+    hook_points: Sequence[HookPoint] = (),
+    edits: Callable[[list[int], int], Interventions],
     done: Callable[[int], object] | None = None,
 ) -> None:
     """Run the LM over the ends of texts, each in several variants, in batches that fit its memory.
@@ -53,7 +53,7 @@ def rerun_suffixes(
         layer: Nothing is changed before the stream enters this layer.
         look: Called with each forward, whose cases are variants' numbers, and the position that
             its first token has in the text.
-        places: Whose activations it sees, in this layer or above; as they are after the edits.
+        hook_points: Whose activations it sees, in this layer or above; as they are after the edits.
         edits: What is changed in the variants of a forward, whose first token is at a position.
         done: Told how many variants have been read, after each forward.
 
@@ -76,7 +76,7 @@ def rerun_suffixes(
                 ids, mask, at, logits = _read(
                     lm, [rows[text] for text in texts],
                     [at_row[number // n_variants] for number in own],
-                    begin, layer if can else 0, edits(own, begin), places,
+                    begin, layer if can else 0, edits(own, begin), hook_points,
                 )  # fmt: skip
                 look(Forward(own, ids, mask.bool(), at, logits), begin)
                 if done is not None:
@@ -122,8 +122,8 @@ def _read(
     which: Sequence[int],
     begin: int,
     layer: int,
-    edits: Edits,
-    places: Sequence[HookPoint],
+    edits: Interventions,
+    hook_points: Sequence[HookPoint],
 ) -> tuple[Tensor, Tensor, Mapping[HookPoint, Tensor], Tensor]:
     """Read texts from a position on; row i is of text `which[i]`.
 
@@ -154,7 +154,7 @@ def _read(
     ids, mask = tail[kept], mask[kept]
     # Hooks run in the order they were put on: what is seen is what was made of it. Finding where
     # they belong may take a forward of a whole LM, so that layers are skipped last.
-    with edited(model, edits), captured(model, places) as at, _entered(lm, layer, stream):
+    with edited(model, edits), captured(model, hook_points) as at, _entered(lm, layer, stream):
         said = model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
         )

@@ -46,7 +46,7 @@ class ReconstructionQuality(Metric):
     """Sums over batches and processes, in float64.
 
     Args:
-        n_places: Number of SAEs.
+        n_hook_points: Number of SAEs.
         width: Of the activations.
         n_features: Of the largest SAE.
 
@@ -70,31 +70,33 @@ class ReconstructionQuality(Metric):
     losses: Tensor
     n_targets: Tensor
 
-    def __init__(self, n_places: int, width: int, n_features: int, **kwargs: Any) -> None:
+    def __init__(self, n_hook_points: int, width: int, n_features: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         shapes = {
-            "n": (n_places,), "errors": (n_places,), "squares": (n_places,),
-            "sums": (n_places, width), "active": (n_places, n_features),
-            "losses": (1 + 2 * n_places,), "n_targets": (),
+            "n": (n_hook_points,), "errors": (n_hook_points,), "squares": (n_hook_points,),
+            "sums": (n_hook_points, width), "active": (n_hook_points, n_features),
+            "losses": (1 + 2 * n_hook_points,), "n_targets": (),
         }  # fmt: skip
         for name, shape in shapes.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, place: int, activations: Tensor, rebuilt: Tensor, features: Tensor) -> None:
+    def update(
+        self, hook_point: int, activations: Tensor, rebuilt: Tensor, features: Tensor
+    ) -> None:
         """Add one batch of one place.
 
         Args:
-            place: Its number.
+            hook_point: Its number.
             activations: x, ``(n, width)``.
             rebuilt: x̂, the same shape.
             features: ``(n, n_features)``, 0 where not active.
         """
         x = activations.double()
-        self.n[place] += len(x)
-        self.errors[place] += (x - rebuilt.double()).square().sum()
-        self.squares[place] += x.square().sum()
-        self.sums[place] += x.sum(0)
-        self.active[place, : features.shape[1]] += (features > 0).sum(0)
+        self.n[hook_point] += len(x)
+        self.errors[hook_point] += (x - rebuilt.double()).square().sum()
+        self.squares[hook_point] += x.square().sum()
+        self.sums[hook_point] += x.sum(0)
+        self.active[hook_point, : features.shape[1]] += (features > 0).sum(0)
 
     def add_losses(self, losses: Tensor, n_targets: int) -> None:
         """Add the LM's summed cross-entropies on one batch.
@@ -122,13 +124,13 @@ class ReconstructionQuality(Metric):
         varies = variance > 1e-12 * self.squares
         explained = torch.where(varies, 1 - self.errors / variance, torch.nan)
         losses = self.losses / self.n_targets.clamp(min=1)
-        n_places = len(self.n)
+        n_hook_points = len(self.n)
         return Reconstruction(
             n_tokens=int(self.n.max()),
             explained_variance=explained,
             l0=self.active.sum(1) / n[:, 0],
             frequency=self.active / n,
             clean=float(losses[0]),
-            spliced=losses[1 : 1 + n_places],
-            ablated=losses[1 + n_places :],
+            spliced=losses[1 : 1 + n_hook_points],
+            ablated=losses[1 + n_hook_points :],
         )

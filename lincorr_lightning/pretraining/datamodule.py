@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -100,6 +100,7 @@ class _Epochs(Dataset[PackedBatch]):
     read_in_full: float
     mixed: float
     seed: int
+    facts: Callable[[str], tuple[list[Statement], list[Statement]]]
     _of_knowledge: dict[int, list[_Encoded]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -317,7 +318,7 @@ class CorpusDataModule(L.LightningDataModule):
             (unsaid if silent else said).append(statement)
         return said, unsaid
 
-    def truths(self, name: str) -> tuple[list[Statement], list[Statement]]:
+    def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
         """What is true of people by one knowledge: what the text says, and what it never says.
 
         Args:
@@ -373,6 +374,7 @@ class CorpusDataModule(L.LightningDataModule):
             self.hparams["read_in_full"],
             self.hparams["mixed"],
             self.hparams["seed"],
+            self.facts,
         )
         share = data_shard(self.trainer)
         sampler = _EveryBatchOnce(epochs, share.number, share.n)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import lightning as L
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
     from lincorr_lightning.results.results import Results
     from lincorr_lightning.results.style import Picture
+
+Charts = Mapping[str, Mapping[str, Sequence[str]]]
+"""Group -> chart -> log keys, see `Results.charts`."""
+
+_layouts: WeakKeyDictionary[SummaryWriter, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
 
 MAX_TABLE_ROWS = 100
 """Rows of a table that a logger shows; the CSV file has all of them."""
@@ -62,12 +68,7 @@ def _log_parts(logger: Logger, results: Results, step: int) -> None:
     if isinstance(logger, TensorBoardLogger):
         writer = logger.experiment
         if results.charts:
-            writer.add_custom_scalars(
-                {
-                    group: {title: ["Multiline", list(keys)] for title, keys in charts.items()}
-                    for group, charts in results.charts.items()
-                }
-            )
+            _add_charts(writer, results.charts)
         for table in results.tables:
             text = f"{table.caption}\n\n{table.markdown(MAX_TABLE_ROWS)}"
             writer.add_text(f"tables/{table.name}", text, step)
@@ -87,6 +88,25 @@ def _log_parts(logger: Logger, results: Results, step: int) -> None:
             )
     else:
         _log_by_methods(logger, results, step)
+
+
+def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:
+    """Define charts that TensorBoard draws from several curves, under "Custom Scalars".
+
+    Args:
+        trainer: The run's Trainer.
+        charts: See `Results.charts`; groups that the run has already are replaced, others stay.
+    """
+    for writer in tensorboard_writers(trainer):
+        _add_charts(writer, charts)
+
+
+def _add_charts(writer: SummaryWriter, charts: Charts) -> None:
+    # TensorBoard shows only the last layout that was written.
+    layout = _layouts.setdefault(writer, {})
+    for group, titles in charts.items():
+        layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
+    writer.add_custom_scalars(layout)  # type: ignore[no-untyped-call]
 
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:

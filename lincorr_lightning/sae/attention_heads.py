@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, layer_of, module_at, run_probe
-from lincorr_lightning.sae.reading import refuse
+from lincorr_lightning.sae.reading import raise_unsupported
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 # Of what the projection gives, whatever the LM's precision; and in units of its rounding.
@@ -42,14 +42,14 @@ class _Call(NamedTuple):
 
 
 @torch.no_grad()
-def find_projection(model: nn.Module, place: HookPoint, path: Path) -> OutputProjection:
+def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> OutputProjection:
     """Find the linear map that gives what a layer's attention adds to the residual stream.
 
     No architecture is named: each matrix of the layer is tried on what goes through it.
 
     Args:
         model: A Hugging Face causal LM.
-        place: An attention's output.
+        hook_point: An attention's output.
         path: Of the SAE that asks for it, for messages.
 
     Raises:
@@ -67,27 +67,27 @@ def find_projection(model: nn.Module, place: HookPoint, path: Path) -> OutputPro
             copied = None if bias is None else bias.detach().clone()
             calls.append(_Call(args[0], weight.detach().clone(), copied))
 
-    layer = layer_of(model, place)
-    added = module_at(model, place)
+    layer = layer_of(model, hook_point)
+    added = module_at(model, hook_point)
     with ExitStack() as stack:
         for module in layer.modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and weight.dim() == 2:
                 stack.callback(module.register_forward_hook(record).remove)
-        at = stack.enter_context(captured(model, [place]))
+        at = stack.enter_context(captured(model, [hook_point]))
         run_probe(model)
     # GPT-2 has its matrices the other way round.
     tried = (
-        _projection(call, weight, at[place])
+        _projection(call, weight, at[hook_point])
         for call in calls
         for weight in (call.weight, call.weight.T)
     )
     found = next((projection for projection in tried if projection is not None), None)
     if found is None:
-        refuse(
+        raise_unsupported(
             path,
             "it reads the attention's concatenated heads, but what the attention adds to the "
-            f"stream of {type(model).__name__}, {place}, is no linear map of these: it comes out "
+            f"stream of {type(model).__name__}, {hook_point}, is no linear map of these: it comes out "
             f"of {type(added).__name__}, as where a norm of every token by itself follows the "
             "projection",
             "Take an SAE of what the attention adds (hook_attn_out), or leave the attention out.",
@@ -130,15 +130,15 @@ def at_output(
     """
     weight, bias = projection
     if weight.shape[1] != sae.width:
-        refuse(
+        raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, but those of {sae.place} in "
+            f"it reads {sae.width} numbers of the attention's heads, but those of {sae.hook_point} in "
             f"the LM are {weight.shape[1]}",
             "Take an SAE of this very LM.",
         )
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
     if weight.shape[0] < sae.width or values[-1] <= _LEAST_SINGULAR_VALUE * values[0]:
-        refuse(
+        raise_unsupported(
             path,
             f"it reads {sae.width} numbers of the attention's heads, which cannot be told from the "
             f"attention's output of width {len(weight)}",
@@ -150,7 +150,7 @@ def at_output(
     if not sae.subtract_decoder_bias:  # else b is in the decoder's bias, which goes off before
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
     return SparseAutoencoder(
-        place=sae.place,
+        hook_point=sae.hook_point,
         encoder=encoder.float(),
         decoder=(sae.decoder.double() @ weight.T).float(),
         encoder_bias=encoder_bias.float(),

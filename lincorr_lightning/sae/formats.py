@@ -58,7 +58,7 @@ def register_format(name: str, files: Iterable[str], read: Reader) -> None:
 def load_sae(
     folder: str | Path,
     *,
-    place: HookPoint | None = None,
+    hook_point: HookPoint | None = None,
     input_scale: float | None = None,
     lm: LanguageModel | None = None,
 ) -> SparseAutoencoder:
@@ -68,7 +68,7 @@ def load_sae(
 
     Args:
         folder: Ours, SAELens', Gemma Scope's or Llama Scope's.
-        place: Where it belongs. Only needed where neither the files nor the path say it; where
+        hook_point: Where it belongs. Only needed where neither the files nor the path say it; where
             they do, it must be the same. A folder called ``residual.12``, ``mlp_out.12`` or
             ``attention_out.12`` says it, too.
         input_scale: By how much activations are multiplied before the SAE, for a SAELens checkpoint
@@ -85,7 +85,7 @@ def load_sae(
 
     Raises:
         SparseAutoencoderError: The format is unknown, a file is missing or damaged, the SAE is of a
-            kind this package does not have, its place is unknown or another than `place`, or it
+            kind this package does not have, its place is unknown or another than `hook_point`, or it
             reads the heads of an attention after whose projection a norm follows (Gemma 2 and 3).
     """
     folder = Path(folder)
@@ -93,7 +93,11 @@ def load_sae(
         fail_to_read(folder, "there is no such folder")
     for form in FORMATS.values():
         if all((folder / name).is_file() for name in form.files):
-            sae = _read(form, folder, LoadOptions(place or _place_in_name(folder), input_scale, lm))
+            sae = _read(
+                form,
+                folder,
+                LoadOptions(hook_point or _hook_point_in_name(folder), input_scale, lm),
+            )
             break
     else:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
@@ -102,22 +106,22 @@ def load_sae(
             f"{folder} is in no known format of SAEs: it holds {inside}. Known are {known}. "
             "Pass the folder that holds one SAE's files itself."
         )
-    if place is not None and sae.place != place:
+    if hook_point is not None and sae.hook_point != hook_point:
         raise SparseAutoencoderError(
-            f"the SAE in {folder} belongs to {sae.place}, not to {place}. "
+            f"the SAE in {folder} belongs to {sae.hook_point}, not to {hook_point}. "
             "Pass the folder of that place's SAE."
         )
     return sae.float().eval()
 
 
-def _read(form: SAEFormat, folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
+def _read(form: SAEFormat, folder: Path, options: LoadOptions) -> SparseAutoencoder:
     try:
-        return form.read(folder, wishes)
+        return form.read(folder, options)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         fail_to_read(folder, f"a value in its files is none that {form.name} has ({error!r})")
 
 
-def _place_in_name(folder: Path) -> HookPoint | None:
+def _hook_point_in_name(folder: Path) -> HookPoint | None:
     return HookPoint.named(folder.absolute().name)
 
 
@@ -136,16 +140,16 @@ def load_saes(
     saes: dict[HookPoint, SparseAutoencoder] = {}
     for folder in folders:
         sae = load_sae(folder, lm=lm)
-        if sae.place in saes:
+        if sae.hook_point in saes:
             raise SparseAutoencoderError(
-                f"{folder} holds a second SAE for {sae.place}. Pass one for each place."
+                f"{folder} holds a second SAE for {sae.hook_point}. Pass one for each place."
             )
-        saes[sae.place] = sae
+        saes[sae.hook_point] = sae
     return saes
 
 
-def _read_own(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    del wishes  # it says all there is to say
+def _read_own(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+    del options  # it says all there is to say
     return SparseAutoencoder.from_pretrained(folder)
 
 

@@ -15,9 +15,9 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
-from lincorr_lightning.sae.interventions import Edit
+from lincorr_lightning.sae.interventions import Intervention
 
-Edits = Mapping[HookPoint, Edit]
+Interventions = Mapping[HookPoint, Intervention]
 
 
 class Forward(NamedTuple):
@@ -46,9 +46,9 @@ class Forward(NamedTuple):
         """True tokens but some at the beginning of each text, bool like `mask`."""
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
-    def at_positions(self, place: HookPoint, positions: Tensor) -> Tensor:
+    def at_positions(self, hook_point: HookPoint, positions: Tensor) -> Tensor:
         """Activations of a place at one position of each text, ``(n_cases, width)``."""
-        x = self.at[place]
+        x = self.at[hook_point]
         rows = torch.arange(len(x), device=x.device)
         return x[rows, positions.to(x.device)]
 
@@ -71,12 +71,12 @@ class Forward(NamedTuple):
 def run_with_hooks(
     lm: LanguageModel,
     rows: Sequence[Sequence[int]],
-    look: Callable[[Forward], None],
+    callback: Callable[[Forward], None],
     *,
-    places: Sequence[HookPoint] = (),
-    edits: Edits | Callable[[list[int]], Edits] | None = None,
+    hook_points: Sequence[HookPoint] = (),
+    interventions: Interventions | Callable[[list[int]], Interventions] | None = None,
     logits: bool = True,
-    around: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
 ) -> None:
     """Run the LM over texts, in batches of like length that fit its memory.
 
@@ -85,11 +85,11 @@ def run_with_hooks(
     Args:
         lm: The LM, loaded.
         rows: Token ids of each text, as `LanguageModel.rows` gives them.
-        look: Called with each forward.
-        places: Whose activations it sees; as they are after the edits.
-        edits: What is changed on the way: in all texts, or by the indices of a forward's texts.
+        callback: Called with each forward.
+        hook_points: Whose activations it sees; as they are after the interventions.
+        interventions: What is changed on the way: in all texts, or by the indices of a forward's texts.
         logits: Whether it sees logits, which are most of the work of a small LM.
-        around: Makes a context to run a forward in from the indices of its texts, as for
+        context: Makes a context to run a forward in from the indices of its texts, as for
             `LanguageModel.logits_of_rows`.
 
     Raises:
@@ -99,18 +99,18 @@ def run_with_hooks(
 
     def ask(cases: list[int]) -> None:
         ids, mask = lm.pad([rows[case] for case in cases])
-        changes = edits(cases) if callable(edits) else (edits or {})
+        changes = interventions(cases) if callable(interventions) else (interventions or {})
         with ExitStack() as stack:
-            stack.enter_context(around(cases) if around is not None else nullcontext())
+            stack.enter_context(context(cases) if context is not None else nullcontext())
             stack.enter_context(edited(lm.model, changes))
             # Hooks run in the order they were put on: what is seen is what was made of it.
-            at = stack.enter_context(captured(lm.model, places))
+            at = stack.enter_context(captured(lm.model, hook_points))
             if logits:
                 said = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             else:
                 lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
                 said = torch.empty(0, device=ids.device)
-        look(Forward(cases, ids, mask.bool(), at, said))
+        callback(Forward(cases, ids, mask.bool(), at, said))
 
     with evaluating(lm.model), torch.autocast(device, enabled=False):
         batches = MicroBatches(lm.config.tokens_per_forward)

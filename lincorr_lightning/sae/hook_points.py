@@ -1,4 +1,4 @@
-"""Places of a transformer where SAEs read and write."""
+"""Hook points of a transformer where SAEs read and write."""
 
 from __future__ import annotations
 
@@ -63,33 +63,33 @@ class Feature:
     """One feature of the SAE at a place.
 
     Attributes:
-        place: Where.
+        hook_point: Where.
         index: Counted from 0.
     """
 
-    place: HookPoint
+    hook_point: HookPoint
     index: int
 
     @property
     def id(self) -> str:
         """Its name in files, as ``residual.3.17``."""
-        return f"{self.place.id}.{self.index}"
+        return f"{self.hook_point.id}.{self.index}"
 
 
-def check_index(index: int, n_features: int, place: HookPoint) -> int:
+def check_index(index: int, n_features: int, hook_point: HookPoint) -> int:
     """Refuse a feature that the SAE at a place does not have.
 
     Args:
         index: Counted from 0.
         n_features: Of the SAE.
-        place: Of the SAE.
+        hook_point: Of the SAE.
 
     Raises:
         SparseAutoencoderError: It is out of range.
     """
     if not 0 <= index < n_features:
         raise SparseAutoencoderError(
-            f"the SAE at {place} has no feature {index}; it has {n_features}, "
+            f"the SAE at {hook_point} has no feature {index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."
         )
     return index

@@ -54,19 +54,21 @@ def find_hook_points(
         SparseAutoencoderError: The LM has no such place, or none that can be hooked.
     """
     numbers = range(len(layers_of(model))) if layers is None else layers
-    places = sorted({HookPoint(layer, kind) for layer in numbers for kind in kinds})
-    for place in places:
-        module_at(model, place)
-    return places
+    hook_points = sorted({HookPoint(layer, kind) for layer in numbers for kind in kinds})
+    for hook_point in hook_points:
+        module_at(model, hook_point)
+    return hook_points
 
 
 @contextmanager
-def captured(model: nn.Module, places: Iterable[HookPoint]) -> Iterator[dict[HookPoint, Tensor]]:
+def captured(
+    model: nn.Module, hook_points: Iterable[HookPoint]
+) -> Iterator[dict[HookPoint, Tensor]]:
     """Read an LM's activations at some places.
 
     Args:
         model: A Hugging Face causal LM. Its mode, its weights and its gradients stay as they are.
-        places: Where to read.
+        hook_points: Where to read.
 
     Yields:
         Filled by each forward inside the context, the last one's activations staying:
@@ -78,13 +80,15 @@ def captured(model: nn.Module, places: Iterable[HookPoint]) -> Iterator[dict[Hoo
     """
     found: dict[HookPoint, Tensor] = {}
 
-    def reader(place: HookPoint) -> Callable[[Tensor], None]:
+    def reader(hook_point: HookPoint) -> Callable[[Tensor], None]:
         def read(activation: Tensor) -> None:
-            found[place] = activation.detach().clone()  # Falcon adds to its MLP's output in place
+            found[hook_point] = (
+                activation.detach().clone()
+            )  # Falcon adds to its MLP's output in place
 
         return read
 
-    with _hooked(model, {place: reader(place) for place in places}):
+    with _hooked(model, {hook_point: reader(hook_point) for hook_point in hook_points}):
         yield found
 
 
@@ -117,16 +121,16 @@ def _hooked(
     model: nn.Module, hooks: Mapping[HookPoint, Callable[[Tensor], Tensor | None]]
 ) -> Iterator[None]:
     with ExitStack() as stack:
-        for place, function in hooks.items():
-            module = module_at(model, place)
+        for hook_point, function in hooks.items():
+            module = module_at(model, hook_point)
             width = width_of(model)
             rows: list[int] = []
-            if place.kind != "residual":
+            if hook_point.kind != "residual":
                 # Only to know the shape where the module is handed the tokens in one row (OPT).
-                layer = layers_of(model)[place.layer]
+                layer = layers_of(model)[hook_point.layer]
                 handle = layer.register_forward_pre_hook(_row_counter(rows), with_kwargs=True)
                 stack.callback(handle.remove)
-            hook = _hook(place, function, width, rows)
+            hook = _hook(hook_point, function, width, rows)
             stack.callback(module.register_forward_hook(hook).remove)
         yield
 
@@ -140,7 +144,7 @@ def _row_counter(rows: list[int]) -> Callable[..., None]:
 
 
 def _hook(
-    place: HookPoint, function: Callable[[Tensor], Tensor | None], width: int, rows: list[int]
+    hook_point: HookPoint, function: Callable[[Tensor], Tensor | None], width: int, rows: list[int]
 ) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         del module, args
@@ -151,7 +155,7 @@ def _hook(
             return None
         if new.shape != whole.shape:
             raise SparseAutoencoderError(
-                f"the edit at {place} turned activations of the shape {tuple(whole.shape)} into "
+                f"the edit at {hook_point} turned activations of the shape {tuple(whole.shape)} into "
                 f"{tuple(new.shape)}. Return as many, of the same width."
             )
         new = new.to(tensor).view(tensor.shape)
@@ -206,42 +210,42 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 _known: WeakKeyDictionary[nn.Module, list[dict[HookKind, str]]] = WeakKeyDictionary()
 
 
-def layer_of(model: nn.Module, place: HookPoint) -> nn.Module:
+def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     """The layer that a place is in.
 
     Raises:
         SparseAutoencoderError: The LM has no such layer, or none that can be hooked.
     """
     layers = layers_of(model)
-    if place.layer >= len(layers):
+    if hook_point.layer >= len(layers):
         raise SparseAutoencoderError(
-            f"{type(model).__name__} has no {place}: its {len(layers)} layers are counted from 0 "
+            f"{type(model).__name__} has no {hook_point}: its {len(layers)} layers are counted from 0 "
             f"to {len(layers) - 1}."
         )
-    return layers[place.layer]
+    return layers[hook_point.layer]
 
 
-def module_at(model: nn.Module, place: HookPoint) -> nn.Module:
+def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     """The module whose output stands at a place.
 
     Raises:
         SparseAutoencoderError: The LM has no such place, or none that can be hooked.
     """
-    layer = layer_of(model, place)
-    if place.kind == "residual":
+    layer = layer_of(model, hook_point)
+    if hook_point.kind == "residual":
         return layer
     if model not in _known:
         _known[model] = _find_parts(model, layers_of(model))
-    name = _known[model][place.layer].get(place.kind)
+    name = _known[model][hook_point.layer].get(hook_point.kind)
     if name is None:
-        _refuse(model, place, layer)
+        _refuse(model, hook_point, layer)
     return layer.get_submodule(name)
 
 
-def _refuse(model: nn.Module, place: HookPoint, layer: nn.Module) -> NoReturn:
+def _refuse(model: nn.Module, hook_point: HookPoint, layer: nn.Module) -> NoReturn:
     inside = ", ".join(name for name, _ in layer.named_children())
     raise SparseAutoencoderError(
-        f"the {place} of {type(model).__name__} cannot be told apart: no two modules of its "
+        f"the {hook_point} of {type(model).__name__} cannot be told apart: no two modules of its "
         f"{type(layer).__name__} ({inside}) were found, an attention and an MLP, that add up to "
         "what the layer adds to the residual stream. Take the residual alone of this LM."
     )

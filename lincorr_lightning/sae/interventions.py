@@ -17,13 +17,13 @@ from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-Edit = Callable[[Tensor], Tensor]
+Intervention = Callable[[Tensor], Tensor]
 """From activations ``(batch, seq, width)`` to those that take their place."""
 
 
 def rescale_at(
     sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float | Tensor = 0.0
-) -> Edit:
+) -> Intervention:
     """Rescale some features of each row at one position of it.
 
     Args:
@@ -50,7 +50,7 @@ def rescale_at(
 
 def rescale_everywhere(
     sae: SparseAutoencoder, chosen: Sequence[int] | Tensor, r: float = 0.0
-) -> Edit:
+) -> Intervention:
     """Rescale some features wherever they are active.
 
     Args:
@@ -75,7 +75,7 @@ def rescale_everywhere(
 
 def add_features(
     saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
-) -> dict[HookPoint, Edit]:
+) -> dict[HookPoint, Intervention]:
     """Add features to every token, so as to steer with them.
 
     Args:
@@ -87,14 +87,14 @@ def add_features(
     """
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
-        sae = sae_at(saes, feature.place)
+        sae = sae_at(saes, feature.hook_point)
         row = sae.decoder.detach()[sae.check_feature(feature.index)] * (amount / sae.input_scale)
-        added[feature.place] = added.get(feature.place, torch.zeros_like(row)) + row
+        added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 
-    def adding(vector: Tensor) -> Edit:
+    def adding(vector: Tensor) -> Intervention:
         return lambda x: x + vector.to(x)
 
-    return {place: adding(vector) for place, vector in added.items()}
+    return {hook_point: adding(vector) for hook_point, vector in added.items()}
 
 
 def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
@@ -124,15 +124,15 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
     return drawn
 
 
-def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], place: HookPoint) -> SparseAutoencoder:
+def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], hook_point: HookPoint) -> SparseAutoencoder:
     """Get the SAE of a place.
 
     Raises:
         SparseAutoencoderError: There is none; it says where there is one.
     """
-    if place not in saes:
+    if hook_point not in saes:
         raise SparseAutoencoderError(
-            f"there is no SAE for the {place}; there are for {', '.join(map(str, saes))}. "
+            f"there is no SAE for the {hook_point}; there are for {', '.join(map(str, saes))}. "
             "Load one, or take one of these places."
         )
-    return saes[place]
+    return saes[hook_point]

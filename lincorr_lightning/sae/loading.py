@@ -48,15 +48,15 @@ def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Fea
         SparseAutoencoderError: It is no id, its place has no SAE, or the SAE no such feature.
     """
     name, _, index = text.strip().rpartition(".")
-    place = HookPoint.named(name)
-    if place is None or not index.isdecimal():
+    hook_point = HookPoint.named(name)
+    if hook_point is None or not index.isdecimal():
         raise SparseAutoencoderError(
             f"{text!r} names no feature: write its kind of place ({', '.join(KINDS)}), layer and "
             "index, such as residual.1.37."
         )
-    if place not in saes:
+    if hook_point not in saes:
         raise SparseAutoencoderError(
-            f"{text!r}: there is no SAE for the {place}; there are for "
+            f"{text!r}: there is no SAE for the {hook_point}; there are for "
             f"{', '.join(map(str, saes))}. Load one, or take one of these places."
         )
-    return Feature(place, saes[place].check_feature(int(index)))
+    return Feature(hook_point, saes[hook_point].check_feature(int(index)))

@@ -159,11 +159,11 @@ class SparseAutoencoders(FrozenLMModule):
             self.given = dict(sorted(load_folder(self.hparams["saes"], self.lm).items()))
             for sae in self.given.values():
                 sae.check_fits(width_of(model), n_layers, name)
-            find_hook_points(model, [place.kind for place in self.given], [0])
+            find_hook_points(model, [hook_point.kind for hook_point in self.given], [0])
             return
-        places = find_hook_points(model, self.hparams["kinds"], self.hparams["layers"])
+        hook_points = find_hook_points(model, self.hparams["kinds"], self.hparams["layers"])
         self.stacked = StackedAutoencoders(
-            places, width_of(model), self.settings, self.hparams["seed"]
+            hook_points, width_of(model), self.settings, self.hparams["seed"]
         )
 
     @property
@@ -215,13 +215,13 @@ class SparseAutoencoders(FrozenLMModule):
 
     def _fill(self, block: int) -> None:
         """Read a block of texts, and draw the order in which its tokens are used."""
-        data, places = self._data, self._saes.places
+        data, hook_points = self._data, self._saes.hook_points
         size = data.hparams["batch_tokens"] * data.hparams["block_steps"]
-        shape = (len(places), size, width_of(self.lm.model))
+        shape = (len(hook_points), size, width_of(self.lm.model))
         if self._activations.shape != shape:
             self._activations = torch.empty(shape, dtype=self.lm.model.dtype, device=self.device)
         read_activations(
-            self.lm.model, places, data.rows_of(block), self._activations, data.n_skipped,
+            self.lm.model, hook_points, data.rows_of(block), self._activations, data.n_skipped,
             self._batches.run,
         )  # fmt: skip
         order = np.random.default_rng([data.hparams["seed"], 2, block]).permutation(size)
@@ -253,9 +253,9 @@ class SparseAutoencoders(FrozenLMModule):
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._saes
         if not bool(losses.unexplained.isfinite().all()):
-            place = saes.places[int((~losses.unexplained.isfinite()).nonzero()[0])]
+            hook_point = saes.hook_points[int((~losses.unexplained.isfinite()).nonzero()[0])]
             raise NonFiniteError(
-                f"the loss of the SAE at {place} is NaN or infinite in step {self.global_step}. "
+                f"the loss of the SAE at {hook_point} is NaN or infinite in step {self.global_step}. "
                 "Lower model.learning_rate; if it is so in step 0, the LM's activations are: set "
                 "lm.dtype to float32."
             )
@@ -266,9 +266,9 @@ class SparseAutoencoders(FrozenLMModule):
         elif saes.settings.activation == "batchtopk":
             curves["threshold"] = saes.threshold
         values = {
-            f"{what}/{place.id}": value
-            for what, of_places in curves.items()
-            for place, value in zip(saes.places, of_places.tolist(), strict=True)
+            f"{what}/{hook_point.id}": value
+            for what, of_hook_points in curves.items()
+            for hook_point, value in zip(saes.hook_points, of_hook_points.tolist(), strict=True)
         }
         for tag, value in values.items():
             self.history.setdefault(tag, []).append((self.global_step, value))
@@ -311,7 +311,9 @@ class SparseAutoencoders(FrozenLMModule):
                 )
             self._scored = self.trained()
         else:
-            self._scored = {place: sae.to(self.device) for place, sae in self.given.items()}
+            self._scored = {
+                hook_point: sae.to(self.device) for hook_point, sae in self.given.items()
+            }
         self._quality = ReconstructionQuality(
             len(self._scored),
             width_of(self.lm.model),
@@ -338,7 +340,7 @@ class SparseAutoencoders(FrozenLMModule):
             for what in SCORED:
                 value = getattr(score, what)
                 if value is not None:
-                    self.log(f"held_out_{what}/{score.place}", value)
+                    self.log(f"held_out_{what}/{score.hook_point}", value)
 
     # -- the end ---------------------------------------------------------------------------------
 

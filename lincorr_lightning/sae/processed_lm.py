@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.reading import refuse
+from lincorr_lightning.sae.reading import raise_unsupported
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 # They move, or turn, the heads; what the heads add to the stream stays as it is.
@@ -40,7 +40,7 @@ def check_heads(changes: set[str], path: Path) -> None:
     """
     found = [name for name in _OF_HEADS if name in changes]
     if found:
-        refuse(
+        raise_unsupported(
             path,
             f"it reads the attention's heads of an LM that was changed ({' and '.join(found)} in "
             "model_from_pretrained_kwargs)",
@@ -66,7 +66,7 @@ def centred(sae: SparseAutoencoder, lm: LanguageModel | None, path: Path) -> Spa
         SparseAutoencoderError: There is no LM, which has to tell whether it has a LayerNorm.
     """
     if lm is None:
-        refuse(
+        raise_unsupported(
             path,
             "it was trained on an LM whose writing weights were centred, if a LayerNorm reads them "
             "(center_writing_weights in model_from_pretrained_kwargs)",

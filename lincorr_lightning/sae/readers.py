@@ -18,7 +18,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.processed_lm import centred, changes_of, check_heads
-from lincorr_lightning.sae.reading import fail_to_read, read_json, read_tensors, refuse
+from lincorr_lightning.sae.reading import fail_to_read, raise_unsupported, read_json, read_tensors
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder
 
 # Names of places as TransformerLens has them; the residual before a layer is that after the last.
@@ -46,12 +46,12 @@ class LoadOptions:
     """What the caller of `load_sae` knows beside the folder.
 
     Attributes:
-        place: Where the SAE belongs, for formats that do not say it.
+        hook_point: Where the SAE belongs, for formats that do not say it.
         input_scale: By how much activations are multiplied, where the folder leaves it open.
         lm: The LM, for SAEs that read the attention's concatenated heads.
     """
 
-    place: HookPoint | None = None
+    hook_point: HookPoint | None = None
     input_scale: float | None = None
     lm: LanguageModel | None = None
 
@@ -59,7 +59,7 @@ class LoadOptions:
 # -- SAELens -----------------------------------------------------------------------------------
 
 
-def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
+def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     """``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6."""
     path = folder / "cfg.json"
     config = read_json(path)
@@ -67,7 +67,7 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     tensors = read_tensors(folder / "sae_weights.safetensors")
     take = TensorReader(folder / "sae_weights.safetensors", tensors)
     if config.get("hook_head_index") is not None:
-        refuse(
+        raise_unsupported(
             path,
             f"it is an SAE of a single attention head (hook_head_index is "
             f"{config['hook_head_index']})",
@@ -89,7 +89,7 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         decoder = decoder / torch.where(norm == 0, 1.0, norm)[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
-        place=_place_of(path, hook, wishes),
+        hook_point=_hook_point_of(path, hook, options),
         encoder=encoder.contiguous(),
         decoder=decoder,
         encoder_bias=encoder_bias,
@@ -97,15 +97,15 @@ def read_saelens(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         activation=activation,
         threshold=threshold,
         k=k,
-        input_scale=_saelens_scale(folder, config.get("normalize_activations"), hook, wishes),
+        input_scale=_saelens_scale(folder, config.get("normalize_activations"), hook, options),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
     )
     changes = changes_of(config)
     if hook.endswith("hook_z"):
         check_heads(changes, path)
-        return _from_heads(sae, path, wishes)
-    return centred(sae, wishes.lm, path) if "center_writing_weights" in changes else sae
+        return _from_heads(sae, path, options)
+    return centred(sae, options.lm, path) if "center_writing_weights" in changes else sae
 
 
 def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activation, int | None]:
@@ -120,13 +120,13 @@ def _saelens_activation(path: Path, config: Mapping[str, Any]) -> tuple[Activati
         "matryoshka_batchtopk": "batchtopk",
     }  # fmt: skip
     if "transcoder" in str(architecture):
-        refuse(
+        raise_unsupported(
             path,
             f"it is a transcoder ({architecture}), which reads one place and writes another",
             "Take an SAE, which reads and writes the same place.",
         )
     if architecture not in known or function not in ("relu", "topk"):
-        refuse(
+        raise_unsupported(
             path,
             f"its architecture is {architecture!r} with the activation {function!r}, which is not "
             "supported",
@@ -143,28 +143,28 @@ _NORMS = {
 }
 
 
-def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: LoadOptions) -> float:
+def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOptions) -> float:
     if normalize in (None, False, "none"):
         return 1.0
     if normalize not in (True, "expected_average_only_in"):
         how = _NORMS.get(str(normalize), "it changes activations in a way that is not known here")
-        refuse(
+        raise_unsupported(
             folder / "cfg.json",
             f"{how} (normalize_activations is {normalize!r}), which is not supported",
             "Take one that has none or expected_average_only_in there.",
         )
-    scale = wishes.input_scale
+    scale = options.input_scale
     path = folder / "activation_scaler.json"
     if scale is None and path.is_file():
         scale = read_json(path).get("scaling_factor")
     if scale is None:
-        refuse(
+        raise_unsupported(
             folder / "cfg.json",
             "it asks for activations of a fixed mean norm (normalize_activations is "
             "expected_average_only_in), but the folder does not hold the factor "
             "(activation_scaler.json)",
             f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: '
-            f"s = sqrt(width) / mean norm of the LM's activations at {hook or 'its place'}, over "
+            f"s = sqrt(width) / mean norm of the LM's activations at {hook or 'its hook point'}, over "
             "texts such as it was trained on (lincorr_lightning.sae.captured reads those of a "
             "place).",
         )
@@ -174,7 +174,7 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, wishes: LoadOptio
 # -- Gemma Scope -------------------------------------------------------------------------------
 
 
-def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
+def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     """``params.npz``; the place is in the path, as on the hub (Lieberum et al., 2024).
 
     Those of attention read its concatenated heads.
@@ -189,17 +189,17 @@ def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     parts = folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]
-    place = wishes.place
+    hook_point = options.hook_point
     if layers and kinds:
-        place = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
-    if place is None:
-        refuse(
+        hook_point = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
+    if hook_point is None:
+        raise_unsupported(
             path,
             "neither the file nor its path says where it belongs",
             f"Keep the hub's folders (gemma-scope-2b-pt-res/layer_12/...), {_NAME_IT}",
         )
     sae = SparseAutoencoder(
-        place=place,
+        hook_point=hook_point,
         encoder=take("W_enc").T.contiguous(),
         decoder=take("W_dec"),
         encoder_bias=take("b_enc"),
@@ -207,13 +207,13 @@ def read_gemma_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
         activation="jumprelu",
         threshold=take("threshold"),
     )
-    return _from_heads(sae, path, wishes) if place.kind == "attention_out" else sae
+    return _from_heads(sae, path, options) if hook_point.kind == "attention_out" else sae
 
 
 # -- Llama Scope -------------------------------------------------------------------------------
 
 
-def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
+def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     """``hyperparams.json`` and ``checkpoints/final.safetensors`` (He et al., 2024).
 
     Activations are multiplied by ``sqrt(width) / mean norm``. The threshold, however, is in the
@@ -227,13 +227,13 @@ def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     )
     hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")
     if hook != out:
-        refuse(
+        raise_unsupported(
             path,
             f"it is a transcoder from {hook} to {out}",
             "Take an SAE, which reads and writes the same place.",
         )
     if config.get("use_glu_encoder"):
-        refuse(
+        raise_unsupported(
             path,
             "it has a gated encoder (use_glu_encoder), which is not supported",
             "Take one without.",
@@ -254,13 +254,13 @@ def read_llama_scope(folder: Path, wishes: LoadOptions) -> SparseAutoencoder:
     elif function == "topk":
         activation, score_scale = "topk", norm
     elif function != "relu":
-        refuse(
+        raise_unsupported(
             path,
             f"its activation is {function!r} without a jump_relu_threshold, which is not supported",
             "Take one with relu, topk or jumprelu, or with such a threshold.",
         )
     return SparseAutoencoder(
-        place=_place_of(path, hook, wishes),
+        hook_point=_hook_point_of(path, hook, options),
         encoder=encoder,
         decoder=decoder,
         encoder_bias=take("encoder.bias"),
@@ -282,13 +282,13 @@ def _llama_scale(path: Path, config: Mapping[str, Any], width: int) -> float:
         return 1.0
     norms = config.get("dataset_average_activation_norm") or {}
     if kind != "dataset-wise":
-        refuse(
+        raise_unsupported(
             path,
             f"its norm_activation is {kind!r}, which no weights can hold",
             "Take one that has dataset-wise or inference there.",
         )
     if not norms.get("in") or norms["in"] != norms.get("out"):
-        refuse(
+        raise_unsupported(
             path,
             f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
             "Take the release's own hyperparams.json, or an SAE that reads and writes one scale.",
@@ -311,20 +311,20 @@ class TensorReader:
         return self._tensors[name].float()
 
 
-def _place_of(path: Path, hook: str, wishes: LoadOptions) -> HookPoint:
+def _hook_point_of(path: Path, hook: str, options: LoadOptions) -> HookPoint:
     found = _HOOK.fullmatch(hook)
     if found is None:  # named as another library does, or not at all
-        if wishes.place is None:
+        if options.hook_point is None:
             where = f"calls the place {hook!r}" if hook else "does not name the place"
-            refuse(
+            raise_unsupported(
                 path,
                 f"it {where}, so that nothing tells which of {', '.join(KINDS)} it reads",
                 f"If it is one of these, {_NAME_IT}",
             )
-        return wishes.place
+        return options.hook_point
     layer = int(found[1]) - (found[2] == "hook_resid_pre")
     if found[2] not in _HOOK_KINDS or layer < 0:
-        refuse(
+        raise_unsupported(
             path,
             f"it reads {hook}, none of {', '.join(KINDS)}",
             f"Take an SAE of {_HOOKS}; the stream before layer 0 is the embedding, which no layer "
@@ -333,11 +333,11 @@ def _place_of(path: Path, hook: str, wishes: LoadOptions) -> HookPoint:
     return HookPoint(layer, _HOOK_KINDS[found[2]])
 
 
-def _from_heads(sae: SparseAutoencoder, path: Path, wishes: LoadOptions) -> SparseAutoencoder:
-    if wishes.lm is None:
-        refuse(
+def _from_heads(sae: SparseAutoencoder, path: Path, options: LoadOptions) -> SparseAutoencoder:
+    if options.lm is None:
+        raise_unsupported(
             path,
             "it reads the attention's concatenated heads, before their output projection",
             "Pass the LM to load_sae as lm, whose projection is then taken into the SAE.",
         )
-    return at_output(sae, find_projection(wishes.lm.load().model, sae.place, path), path)
+    return at_output(sae, find_projection(options.lm.load().model, sae.hook_point, path), path)

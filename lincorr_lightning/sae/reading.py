@@ -21,7 +21,7 @@ def fail_to_read(path: Path, reason: str) -> NoReturn:
     )
 
 
-def refuse(path: Path, reason: str, way_out: str) -> NoReturn:
+def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
     """Say why an SAE that is whole cannot be used, and what can."""
     raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
 

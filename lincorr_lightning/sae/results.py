@@ -78,7 +78,7 @@ class SAEScore:
     loss_ablated: float
 
     @property
-    def place(self) -> str:
+    def hook_point(self) -> str:
         """As in ``residual.3``."""
         return f"{self.kind}.{self.layer}"
 
@@ -112,7 +112,7 @@ class SAEReport(Pictured):
             "n_held_out_tokens": self.n_tokens,
             "loss_clean": self.loss_clean,
             "mean": means,
-            "places": [{"place": s.place, **asdict(s)} for s in self.scores],
+            "places": [asdict(s) for s in self.scores],
         }
 
     def write(self, folder: Path) -> None:
@@ -124,13 +124,13 @@ class SAEReport(Pictured):
         Raises:
             OutputError: It cannot be written.
         """
-        rows = [{"place": s.place, **asdict(s)} for s in self.scores]
+        rows = [asdict(s) for s in self.scores]
         write_csv(folder / "tables" / "places.csv", list(rows[0]), (list(r.values()) for r in rows))
         bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in DENSITY_EDGES[:-1])]
         densities = zip(self.scores, self.density.tolist(), strict=True)
         write_csv(
             folder / "tables" / "feature_density.csv", ("place", *bins),
-            ([score.place, *shares] for score, shares in densities),
+            ([score.hook_point, *shares] for score, shares in densities),
         )  # fmt: skip
         self.write_pictures(folder)
 
@@ -147,7 +147,8 @@ class SAEReport(Pictured):
     def markdown(self) -> str:
         """A row a place."""
         return markdown_table(
-            ("place", *SCORED), ((s.place, *(getattr(s, n) for n in SCORED)) for s in self.scores)
+            ("place", *SCORED),
+            ((s.hook_point, *(getattr(s, n) for n in SCORED)) for s in self.scores),
         )
 
     def drawings(self) -> Drawings:
@@ -217,7 +218,7 @@ class SAEReport(Pictured):
             self.density, cmap="viridis", vmin=0, aspect="auto", interpolation="nearest"
         )
         axes.set_yticks(
-            range(n_rows), [s.place for s in self.scores], fontsize=min(8, 260 / n_rows)
+            range(n_rows), [s.hook_point for s in self.scores], fontsize=min(8, 260 / n_rows)
         )
         # Edges of the half decades, but the lowest, where the column of those that never are ends.
         edges = [i for i in range(2, n_columns + 1) if (DENSITY_EDGES[i - 1]).is_integer()]

@@ -43,8 +43,8 @@ def report_of(
     recovered = found.loss_recovered
     scores = [
         SAEScore(
-            kind=place.kind,
-            layer=place.layer,
+            kind=hook_point.kind,
+            layer=hook_point.layer,
             n_features=sizes[i],
             explained_variance=number(float(found.explained_variance[i])),
             l0=float(found.l0[i]),
@@ -53,7 +53,7 @@ def report_of(
             loss_spliced=float(found.spliced[i]),
             loss_ablated=float(found.ablated[i]),
         )
-        for i, place in enumerate(saes)
+        for i, hook_point in enumerate(saes)
     ]
     return SAEReport(lm, found.n_tokens, found.clean, scores, densities(frequency.numpy(), sizes))
 
@@ -101,8 +101,8 @@ def write_results(module: SparseAutoencoders, folder: Path, seconds: float | Non
     """
     data = module.trainer.datamodule  # type: ignore[attr-defined]
     if seconds is not None:
-        for place, sae in module.trained().items():
-            sae.save(folder / SAE_FOLDER / place.id)
+        for hook_point, sae in module.trained().items():
+            sae.save(folder / SAE_FOLDER / hook_point.id)
     report = module.report
     results = {
         **({"study": "sparse_autoencoders"} if report is None else report.results()),

@@ -65,13 +65,13 @@ def score_texts(
         clean = loss()
     spliced: list[Tensor] = []
     ablated: list[Tensor] = []
-    for i, (place, sae) in enumerate(saes.items()):
-        activations = read[place][counted]
+    for i, (hook_point, sae) in enumerate(saes.items()):
+        activations = read[hook_point][counted]
         features = sae.encode(activations)
         rebuilt = sae.decode(features)
         seen(i, activations, rebuilt, features)
         for losses, new in ((spliced, rebuilt), (ablated, torch.zeros_like(rebuilt))):
-            with edited(model, {place: instead(new)}):
+            with edited(model, {hook_point: instead(new)}):
                 losses.append(loss())
     n_targets = int(attention_mask[:, 1:].sum())
     return torch.stack([clean, *spliced, *ablated]), n_targets
@@ -80,7 +80,7 @@ def score_texts(
 @torch.no_grad()
 def read_activations(
     model: PreTrainedModel,
-    places: Sequence[HookPoint],
+    hook_points: Sequence[HookPoint],
     rows: Sequence[Sequence[int]],
     out: Tensor,
     n_skipped: int,
@@ -90,7 +90,7 @@ def read_activations(
 
     Args:
         model: A Hugging Face causal LM, in eval mode.
-        places: Where.
+        hook_points: Where.
         rows: Token ids of each text.
         out: Filled in the order of texts and tokens, ``(n_places, n, width)``; tokens beyond n are
             left out.
@@ -110,10 +110,10 @@ def read_activations(
         slots = first[batch][:, None] + positions - n_skipped
         wanted = mask & (positions >= n_skipped) & (slots < n)
         ids, mask, wanted, slots = (t.to(out.device) for t in (ids, mask, wanted, slots))
-        with captured(model, places) as found:
+        with captured(model, hook_points) as found:
             # Not the head, which would be most of the work of a small LM.
             model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-        for i, place in enumerate(places):
-            out[i, slots[wanted]] = found[place][wanted].to(out)
+        for i, hook_point in enumerate(hook_points):
+            out[i, slots[wanted]] = found[hook_point][wanted].to(out)
 
     batches(lengths.tolist(), out.device.type, read)

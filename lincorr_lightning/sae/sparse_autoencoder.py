@@ -42,7 +42,7 @@ class SparseAutoencoder(nn.Module):
       batch: ``max(p, 0)`` where ``p > threshold`` (Bussmann et al., 2024, arXiv 2412.06410).
 
     Args:
-        place: Where it reads and writes.
+        hook_point: Where it reads and writes.
         encoder: E, ``(n_features, width)``.
         decoder: D, ``(n_features, width)``.
         encoder_bias: ``(n_features,)``.
@@ -61,7 +61,7 @@ class SparseAutoencoder(nn.Module):
 
     Example:
         >>> eye = torch.eye(2)
-        >>> sae = SparseAutoencoder(place=HookPoint(0, "residual"), encoder=eye, decoder=eye,
+        >>> sae = SparseAutoencoder(hook_point=HookPoint(0, "residual"), encoder=eye, decoder=eye,
         ...     encoder_bias=torch.zeros(2), decoder_bias=torch.zeros(2), activation="jumprelu",
         ...     threshold=torch.tensor([0.5, 0.5]))
         >>> sae(torch.tensor([[0.4, 2.0]])).tolist()
@@ -74,7 +74,7 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self,
         *,
-        place: HookPoint,
+        hook_point: HookPoint,
         encoder: Tensor,
         decoder: Tensor,
         encoder_bias: Tensor,
@@ -88,7 +88,7 @@ class SparseAutoencoder(nn.Module):
         lm: str | None = None,
     ) -> None:
         super().__init__()
-        self.place = place
+        self.hook_point = hook_point
         self.activation = activation
         self.k = k
         self.input_scale = float(input_scale)
@@ -104,7 +104,7 @@ class SparseAutoencoder(nn.Module):
 
     def _check(self) -> None:
         def refuse(reason: str) -> NoReturn:
-            raise SparseAutoencoderError(f"the SAE at {self.place}: {reason}.")
+            raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}.")
 
         if self.activation not in ACTIVATIONS:
             refuse(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
@@ -141,7 +141,7 @@ class SparseAutoencoder(nn.Module):
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"{self.place}, {self.n_features} features of width {self.width}, {self.activation}"
+        return f"{self.hook_point}, {self.n_features} features of width {self.width}, {self.activation}"
 
     # -- what it holds -----------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class SparseAutoencoder(nn.Module):
         Raises:
             SparseAutoencoderError: It is out of range.
         """
-        return check_index(index, self.n_features, self.place)
+        return check_index(index, self.n_features, self.hook_point)
 
     def check_fits(self, width: int, n_layers: int, lm: str = "the LM") -> None:
         """Refuse an LM of another width, or with too few layers for the place.
@@ -185,12 +185,12 @@ class SparseAutoencoder(nn.Module):
         trained = f" (trained on {self.lm})" if self.lm else ""
         if self.width != width:
             raise SparseAutoencoderError(
-                f"the SAE at {self.place}{trained} is {self.width} wide, but {lm} is {width} wide. "
+                f"the SAE at {self.hook_point}{trained} is {self.width} wide, but {lm} is {width} wide. "
                 "Take an SAE of this very LM."
             )
-        if self.place.layer >= n_layers:
+        if self.hook_point.layer >= n_layers:
             raise SparseAutoencoderError(
-                f"the SAE{trained} belongs to {self.place}, but {lm} has {n_layers} layers, "
+                f"the SAE{trained} belongs to {self.hook_point}, but {lm} has {n_layers} layers, "
                 f"counted from 0 to {n_layers - 1}. Take an SAE of this very LM."
             )
 
@@ -210,8 +210,8 @@ class SparseAutoencoder(nn.Module):
         """
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
-                f"the SAE at {self.place} reads activations of width {self.width}, not "
-                f"{x.shape[-1]}. Take those of {self.place} in the LM it was trained on."
+                f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
+                f"{x.shape[-1]}. Take those of {self.hook_point} in the LM it was trained on."
             )
         x = x.to(self.encoder.dtype) * self.input_scale
         if self.subtract_decoder_bias:
@@ -298,7 +298,7 @@ class SparseAutoencoder(nn.Module):
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)
         return SparseAutoencoder(
-            place=self.place,
+            hook_point=self.hook_point,
             encoder=(encoder * norm[:, None]).to(self.encoder),
             decoder=(decoder / norm[:, None]).to(self.decoder),
             encoder_bias=(encoder_bias * norm).to(self.encoder_bias),
@@ -329,7 +329,7 @@ class SparseAutoencoder(nn.Module):
         config = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
-            "place": {"layer": self.place.layer, "kind": self.place.kind},
+            "place": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
             "activation": self.activation,
             "k": self.k,
             "input_scale": self.input_scale,
@@ -366,10 +366,10 @@ class SparseAutoencoder(nn.Module):
             )
         tensors = read_tensors(folder / TENSORS_FILE)
         try:
-            place = HookPoint(**config["place"])
+            hook_point = HookPoint(**config["place"])
             names = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
             parts: dict[str, Any] = {**tensors, **{name: config[name] for name in names}}
-            return cls(place=place, **parts).eval()
+            return cls(hook_point=hook_point, **parts).eval()
         except KeyError as error:
             fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")
         except (TypeError, ValueError) as error:

@@ -34,8 +34,8 @@ def entries_of(chosen: Tensor) -> Entries:
     Args:
         chosen: ``(n_places, n, n_features)``, bool.
     """
-    n_places, n, n_features = chosen.shape
-    flat = chosen.view(n_places * n, n_features)
+    n_hook_points, n, n_features = chosen.shape
+    flat = chosen.view(n_hook_points * n, n_features)
     rows, columns = flat.nonzero(as_tuple=True)
     counts = flat.sum(1)
     features = rows.div(n, rounding_mode="floor") * n_features + columns
@@ -80,19 +80,19 @@ class _EncodeEntries(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         inputs, encoder, center, rows, features, _ = ctx.saved_tensors
-        n_places, n_features, width = encoder.shape
+        n_hook_points, n_features, width = encoder.shape
         order = features.argsort(stable=True)
-        counts = torch.bincount(features, minlength=n_places * n_features)
+        counts = torch.bincount(features, minlength=n_hook_points * n_features)
         read = (inputs - center[:, None]).flatten(0, 1)
         to_encoder = embedding_bag(
             rows[order], read, counts.cumsum(0) - counts, mode="sum",
             per_sample_weights=gradient[order],
-        ).view(n_places, n_features, width)  # fmt: skip
+        ).view(n_hook_points, n_features, width)  # fmt: skip
         # As many additions, but no atomic ones, so that a run is the same again.
         sums = embedding_bag(
             torch.arange(len(order), device=order.device), gradient[order, None],
             counts.cumsum(0) - counts, mode="sum",
-        ).view(n_places, 1, n_features)  # fmt: skip
+        ).view(n_hook_points, 1, n_features)  # fmt: skip
         to_center = -torch.bmm(sums, encoder)[:, 0]
         return None, to_encoder, sums[:, 0], to_center, None, None
 
@@ -108,9 +108,9 @@ def decode_entries(values: Tensor, decoder: Tensor, entries: Entries) -> Tensor:
     Returns:
         ``(n_places, n, width)``.
     """
-    n_places, _, width = decoder.shape
+    n_hook_points, _, width = decoder.shape
     rows = embedding_bag(
         entries.features, decoder.flatten(0, 1), entries.starts, mode="sum",
         per_sample_weights=values,
     )  # fmt: skip
-    return rows.view(n_places, -1, width)
+    return rows.view(n_hook_points, -1, width)

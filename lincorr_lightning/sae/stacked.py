@@ -107,7 +107,7 @@ class StackedAutoencoders(nn.Module):
     section 2.4).
 
     Args:
-        places: Where.
+        hook_points: Where.
         width: Of the activations.
         settings: Of each SAE.
         seed: Of the initial weights; a place's do not depend on which other places there are.
@@ -119,18 +119,18 @@ class StackedAutoencoders(nn.Module):
     n_averaged: Tensor
 
     def __init__(
-        self, places: Sequence[HookPoint], width: int, settings: SAESettings, seed: int = 0
+        self, hook_points: Sequence[HookPoint], width: int, settings: SAESettings, seed: int = 0
     ) -> None:
         super().__init__()
-        self.places, self.settings = tuple(places), settings
-        n, n_features = len(self.places), settings.n_features
+        self.hook_points, self.settings = tuple(hook_points), settings
+        n, n_features = len(self.hook_points), settings.n_features
         decoder = torch.stack(
             [
                 torch.randn(
                     n_features, width,
                     generator=torch.Generator().manual_seed(_seed_of(p, seed)),
                 )
-                for p in self.places
+                for p in self.hook_points
             ]
         )  # fmt: skip
         decoder = decoder / decoder.norm(dim=-1, keepdim=True)
@@ -189,10 +189,10 @@ class StackedAutoencoders(nn.Module):
             total = total + self.settings.aux_loss_coef * self._auxiliary(
                 inputs, before, error.detach()
             )
-        n_places, n_features = self.encoder_bias.shape
+        n_hook_points, n_features = self.encoder_bias.shape
         is_active = values.detach() > 0
-        active = torch.bincount(entries.features[is_active], minlength=n_places * n_features)
-        active = active.view(n_places, n_features)
+        active = torch.bincount(entries.features[is_active], minlength=n_hook_points * n_features)
+        active = active.view(n_hook_points, n_features)
         return StepLosses(
             total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
         )
@@ -228,7 +228,7 @@ class StackedAutoencoders(nn.Module):
 
     def _choose(self, before: Tensor) -> tuple[Entries, Tensor]:
         """Active features, and the least activation among those of each place."""
-        n_places, n, n_features = before.shape
+        n_hook_points, n, n_features = before.shape
         k = self.settings.k
         if self.settings.activation == "topk":
             values, columns = before.topk(k, dim=-1, sorted=False)
@@ -237,7 +237,7 @@ class StackedAutoencoders(nn.Module):
         least = torch.stack(
             [
                 _largest(values, n * k, self.threshold[i] / 2)
-                for i, values in enumerate(before.view(n_places, n * n_features))
+                for i, values in enumerate(before.view(n_hook_points, n * n_features))
             ]
         )
         return entries_of((before >= least[:, None, None]) & (before > 0)), least
@@ -300,12 +300,12 @@ class StackedAutoencoders(nn.Module):
         """
         activation = self.settings.activation
         saes = {}
-        for i, place in enumerate(self.places):
+        for i, hook_point in enumerate(self.hook_points):
             threshold = None
             if activation == "batchtopk":
                 threshold = self.threshold[i].repeat(self.settings.n_features)
-            saes[place] = SparseAutoencoder(
-                place=place,
+            saes[hook_point] = SparseAutoencoder(
+                hook_point=hook_point,
                 encoder=self.encoder[i].clone(),
                 decoder=self.decoder[i].clone(),
                 encoder_bias=self.encoder_bias[i].clone(),
@@ -331,13 +331,13 @@ def _largest(values: Tensor, count: int, guess: Tensor) -> Tensor:
     return above.kthvalue(len(above) - count + 1).values.relu()
 
 
-def _seed_of(place: HookPoint, seed: int) -> int:
-    return (seed * 10_000 + place.layer) * len(KINDS) + KINDS.index(place.kind)
+def _seed_of(hook_point: HookPoint, seed: int) -> int:
+    return (seed * 10_000 + hook_point.layer) * len(KINDS) + KINDS.index(hook_point.kind)
 
 
 def _even_entries(columns: Tensor, n_features: int) -> Entries:
     """Entries of as many features in each row, ``(n_places, n, k)``."""
-    n_places, n, k = columns.shape
-    rows = torch.arange(n_places * n, device=columns.device)
-    first = torch.arange(n_places, device=columns.device)[:, None, None] * n_features
+    n_hook_points, n, k = columns.shape
+    rows = torch.arange(n_hook_points * n, device=columns.device)
+    first = torch.arange(n_hook_points, device=columns.device)[:, None, None] * n_features
     return Entries(rows.repeat_interleave(k), (columns + first).flatten(), rows * k)

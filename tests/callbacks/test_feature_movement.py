@@ -18,14 +18,14 @@ from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 SUBJECTS = [f"name{i}" for i in range(30, 36)]
-PLACES = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
+HOOK_POINTS = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 N, WIDTH = 24, 16
 
 
-def _sae(place: HookPoint, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
-    random = torch.Generator().manual_seed(seed + place.layer)
+def _sae(hook_point: HookPoint, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(seed + hook_point.layer)
     return SparseAutoencoder(
-        place=place,
+        hook_point=hook_point,
         encoder=torch.randn(N, width, generator=random),
         decoder=torch.randn(N, width, generator=random),
         encoder_bias=torch.randn(N, generator=random) * 0.1,
@@ -35,16 +35,16 @@ def _sae(place: HookPoint, width: int = WIDTH, seed: int = 0) -> SparseAutoencod
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    for place in PLACES:
-        _sae(place).save(tmp_path / "saes" / place.id)
+    for hook_point in HOOK_POINTS:
+        _sae(hook_point).save(tmp_path / "saes" / hook_point.id)
     return str(tmp_path / "saes")
 
 
-def _naive_features(model, tokenizer, place, prompts):
+def _naive_features(model, tokenizer, hook_point, prompts):
     """One prompt at a time by a bare hook, decoder norms taken into the features."""
-    sae = _sae(place)
-    layer = model.model.layers[place.layer]
-    module = layer if place.kind == "residual" else layer.mlp
+    sae = _sae(hook_point)
+    layer = model.model.layers[hook_point.layer]
+    module = layer if hook_point.kind == "residual" else layer.mlp
     seen = []
     hook = module.register_forward_hook(
         lambda m, a, o: seen.append((o[0] if isinstance(o, tuple) else o)[0, -1])
@@ -59,11 +59,11 @@ def _naive_features(model, tokenizer, place, prompts):
     return features.double().numpy(), x.double().numpy(), rebuilt.double().numpy()
 
 
-def _expected(states, tokenizer, place, what):
+def _expected(states, tokenizer, hook_point, what):
     prompts = [f"{x} lives in the {what} of" for x in SUBJECTS]
-    base = [_naive_features(states[0], tokenizer, place, [p])[0] for p in prompts]
+    base = [_naive_features(states[0], tokenizer, hook_point, [p])[0] for p in prompts]
     old = np.concatenate(base)
-    new, x, rebuilt = _naive_features(states[-1], tokenizer, place, prompts)
+    new, x, rebuilt = _naive_features(states[-1], tokenizer, hook_point, prompts)
     return old, new, 1 - ((x - rebuilt) ** 2).sum() / (x**2).sum()
 
 
@@ -76,19 +76,21 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder
     trainer.fit(module, naive.sentences(small_lm))
     steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
     assert steps == ([1, 2, 3, 4] if every == 1 else [3, 4])
-    for place in PLACES:
+    for hook_point in HOOK_POINTS:
         typical = []
         for side, what in (("source", "city"), ("target", "country")):
-            old, new, explained = _expected(states, module.tokenizer, place, what)
+            old, new, explained = _expected(states, module.tokenizer, hook_point, what)
             typical.append(old)
-            found = watch.results[place.id][side]
+            found = watch.results[hook_point.id][side]
             moved = np.abs(new - old).mean(0)
             assert found["change"] == pytest.approx(moved.sum() / old.mean(0).sum(), rel=1e-3)
             assert found["on"] == pytest.approx(((old <= 0) & (new > 0)).sum(1).mean())
             assert found["off"] == pytest.approx(((old > 0) & (new <= 0)).sum(1).mean())
             assert found["explained"] == pytest.approx(explained, abs=1e-3)
             best = np.argsort(-moved)[:5]
-            assert [row["feature"] for row in found["top"]] == [f"{place.id}.{i}" for i in best]
+            assert [row["feature"] for row in found["top"]] == [
+                f"{hook_point.id}.{i}" for i in best
+            ]
             for row, i in zip(found["top"], best, strict=True):
                 assert row["change"] == pytest.approx(moved[i], rel=1e-3)
                 assert row["before"] == pytest.approx(old[:, i].mean(), rel=1e-3)
@@ -96,9 +98,9 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder
         base = np.concatenate(typical)
         least = 0.1 * base.sum() / (base > 0).sum()
         for side, what in (("source", "city"), ("target", "country")):
-            old, new, _ = _expected(states, module.tokenizer, place, what)
+            old, new, _ = _expected(states, module.tokenizer, hook_point, what)
             n_moved = (np.abs(new - old).mean(0) > least).sum()
-            assert watch.results[place.id][side]["moved"] == n_moved > 0
+            assert watch.results[hook_point.id][side]["moved"] == n_moved > 0
     (path,) = Path(trainer.default_root_dir).rglob("feature_movement.csv")
     with path.open() as file:
         rows = list(csv.DictReader(file))
@@ -149,7 +151,9 @@ def test_each_edit_is_asked_in_its_own_copy(naive, small_lm, make_trainer, folde
             for copy, edit in enumerate(batch.edits):
                 prompt = f"{self.trainer.datamodule.edits[edit].subject} lives in the country of"
                 with self.adapters.rows([copy]):
-                    read = _naive_features(self.backbone, self.tokenizer, PLACES[1], [prompt])[0]
+                    read = _naive_features(self.backbone, self.tokenizer, HOOK_POINTS[1], [prompt])[
+                        0
+                    ]
                 self.seen[batch.step + 1, edit] = read[0]
 
     module = Stacked()
@@ -158,7 +162,7 @@ def test_each_edit_is_asked_in_its_own_copy(naive, small_lm, make_trainer, folde
     watch = FeatureMovement(folder, every_n_steps=1)
     make_trainer(watch).fit(module, datamodule=data)
     prompts = [f"{edit.subject} lives in the country of" for edit in data.edits]
-    old = _naive_features(base.backbone, base.tokenizer, PLACES[1], prompts)[0]
+    old = _naive_features(base.backbone, base.tokenizer, HOOK_POINTS[1], prompts)[0]
     history = dict(watch.history["features/residual.1/target/change"])
     assert sorted(history) == [1, 2, 3]
     for step, value in history.items():
@@ -172,7 +176,7 @@ def test_subjects_are_those_of_the_run(naive, small_lm, make_trainer, folder) ->
     watch = FeatureMovement(folder, n_watch=5)
     make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
     assert len(watch._watched) == 5
-    assert set(watch.results) == {place.id for place in PLACES}
+    assert set(watch.results) == {hook_point.id for hook_point in HOOK_POINTS}
 
 
 def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
@@ -211,7 +215,7 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
 def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
     with pytest.raises(ConfigError, match="n_watch 0"):
         FeatureMovement("somewhere", n_watch=0)
-    _sae(PLACES[0], width=8).save(tmp_path / "other" / "a")
+    _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
     watch = FeatureMovement(str(tmp_path / "other"))
     with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):
         make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))

@@ -27,26 +27,26 @@ from lincorr_lightning.sae.stacked import SAESettings
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
 QUIET = ["--trainer.enable_progress_bar=false"]
-PLACES = [
+HOOK_POINTS = [
     HookPoint(layer, kind)
     for layer in range(2)
     for kind in ("residual", "mlp_out", "attention_out")
 ]
 
 
-def _sae(place: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
-    random = torch.Generator().manual_seed(place.layer)
+def _sae(hook_point: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(hook_point.layer)
     decoder = torch.randn(N, width, generator=random)
     decoder[7] = 0
     return SparseAutoencoder(
-        place=place, encoder=decoder.clone(), decoder=decoder,
+        hook_point=hook_point, encoder=decoder.clone(), decoder=decoder,
         encoder_bias=torch.full((N,), -0.5), decoder_bias=torch.zeros(width),
     )  # fmt: skip
 
 
-def _save(folder: Path, places: list[HookPoint], width: int = WIDTH) -> str:
-    for place in places:
-        _sae(place, width).save(folder / place.id)
+def _save(folder: Path, hook_points: list[HookPoint], width: int = WIDTH) -> str:
+    for hook_point in hook_points:
+        _sae(hook_point, width).save(folder / hook_point.id)
     return str(folder)
 
 
@@ -77,7 +77,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     run = _run(small_lm, saes, texts, tmp_path, "--model.features=[residual.1.3,mlp_out.0.2]")
     results = json.loads((run / "results.json").read_text())
     assert results["study"] == "feature_flow"
@@ -127,7 +127,7 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
 
 
 def test_runs_are_repeatable(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES[3:])
+    saes = _save(tmp_path / "saes", HOOK_POINTS[3:])
     one, two = (
         json.loads((_run(small_lm, saes, texts, tmp_path) / "results.json").read_text())
         for _ in range(2)
@@ -152,10 +152,10 @@ def _fails(error: type[LincorrError], match: str, *arguments: object) -> None:
 
 
 def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None:
-    wide = _save(tmp_path / "wide", PLACES, width=8)
+    wide = _save(tmp_path / "wide", HOOK_POINTS, width=8)
     match = r"SAE at attention_out of layer 0 is 8 wide, but .* is 16 wide\. Take"
     _fails(SparseAutoencoderError, match, small_lm, wide, texts, tmp_path)
-    high = _save(tmp_path / "high", [*PLACES, HookPoint(2, "residual")])
+    high = _save(tmp_path / "high", [*HOOK_POINTS, HookPoint(2, "residual")])
     match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
     _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
     alone = _save(tmp_path / "alone", [HookPoint(0, "residual"), HookPoint(0, "mlp_out")][:1])
@@ -186,14 +186,14 @@ def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> 
 def test_features_that_are_not_there(
     feature: str, match: str, small_lm: str, texts: str, tmp_path: Path
 ) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     more = f"--model.features=[{feature}]"
     _fails(SparseAutoencoderError, match, small_lm, saes, texts, tmp_path, more,
            "--model.relation=null", "--model.deactivation.n_cases=0")  # fmt: skip
 
 
 def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     from lincorr_lightning.flow.module import FeatureFlow
 
     for options, match in (
@@ -227,7 +227,7 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
 def test_an_lm_without_the_relations_words_says_how_to_go_on(
     small_lm: str, texts: str, tmp_path: Path
 ) -> None:
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     match = r"no label.*--model\.relation null leaves city->language and steering out"
     _fails(DomainError, match, small_lm, saes, texts, tmp_path, "--model.relation=city->language")
 
@@ -236,7 +236,7 @@ def test_predecessors_that_are_rescaled_alone_are_told_of(
     small_lm: str, texts: str, tmp_path: Path
 ) -> None:
     """Without r = 0, what least was left counts."""
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     run = _run(small_lm, saes, texts, tmp_path, "--model.relation=null",
                "--model.deactivation.strengths=[0.75,0.5]")  # fmt: skip
     results = json.loads((run / "results.json").read_text())
@@ -259,7 +259,7 @@ def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
 ) -> None:  # fmt: skip
     from lincorr_lightning.flow import module as feature_flow
 
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     monkeypatch.setattr(feature_flow, "_MOST_FEATURES", 20)
     monkeypatch.setattr(feature_flow, "LEAST_AUROC", 0.0)
     many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
@@ -282,7 +282,7 @@ def test_flows_that_nobody_can_read_are_told_and_not_steered_with(
 
 def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> None:
     before = LanguageModel.from_pretrained(small_lm).fingerprint
-    saes = _save(tmp_path / "saes", PLACES)
+    saes = _save(tmp_path / "saes", HOOK_POINTS)
     cli = main(
         ["test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
          f"--data.texts=[{texts}]", "--data.n_held_out=20", "--data.n_tokens=64",
@@ -320,7 +320,7 @@ def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_pa
     run = _run(small_lm, "null", texts, tmp_path, "--model.training_tokens=64",
                "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
     folders = {folder.name for folder in (run / "sparse_autoencoders").iterdir()}
-    assert folders == {place.id for place in PLACES}
+    assert folders == {hook_point.id for hook_point in HOOK_POINTS}
     first = json.loads((run / "results.json").read_text())
     again = _run(small_lm, str(run / "sparse_autoencoders"), texts, tmp_path,
                  "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip

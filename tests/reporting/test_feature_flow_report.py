@@ -190,7 +190,7 @@ def _wide_graph(seed: int, n_layers: int = 5, n: int = 30) -> FlowGraph:
         for feature in below:
             for target in random.permutation(len(reached))[:3]:
                 edges.append(Edge(feature, reached[target], float(random.uniform(0.25, 1))))
-            if feature.place.kind == "residual":
+            if feature.hook_point.kind == "residual":
                 new.append(feature)
         reached = new
     reached = [start]
@@ -229,8 +229,8 @@ def test_every_box_of_a_flow_has_a_drawn_path_to_the_start(seed: int) -> None:
             before = found
     assert before | found == set(boxes)
     # Of each place as many as there is room for, of which there is always more than that.
-    for place in {f.place for f in graph.features} - {graph.start.place}:
-        assert sum(by_number[name].place == place for name in boxes) == 4
+    for hook_point in {f.hook_point for f in graph.features} - {graph.start.hook_point}:
+        assert sum(by_number[name].hook_point == hook_point for name in boxes) == 4
     told = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
     assert f"{len(graph.features) - len(boxes)} features left out" in told
 

@@ -78,11 +78,13 @@ def _hooks_in(model: nn.Module) -> int:
 @pytest.mark.parametrize("name", ADDING)
 def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
     model = _model(ADDING[name]())
-    places = find_hook_points(model)
-    assert places == sorted(HookPoint(layer, kind) for layer in range(N_LAYERS) for kind in KINDS)
-    with captured(model, places) as read:
+    hook_points = find_hook_points(model)
+    assert hook_points == sorted(
+        HookPoint(layer, kind) for layer in range(N_LAYERS) for kind in KINDS
+    )
+    with captured(model, hook_points) as read:
         output = model(IDS, output_hidden_states=True, use_cache=False)
-    assert set(read) == set(places)
+    assert set(read) == set(hook_points)
     for activation in read.values():
         assert activation.shape == (*IDS.shape, width_of(model)) == (*IDS.shape, 16)
         assert not activation.requires_grad
@@ -107,14 +109,14 @@ def test_which_of_the_two_is_the_attention() -> None:
     # An MLP treats each token by itself; what comes before a token moves only its attention.
     for name in ("gpt-neox", "cohere", "gemma2", "opt"):
         model = _model(ADDING[name]())
-        places = find_hook_points(model, layers=[0])
+        hook_points = find_hook_points(model, layers=[0])
         changed = IDS.clone()
         changed[:, 0] = (IDS[:, 0] + 5) % 50
         reads = []
         for ids in (IDS, changed):
-            with captured(model, places) as read:
+            with captured(model, hook_points) as read:
                 model(ids)
-            reads.append({place.kind: tensor[:, -1] for place, tensor in read.items()})
+            reads.append({hook_point.kind: tensor[:, -1] for hook_point, tensor in read.items()})
         assert not torch.allclose(reads[0]["attention_out"], reads[1]["attention_out"], atol=1e-5)
         if name in ("gpt-neox", "cohere"):  # side by side with the attention
             torch.testing.assert_close(reads[0]["mlp_out"], reads[1]["mlp_out"])
@@ -123,12 +125,12 @@ def test_which_of_the_two_is_the_attention() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> None:
     model = _model(OTHERS[name]())
-    places = find_hook_points(model, ["residual"])
-    assert places == [HookPoint(layer, "residual") for layer in range(N_LAYERS)]
-    with captured(model, places) as read:
+    hook_points = find_hook_points(model, ["residual"])
+    assert hook_points == [HookPoint(layer, "residual") for layer in range(N_LAYERS)]
+    with captured(model, hook_points) as read:
         states = model(IDS, output_hidden_states=True).hidden_states
     # transformers' Mamba leaves its embedding out of them.
-    torch.testing.assert_close(read[places[0]], states[name != "mamba"].detach())
+    torch.testing.assert_close(read[hook_points[0]], states[name != "mamba"].detach())
     with pytest.raises(
         SparseAutoencoderError, match=rf"mlp_out of layer 1.*{type(model).__name__}"
     ):
@@ -139,15 +141,15 @@ def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "opt", "gemma2"])
 def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
     model = _model(ADDING[name]())
-    places = find_hook_points(model)
+    hook_points = find_hook_points(model)
     push = torch.randn(16)
-    with captured(model, places) as before:
+    with captured(model, hook_points) as before:
         model(IDS)
     for kind in KINDS:
-        place = HookPoint(1, kind)
-        with edited(model, {place: lambda x: x + push}), captured(model, places) as after:
+        hook_point = HookPoint(1, kind)
+        with edited(model, {hook_point: lambda x: x + push}), captured(model, hook_points) as after:
             model(IDS)
-        torch.testing.assert_close(after[place], before[place] + push)
+        torch.testing.assert_close(after[hook_point], before[hook_point] + push)
         lower = HookPoint(0, "residual")
         torch.testing.assert_close(after[lower], before[lower])
         # The layer's end is what its parts add up to.
@@ -163,12 +165,15 @@ def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
 
 def test_an_identity_edit_and_reading_leave_logits_and_gradients() -> None:
     model = _model(ADDING["llama"]())
-    places = find_hook_points(model)
+    hook_points = find_hook_points(model)
     model(IDS, labels=IDS).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     logits = model(IDS).logits
-    with edited(model, {place: lambda x: x for place in places}), captured(model, places):
+    with (
+        edited(model, {hook_point: lambda x: x for hook_point in hook_points}),
+        captured(model, hook_points),
+    ):
         output = model(IDS, labels=IDS)
     torch.testing.assert_close(output.logits, logits, rtol=0, atol=0)
     output.loss.backward()
@@ -195,21 +200,21 @@ def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
 
 def test_nested_edits_run_as_they_were_entered_and_hooks_go_after_an_error() -> None:
     model = _model(ADDING["gpt2"]())
-    place = HookPoint(0, "mlp_out")
-    with captured(model, [place]) as clean:
+    hook_point = HookPoint(0, "mlp_out")
+    with captured(model, [hook_point]) as clean:
         model(IDS)
     with (
-        edited(model, {place: lambda x: x + 1}),
-        edited(model, {place: lambda x: x * 2}),
-        captured(model, [place]) as read,
+        edited(model, {hook_point: lambda x: x + 1}),
+        edited(model, {hook_point: lambda x: x * 2}),
+        captured(model, [hook_point]) as read,
     ):
         model(IDS)
-    torch.testing.assert_close(read[place], (clean[place] + 1) * 2)
+    torch.testing.assert_close(read[hook_point], (clean[hook_point] + 1) * 2)
 
     def fail(x: Tensor) -> Tensor:
         raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"), edited(model, {place: fail}):
+    with pytest.raises(RuntimeError, match="no"), edited(model, {hook_point: fail}):
         model(IDS)
     assert _hooks_in(model) == model.hooks
     assert not model.training
@@ -226,12 +231,12 @@ def test_training_mode_and_lora_are_kept_and_read() -> None:
 
     llama = _model(ADDING["llama"]())
     wrapped = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
-    place = HookPoint(1, "mlp_out")
-    with captured(wrapped, [place]) as outer:
+    hook_point = HookPoint(1, "mlp_out")
+    with captured(wrapped, [hook_point]) as outer:
         wrapped(IDS)
-    with captured(llama, [place]) as inner:
+    with captured(llama, [hook_point]) as inner:
         wrapped(IDS)
-    torch.testing.assert_close(outer[place], inner[place])
+    torch.testing.assert_close(outer[hook_point], inner[hook_point])
 
 
 def test_bfloat16_and_a_single_layer() -> None:

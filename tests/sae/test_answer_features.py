@@ -30,10 +30,10 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 LOW, MLP, TOP = HookPoint(0, "residual"), HookPoint(1, "mlp_out"), HookPoint(1, "residual")
 
 
-def _sae(place: HookPoint, directions: torch.Tensor) -> SparseAutoencoder:
+def _sae(hook_point: HookPoint, directions: torch.Tensor) -> SparseAutoencoder:
     n, width = directions.shape
     return SparseAutoencoder(
-        place=place, encoder=directions, decoder=directions.clone(),
+        hook_point=hook_point, encoder=directions, decoder=directions.clone(),
         encoder_bias=torch.zeros(n), decoder_bias=torch.zeros(width),
     ).eval()  # fmt: skip
 
@@ -59,8 +59,8 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
     assert found.auroc[4].isnan()
 
 
-def _answers(place: HookPoint, indices: list[int]) -> AnswerFeatures:
-    return AnswerFeatures(place, torch.tensor(indices), torch.ones(len(indices)).double())
+def _answers(hook_point: HookPoint, indices: list[int]) -> AnswerFeatures:
+    return AnswerFeatures(hook_point, torch.tensor(indices), torch.ones(len(indices)).double())
 
 
 def test_ties_are_the_planted_ones() -> None:
@@ -97,7 +97,7 @@ def test_controls_are_other_features_that_are_as_often_active() -> None:
     again = control_features(reversed(cut), how_often, torch.Generator().manual_seed(0))
     assert drawn == again
     # The third feature of the top is the only other one, and is taken once.
-    assert [f.place for f in drawn] == [LOW, LOW, TOP]
+    assert [f.hook_point for f in drawn] == [LOW, LOW, TOP]
     assert len({*drawn, *cut}) == 7
     assert all(abs(f.index - 50) <= 12 for f in drawn[:2])
 

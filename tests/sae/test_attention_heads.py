@@ -23,7 +23,7 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 N = 64
 IDS = torch.arange(3, 20)[None]
-PLACE = HookPoint(1, "attention_out")
+HOOK_POINT = HookPoint(1, "attention_out")
 HOOK = "blocks.1.attn.hook_z"
 
 
@@ -103,21 +103,25 @@ def test_features_and_reconstruction_are_those_of_the_heads(
         normalize_activations="none" if scale == 1 else "expected_average_only_in",
     )  # fmt: skip
     sae = load_sae(folder, input_scale=scale, lm=lm)
-    assert (sae.place, sae.width, sae.input_scale) == (PLACE, model.config.hidden_size, scale)
+    assert (sae.hook_point, sae.width, sae.input_scale) == (
+        HOOK_POINT,
+        model.config.hidden_size,
+        scale,
+    )
 
     z = _heads(model, projection)
     features, rebuilt = _on_heads(z, subtract, scale)
     assert 0.05 < (features > 0).float().mean() < 0.7
-    with captured(model, [PLACE]) as read:
+    with captured(model, [HOOK_POINT]) as read:
         model(IDS)
-    got = sae.encode(read[PLACE])
+    got = sae.encode(read[HOOK_POINT])
     assert float((got - features).norm() / features.norm()) < 1e-3
-    torch.testing.assert_close(sae(read[PLACE]), projection(rebuilt), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(sae(read[HOOK_POINT]), projection(rebuilt), rtol=1e-3, atol=1e-3)
     folded = sae.folded()
-    torch.testing.assert_close(folded(read[PLACE]), projection(rebuilt), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(folded(read[HOOK_POINT]), projection(rebuilt), rtol=1e-3, atol=1e-3)
 
     # The LM goes on alike with the reconstruction put where either of the two stands.
-    with edited(model, {PLACE: sae}):
+    with edited(model, {HOOK_POINT: sae}):
         after_output = model(IDS).logits
     hook = projection.register_forward_pre_hook(lambda _, args: rebuilt)
     after_heads = model(IDS).logits
@@ -155,11 +159,11 @@ def test_a_norm_between_projection_and_stream_is_refused(
     layer = model.model.layers[1]
     layer.post_attention_layernorm = nn.Identity()
     sae = load_sae(scope, lm=LanguageModel.from_module(_copied(model), tokenizer))
-    with torch.no_grad(), captured(model, [PLACE]) as read:
+    with torch.no_grad(), captured(model, [HOOK_POINT]) as read:
         z = _heads(model, projection)
         w = _weights()
         expected = (z @ w["W_enc"] + w["b_enc"]).relu()
-        torch.testing.assert_close(sae.encode(read[PLACE]), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(sae.encode(read[HOOK_POINT]), expected, rtol=1e-3, atol=1e-3)
 
 
 _SMALL: dict[str, Any] = {
@@ -190,14 +194,14 @@ def test_the_projection_of_other_lms(name: str) -> None:
     projection = model.eval().get_submodule(where)
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
-    found = find_projection(model, PLACE, Path("sae"))
+    found = find_projection(model, HOOK_POINT, Path("sae"))
     torch.testing.assert_close(found.weight, projection.weight.double())
     bias = torch.zeros(16) if projection.bias is None else projection.bias
     torch.testing.assert_close(found.bias, bias.double())
-    with captured(model, [PLACE]) as read:
+    with captured(model, [HOOK_POINT]) as read:
         z = _heads(model, projection)
     torch.testing.assert_close(
-        read[PLACE].double().flatten(0, -2),
+        read[HOOK_POINT].double().flatten(0, -2),
         (z.double() @ found.weight.T + found.bias).flatten(0, -2), rtol=1e-4, atol=1e-4,
     )  # fmt: skip
 
@@ -220,7 +224,7 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
 
     w = _weights(8)
     sae = SparseAutoencoder(
-        place=PLACE, encoder=w["W_enc"].T, decoder=w["W_dec"], encoder_bias=w["b_enc"],
+        hook_point=HOOK_POINT, encoder=w["W_enc"].T, decoder=w["W_dec"], encoder_bias=w["b_enc"],
         decoder_bias=w["b_dec"],
     )  # fmt: skip
     wide, one = torch.randn(7, 8).double(), torch.randn(12, 7) @ torch.randn(7, 8)

@@ -22,11 +22,11 @@ BELOW, HERE = HookPoint(0, "residual"), HookPoint(1, "residual")
 TEXTS = [f"name{i} lives in the city of {c}" for i in range(6) for c in ("Paris", "Rome", "Oslo")]
 
 
-def _coordinates(place: HookPoint, order: torch.Tensor) -> SparseAutoencoder:
+def _coordinates(hook_point: HookPoint, order: torch.Tensor) -> SparseAutoencoder:
     """Feature i is coordinate order[i] where it is above 0."""
     eye = torch.eye(WIDTH)[order]
     return SparseAutoencoder(
-        place=place, encoder=eye, decoder=eye.clone(), encoder_bias=torch.zeros(WIDTH),
+        hook_point=hook_point, encoder=eye, decoder=eye.clone(), encoder_bias=torch.zeros(WIDTH),
         decoder_bias=torch.zeros(WIDTH),
     ).eval()  # fmt: skip
 
@@ -62,7 +62,9 @@ def test_planted_predecessors_switch_features_off_and_others_do_not(passing, sae
     before = run_cases(passing, saes, rows, cases)
     assert (before.activation > 0).all()
     for method in METHODS:
-        chosen = {place: index[cases.features] for place, index in by_method[method].items()}
+        chosen = {
+            hook_point: index[cases.features] for hook_point, index in by_method[method].items()
+        }
         after = run_cases(passing, saes, rows, cases, chosen)
         np.testing.assert_allclose(after.activation, 0, atol=1e-6)
         control = cases.control(chosen, torch.Generator().manual_seed(0))

@@ -38,28 +38,28 @@ def _plant(noise: float, seed: int = 0) -> Planted:
     edges: set[tuple[Feature, Feature]] = set()
     for layer in range(N_LAYERS):
         sources = {HookPoint(layer, "mlp_out"): 0, HookPoint(layer, "attention_out"): 0}
-        for place in sources:
-            decoders[place] = _unit(rng.normal(size=(N_FEATURES, WIDTH)))
+        for hook_point in sources:
+            decoders[hook_point] = _unit(rng.normal(size=(N_FEATURES, WIDTH)))
         if layer:
             sources[HookPoint(layer - 1, "residual")] = 0
         here = np.empty((N_FEATURES, WIDTH))
         # Each predecessor is used at most once: a permutation with gaps.
-        order = {place: iter(rng.permutation(N_FEATURES)) for place in sources}
+        order = {hook_point: iter(rng.permutation(N_FEATURES)) for hook_point in sources}
         for index in range(N_FEATURES):
             n_parts = rng.choice(4, p=[0.15, 0.45, 0.25, 0.15])
             chosen = rng.permutation(len(sources))[:n_parts]
             parts = [list(sources)[i] for i in chosen]
-            ends = [Feature(place, int(next(order[place]))) for place in parts]
+            ends = [Feature(hook_point, int(next(order[hook_point]))) for hook_point in parts]
             direction = rng.normal(size=WIDTH) if not ends else np.zeros(WIDTH)
             for end in ends:
-                direction = direction + decoders[end.place][end.index]
+                direction = direction + decoders[end.hook_point][end.index]
             here[index] = _noisy(_unit(direction), noise, rng)
             edges |= {(end, Feature(HookPoint(layer, "residual"), index)) for end in ends}
         decoders[HookPoint(layer, "residual")] = here
-    scales = {place: rng.uniform(0.2, 5, (N_FEATURES, 1)) for place in decoders}
+    scales = {hook_point: rng.uniform(0.2, 5, (N_FEATURES, 1)) for hook_point in decoders}
     return {
-        place: torch.from_numpy(decoder * scales[place]).float()
-        for place, decoder in decoders.items()
+        hook_point: torch.from_numpy(decoder * scales[hook_point]).float()
+        for hook_point, decoder in decoders.items()
     }, edges
 
 
@@ -123,13 +123,13 @@ def test_groups_and_changes_are_the_planted_ones() -> None:
         start = Feature(HookPoint(3, "residual"), index)
         graph = flow.follow(start, direction="backward", thresholds=0.4)
         for feature, group in graph.groups.items():
-            kinds = {source.place.kind for source, target in planted if target == feature}
+            kinds = {source.hook_point.kind for source, target in planted if target == feature}
             names = [name for kind, name in short.items() if kind in kinds]
             assert group == "From " + (" & ".join(names) or "nowhere")
             change = "birth" if "RES" not in names else "transformation"
             assert graph.change(feature) == ("persistence" if names == ["RES"] else change)
             seen[group] += 1
-        outputs = [f for f in graph.features if f.place.kind != "residual"]
+        outputs = [f for f in graph.features if f.hook_point.kind != "residual"]
         assert all(f not in graph.groups and graph.change(f) is None for f in outputs)
     assert set(seen) == set(GROUPS)
 
@@ -144,55 +144,55 @@ def test_codes_of_groups() -> None:
     )
 
 
-def _place(layer: int, kind: str = "residual") -> HookPoint:
+def _hook_point(layer: int, kind: str = "residual") -> HookPoint:
     return HookPoint(layer, kind)  # type: ignore[arg-type]
 
 
 def test_thresholds_are_those_of_the_sources_kind() -> None:
     half = torch.tensor([[1.0, 1.0]])
     decoders = {
-        _place(0): torch.tensor([[1.0, 0.0]]),
-        _place(1): half,
-        _place(1, "mlp_out"): torch.tensor([[0.0, 1.0]]),
+        _hook_point(0): torch.tensor([[1.0, 0.0]]),
+        _hook_point(1): half,
+        _hook_point(1, "mlp_out"): torch.tensor([[0.0, 1.0]]),
     }
     flow = DecoderMatcher(decoders)
-    start = Feature(_place(1), 0)
+    start = Feature(_hook_point(1), 0)
     graph = flow.follow(start, thresholds={"residual": 0.8, "mlp_out": 0.6})
     assert [(e.source.id, e.target.id) for e in graph.edges] == [("mlp_out.1.0", "residual.1.0")]
     assert graph.edges[0].cosine == pytest.approx(0.5**0.5)
     assert graph.thresholds["attention_out"] == 0.25
     # Forward, too, an edge is held against the threshold of where it comes from.
     from_below = flow.follow(
-        Feature(_place(0), 0), direction="forward", thresholds={"residual": 0.8}
+        Feature(_hook_point(0), 0), direction="forward", thresholds={"residual": 0.8}
     )
     assert not from_below.edges
-    from_mlp = flow.follow(Feature(_place(1, "mlp_out"), 0), thresholds={"residual": 0.8})
-    assert _pairs(from_mlp.edges) == {(Feature(_place(1, "mlp_out"), 0), start)}
+    from_mlp = flow.follow(Feature(_hook_point(1, "mlp_out"), 0), thresholds={"residual": 0.8})
+    assert _pairs(from_mlp.edges) == {(Feature(_hook_point(1, "mlp_out"), 0), start)}
 
 
 def test_more_than_one_predecessor_of_a_place_and_steps() -> None:
     eye = torch.eye(4)
     target = torch.tensor([[1.1, 1.0, 0.0, 0.0]])
-    flow = DecoderMatcher({_place(0): eye, _place(1): eye, _place(2): target})
-    graph = flow.follow(Feature(_place(2), 0), k=5, max_steps=1)
+    flow = DecoderMatcher({_hook_point(0): eye, _hook_point(1): eye, _hook_point(2): target})
+    graph = flow.follow(Feature(_hook_point(2), 0), k=5, max_steps=1)
     assert [e.source.id for e in graph.edges] == ["residual.1.0", "residual.1.1"]
-    whole = flow.follow(Feature(_place(2), 0), k=5)
+    whole = flow.follow(Feature(_hook_point(2), 0), k=5)
     assert [e.source.id for e in whole.edges][:2] == ["residual.0.0", "residual.0.1"]
-    assert not flow.follow(Feature(_place(2), 0), max_steps=0).edges
-    assert flow.places == [_place(0), _place(1), _place(2)]
-    assert flow.match(_place(2), k=2)[_place(1)].indices.tolist() == [[0, 1]]
+    assert not flow.follow(Feature(_hook_point(2), 0), max_steps=0).edges
+    assert flow.hook_points == [_hook_point(0), _hook_point(1), _hook_point(2)]
+    assert flow.match(_hook_point(2), k=2)[_hook_point(1)].indices.tolist() == [[0, 1]]
 
 
 def test_zero_columns_are_counted_and_never_matched(tmp_path: Path) -> None:
     below = torch.eye(3)
     below[1] = 0
-    flow = DecoderMatcher({_place(0): below, _place(1): torch.eye(3)})
-    graph = flow.follow(Feature(_place(1), 1))
-    assert not graph.edges and graph.groups == {Feature(_place(1), 1): "From nowhere"}
-    assert graph.zero_norm == {_place(0): 1}
+    flow = DecoderMatcher({_hook_point(0): below, _hook_point(1): torch.eye(3)})
+    graph = flow.follow(Feature(_hook_point(1), 1))
+    assert not graph.edges and graph.groups == {Feature(_hook_point(1), 1): "From nowhere"}
+    assert graph.zero_norm == {_hook_point(0): 1}
     assert graph.as_dict()["zero_norm"] == [{"layer": 0, "kind": "residual", "features": 1}]
     with pytest.raises(SparseAutoencoderError, match=r"feature 1 .* decoder column is zero"):
-        flow.follow(Feature(_place(0), 1))
+        flow.follow(Feature(_hook_point(0), 1))
 
 
 def test_json_and_graphml_say_the_same(tmp_path: Path) -> None:
@@ -231,22 +231,31 @@ def test_json_and_graphml_say_the_same(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_told() -> None:
-    flow = DecoderMatcher({_place(1): torch.eye(3), _place(2): torch.eye(3)})
-    start = Feature(_place(1), 0)
+    flow = DecoderMatcher({_hook_point(1): torch.eye(3), _hook_point(2): torch.eye(3)})
+    start = Feature(_hook_point(1), 0)
     cases = [
-        (lambda: flow.follow(Feature(_place(5), 0)), "no SAE for the residual of layer 5; there"),
-        (lambda: flow.match(_place(1, "mlp_out")), "no SAE for the mlp_out of layer 1"),
-        (lambda: flow.follow(Feature(_place(1), 3)), "no feature 3; it has 3, counted from 0 to 2"),
-        (lambda: flow.follow(Feature(_place(1), -1)), "no feature -1"),
+        (
+            lambda: flow.follow(Feature(_hook_point(5), 0)),
+            "no SAE for the residual of layer 5; there",
+        ),
+        (lambda: flow.match(_hook_point(1, "mlp_out")), "no SAE for the mlp_out of layer 1"),
+        (
+            lambda: flow.follow(Feature(_hook_point(1), 3)),
+            "no feature 3; it has 3, counted from 0 to 2",
+        ),
+        (lambda: flow.follow(Feature(_hook_point(1), -1)), "no feature -1"),
         (lambda: flow.follow(start, direction="up"), "backward, forward or both"),
         (lambda: flow.follow(start, k=0), "at least 1"),
         (lambda: flow.follow(start, thresholds={"mlp": 0.1}), "'mlp' to give a threshold"),
         (lambda: flow.follow(start, thresholds=2.0), "threshold of residual is 2; it is the least"),
         (lambda: flow.follow(start, thresholds={"mlp_out": float("nan")}), "of mlp_out is nan"),
         (lambda: DecoderMatcher({}), "no SAE"),
-        (lambda: DecoderMatcher({_place(0): torch.eye(3), _place(1): torch.eye(4)}), "4 wide"),
         (
-            lambda: DecoderMatcher({_place(0): torch.eye(3), _place(2): torch.eye(3)}),
+            lambda: DecoderMatcher({_hook_point(0): torch.eye(3), _hook_point(1): torch.eye(4)}),
+            "4 wide",
+        ),
+        (
+            lambda: DecoderMatcher({_hook_point(0): torch.eye(3), _hook_point(2): torch.eye(3)}),
             "layer 1, betw",
         ),
         (lambda: HookPoint(0, "mlp"), "'mlp' is no kind of place; there are residual"),

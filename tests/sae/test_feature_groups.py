@@ -24,24 +24,24 @@ N, WIDTH = 12, 8
 
 def _decoders(seed: int = 0) -> dict[HookPoint, torch.Tensor]:
     random = np.random.default_rng(seed)
-    places = [HERE, *SOURCES.values()]
-    decoders = {p: torch.from_numpy(random.normal(size=(N, WIDTH))).float() for p in places}
+    hook_points = [HERE, *SOURCES.values()]
+    decoders = {p: torch.from_numpy(random.normal(size=(N, WIDTH))).float() for p in hook_points}
     decoders[HERE][4] = 0  # nothing can be matched with it
     return decoders
 
 
 def _features(n_tokens: int, seed: int) -> dict[HookPoint, torch.Tensor]:
     random = np.random.default_rng(seed)
-    places = [HERE, *SOURCES.values()]
+    hook_points = [HERE, *SOURCES.values()]
     return {
         p: torch.from_numpy(np.maximum(random.normal(size=(n_tokens, N)), 0)).float()
-        for p in places
+        for p in hook_points
     }
 
 
 def _naive(kinds: list[str], batches: list[dict[HookPoint, torch.Tensor]]) -> list[tuple]:
     """Every activation: its feature, the kinds of active predecessors, and all cosines."""
-    decoders = {place: d.numpy().astype(float) for place, d in _decoders().items()}
+    decoders = {hook_point: d.numpy().astype(float) for hook_point, d in _decoders().items()}
     seen = []
     for features in batches:
         for token in range(len(features[HERE])):

@@ -71,7 +71,9 @@ def test_saelens_standard(new: bool, subtract: bool, tmp_path: Path) -> None:
     sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
     pre = (X - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]
     _same(sae, np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
-    assert sae.place == HookPoint(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
+    assert (
+        sae.hook_point == HookPoint(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -145,25 +147,31 @@ def test_saelens_finetuning_factor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "place"),
+    ("hook", "hook_point"),
     [
         ("blocks.4.hook_mlp_out", HookPoint(4, "mlp_out")),
         ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
         ("blocks.4.hook_resid_pre", HookPoint(3, "residual")),
     ],
 )
-def test_saelens_places(hook: str, place: HookPoint, tmp_path: Path) -> None:
+def test_saelens_places(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": hook}
     folder = _saelens(tmp_path / "sae", config, _weights())
-    assert load_sae(folder).place == place == load_sae(folder, place=place).place
+    assert (
+        load_sae(folder).hook_point
+        == hook_point
+        == load_sae(folder, hook_point=hook_point).hook_point
+    )
     with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer 9"):
-        load_sae(folder, place=HookPoint(9, "mlp_out"))
+        load_sae(folder, hook_point=HookPoint(9, "mlp_out"))
 
 
 def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
     folder = _saelens(tmp_path / "sae", config, _weights())
-    assert load_sae(folder, place=HookPoint(3, "residual")).place == HookPoint(3, "residual")
+    assert load_sae(folder, hook_point=HookPoint(3, "residual")).hook_point == HookPoint(
+        3, "residual"
+    )
     with pytest.raises(
         SparseAutoencoderError,
         match=r"calls the place 'model\.layers\.3'.*If it is one of these, name the folder by its "
@@ -178,13 +186,15 @@ def test_a_hook_of_another_library_takes_the_place_given(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("named", ["mlp_out.3", "residual.0", "attention_out.12"])
 def test_a_folder_called_by_its_place_tells_it(named: str, tmp_path: Path) -> None:
-    place = HookPoint.named(named)
-    assert place is not None and place.id == named
+    hook_point = HookPoint.named(named)
+    assert hook_point is not None and hook_point.id == named
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
-    assert load_sae(_saelens(tmp_path / named, config, _weights())).place == place
+    assert load_sae(_saelens(tmp_path / named, config, _weights())).hook_point == hook_point
     # What the file says counts.
     told = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
-    assert load_sae(_saelens(tmp_path / named, told, _weights())).place == HookPoint(4, "mlp_out")
+    assert load_sae(_saelens(tmp_path / named, told, _weights())).hook_point == HookPoint(
+        4, "mlp_out"
+    )
     assert [HookPoint.named(text) for text in ("stream.3", "residual", "residual.x", "a.residual.3")] \
         == [None] * 4  # fmt: skip
 
@@ -194,7 +204,7 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
     folder = _saelens(tmp_path / "sae", config, _weights(), new=False)
     content = json.loads((folder / "cfg.json").read_text())
     (folder / "cfg.json").write_text(json.dumps(content | {"metadata": None, "meta": None}))
-    assert load_sae(folder).place == HookPoint(4, "mlp_out")
+    assert load_sae(folder).hook_point == HookPoint(4, "mlp_out")
     for wrong in ({"metadata": 3}, {"hook_name": 3}, {"activation_fn_kwargs": 3}, {"k": "many"}):
         (folder / "cfg.json").write_text(json.dumps(content | wrong))
         with pytest.raises(SparseAutoencoderError, match="sae"):
@@ -257,7 +267,7 @@ def test_gemma_scope(name: str, kind: Any, tmp_path: Path) -> None:
         tmp_path / f"models--google--gemma-scope-2b-pt-{name}/snapshots/1f/layer_12/width_16k/l0_82"
     )
     sae = load_sae(folder)
-    assert sae.place == HookPoint(12, kind)
+    assert sae.hook_point == HookPoint(12, kind)
     pre = X @ w["W_enc"] + w["b_enc"]
     _same(sae, (pre > w["threshold"]) * np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
 
@@ -266,7 +276,9 @@ def test_gemma_scope_out_of_its_folders(tmp_path: Path) -> None:
     folder, _ = _gemma(tmp_path / "sae")
     with pytest.raises(SparseAutoencoderError, match=r"Keep the hub's.*, name the folder by its "):
         load_sae(folder)
-    assert load_sae(folder, place=HookPoint(1, "mlp_out")).place == HookPoint(1, "mlp_out")
+    assert load_sae(folder, hook_point=HookPoint(1, "mlp_out")).hook_point == HookPoint(
+        1, "mlp_out"
+    )
 
 
 @pytest.mark.parametrize("where", ["gemma-scope-2b-pt-att/layer_3/l0", "attention_out.3"])
@@ -349,7 +361,7 @@ def test_llama_scope(with_norm: bool, function: str, tmp_path: Path) -> None:
     """As OpenMOSS's inference: the norm folded into the weights first, then the threshold."""
     folder, w = _llama(tmp_path / "sae", act_fn=function, sparsity_include_decoder_norm=with_norm)
     sae = load_sae(folder)
-    assert sae.place == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
+    assert sae.hook_point == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
     norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else 1.0
     pre = X @ w["W_enc"] + w["b_enc"] / SCALE
     features = np.where(pre * norm > 0.8, pre, 0)
@@ -418,7 +430,7 @@ def test_a_format_is_registered_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr("lincorr_lightning.sae.formats.FORMATS", dict(FORMATS))
     own = load_sae(_saelens(tmp_path / "sae", {"architecture": "standard"}, _weights()))
     (tmp_path / "ours").touch()
-    register_format("ours", ["ours"], lambda folder, wishes: own)
+    register_format("ours", ["ours"], lambda folder, options: own)
     assert load_sae(tmp_path) is own
 
 

@@ -18,14 +18,14 @@ from lincorr_lightning.sae.interventions import (
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 WIDTH, N = 16, 40
-PLACES = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "attention_out")]
+HOOK_POINTS = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "attention_out")]
 TEXTS = ["name1 lives in the city of Paris", "name2 speaks", "Paris is in the country of France"]
 
 
-def make_sae(place: HookPoint, seed: int = 0, scale: float = 1.7) -> SparseAutoencoder:
+def make_sae(hook_point: HookPoint, seed: int = 0, scale: float = 1.7) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(seed)
     return SparseAutoencoder(
-        place=place,
+        hook_point=hook_point,
         encoder=torch.randn(N, WIDTH, generator=random),
         decoder=torch.randn(N, WIDTH, generator=random),
         encoder_bias=torch.randn(N, generator=random) * 0.1,
@@ -34,13 +34,13 @@ def make_sae(place: HookPoint, seed: int = 0, scale: float = 1.7) -> SparseAutoe
     ).eval()
 
 
-def _module(lm: LanguageModel, place: HookPoint) -> torch.nn.Module:
-    layer = lm.model.model.layers[place.layer]
+def _module(lm: LanguageModel, hook_point: HookPoint) -> torch.nn.Module:
+    layer = lm.model.model.layers[hook_point.layer]
     parts = {"mlp_out": "mlp", "attention_out": "self_attn"}
-    return layer if place.kind == "residual" else getattr(layer, parts[place.kind])
+    return layer if hook_point.kind == "residual" else getattr(layer, parts[hook_point.kind])
 
 
-def _naive(lm, place, ids, change):
+def _naive(lm, hook_point, ids, change):
     """Logits of one text, a function of (position, vector) applied at a place, by a bare hook."""
 
     def hook(module, args, output):
@@ -50,7 +50,7 @@ def _naive(lm, place, ids, change):
             new[0, position] = torch.from_numpy(change(position, x[0, position].numpy()))
         return (new, *output[1:]) if isinstance(output, tuple) else new
 
-    handle = _module(lm, place).register_forward_hook(hook)
+    handle = _module(lm, hook_point).register_forward_hook(hook)
     with torch.no_grad():
         logits = lm.model(input_ids=torch.tensor([ids])).logits[0]
     handle.remove()
@@ -64,7 +64,7 @@ def _read(lm, edits):
         for row, case in enumerate(forward.cases):
             found[case] = forward.logits[row, : int(forward.mask[row].sum())].numpy()
 
-    run_with_hooks(lm, lm.rows(TEXTS), look, edits=edits)
+    run_with_hooks(lm, lm.rows(TEXTS), look, interventions=edits)
     return [found[i] for i in range(len(TEXTS))]
 
 
@@ -79,54 +79,58 @@ def _without(sae, x, chosen, share):
     return new.astype(np.float32)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("hook_point", HOOK_POINTS, ids=str)
 @pytest.mark.parametrize("r", [0.0, 0.4, 1.0])
-def test_rescaled_at_one_position_of_each_text(small_lm: str, place: HookPoint, r: float) -> None:
+def test_rescaled_at_one_position_of_each_text(
+    small_lm: str, hook_point: HookPoint, r: float
+) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
-    sae = make_sae(place)
+    sae = make_sae(hook_point)
     positions = torch.tensor([3, 0, 6])
     chosen = torch.tensor([[1, 5, 7], [2, -1, -1], [-1, -1, 39]])
     rows = lm.rows(TEXTS)
 
     def edits(cases: list[int]):
-        return {place: rescale_at(sae, positions[cases], chosen[cases], r)}
+        return {hook_point: rescale_at(sae, positions[cases], chosen[cases], r)}
 
     for i, (found, ids) in enumerate(zip(_read(lm, edits), rows, strict=True)):
         own = [int(f) for f in chosen[i] if f >= 0]
         expected = _naive(
             lm,
-            place,
+            hook_point,
             ids,
             lambda p, x, i=i, own=own: _without(sae, x, own, 1 - r) if p == positions[i] else x,
         )
         np.testing.assert_allclose(found, expected, atol=2e-4)
-        clean = _naive(lm, place, ids, lambda p, x: x)
+        clean = _naive(lm, hook_point, ids, lambda p, x: x)
         # Nothing before the token changes, and something after it does.
         np.testing.assert_allclose(found[: positions[i]], clean[: positions[i]], atol=1e-5)
         assert (np.abs(found - clean).max() > 1e-3) == (r < 1)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_rescaled_and_added_everywhere(small_lm: str, place: HookPoint) -> None:
+@pytest.mark.parametrize("hook_point", HOOK_POINTS, ids=str)
+def test_rescaled_and_added_everywhere(small_lm: str, hook_point: HookPoint) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
-    sae = make_sae(place)
+    sae = make_sae(hook_point)
     chosen = [0, 3, 11]
-    cut = _read(lm, {place: rescale_everywhere(sae, chosen, 0.25)})
-    steps = {Feature(place, 4): 1.5, Feature(place, 9): -0.5}
-    steered = _read(lm, add_features({place: sae}, steps))
+    cut = _read(lm, {hook_point: rescale_everywhere(sae, chosen, 0.25)})
+    steps = {Feature(hook_point, 4): 1.5, Feature(hook_point, 9): -0.5}
+    steered = _read(lm, add_features({hook_point: sae}, steps))
     d = sae.decoder.detach().numpy() / sae.input_scale
     for i, ids in enumerate(lm.rows(TEXTS)):
         np.testing.assert_allclose(
-            cut[i], _naive(lm, place, ids, lambda p, x: _without(sae, x, chosen, 0.75)), atol=2e-4
+            cut[i],
+            _naive(lm, hook_point, ids, lambda p, x: _without(sae, x, chosen, 0.75)),
+            atol=2e-4,
         )
         added = (1.5 * d[4] - 0.5 * d[9]).astype(np.float32)
         np.testing.assert_allclose(
-            steered[i], _naive(lm, place, ids, lambda p, x, a=added: x + a), atol=2e-4
+            steered[i], _naive(lm, hook_point, ids, lambda p, x, a=added: x + a), atol=2e-4
         )
 
 
 def test_r_of_each_row() -> None:
-    sae = make_sae(PLACES[0])
+    sae = make_sae(HOOK_POINTS[0])
     x = torch.randn(3, 2, WIDTH)
     at, chosen = torch.tensor([0, 1, 1]), torch.tensor([[1], [2], [3]])
     together = rescale_at(sae, at, chosen, torch.tensor([0.0, 0.5, 1.0]))(x)
@@ -139,7 +143,7 @@ def test_r_of_each_row() -> None:
 def test_the_lm_is_as_before_afterwards(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     before = _read(lm, None)
-    with edited(lm.model, {PLACES[0]: rescale_everywhere(make_sae(PLACES[0]), range(N))}):
+    with edited(lm.model, {HOOK_POINTS[0]: rescale_everywhere(make_sae(HOOK_POINTS[0]), range(N))}):
         assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, _read(lm, None), strict=True))
     assert all(np.array_equal(a, b) for a, b in zip(before, _read(lm, None), strict=True))
 
@@ -164,11 +168,11 @@ def test_drawn_at_random_among_the_active() -> None:
 
 
 def test_features_and_places_that_are_not_there() -> None:
-    sae = make_sae(PLACES[0])
+    sae = make_sae(HOOK_POINTS[0])
     with pytest.raises(SparseAutoencoderError, match=r"no feature 40; it has 40"):
         rescale_everywhere(sae, [3, 40])
     with pytest.raises(SparseAutoencoderError, match=r"no feature -1"):
-        add_features({PLACES[0]: sae}, {Feature(PLACES[0], -1): 1.0})
+        add_features({HOOK_POINTS[0]: sae}, {Feature(HOOK_POINTS[0], -1): 1.0})
     missing = Feature(HookPoint(7, "mlp_out"), 0)
     with pytest.raises(SparseAutoencoderError, match="no SAE for the mlp_out of layer 7; there"):
-        add_features({PLACES[0]: sae}, {missing: 1.0})
+        add_features({HOOK_POINTS[0]: sae}, {missing: 1.0})

@@ -92,23 +92,23 @@ def test_features_are_those_of_the_centred_lm(
     )  # fmt: skip
     lm = LanguageModel.from_module(model, tokenizer)
     sae = load_sae(folder, input_scale=scale, lm=lm)
-    with captured(model, [sae.place]) as own, captured(twin, [sae.place]) as theirs:
+    with captured(model, [sae.hook_point]) as own, captured(twin, [sae.hook_point]) as theirs:
         model(IDS)
         twin(IDS)
-    x = theirs[sae.place]
-    assert float((own[sae.place] - x).abs().max()) > 0.1
+    x = theirs[sae.hook_point]
+    assert float((own[sae.hook_point] - x).abs().max()) > 0.1
 
     w = _weights()
     features = ((scale * x - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]).relu()
     rebuilt = (features @ w["W_dec"] + w["b_dec"]) / scale
     for one in (sae, sae.folded()):
-        torch.testing.assert_close(one(own[sae.place]), rebuilt, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(sae.encode(own[sae.place]), features, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one(own[sae.hook_point]), rebuilt, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(sae.encode(own[sae.hook_point]), features, rtol=1e-3, atol=1e-3)
 
     # What lacks a mean, the LM does not miss.
-    with edited(model, {sae.place: sae}):
+    with edited(model, {sae.hook_point: sae}):
         ours = model(IDS).logits
-    with edited(twin, {sae.place: lambda x: rebuilt}):
+    with edited(twin, {sae.hook_point: lambda x: rebuilt}):
         torch.testing.assert_close(ours, twin(IDS).logits, rtol=1e-3, atol=1e-3)
 
 
@@ -138,7 +138,7 @@ def test_heads(tokenizer: Any, tmp_path: Path) -> None:
     plain = load_sae(_saelens(tmp_path / "plain", None, hook_name=hook), lm=lm)
     # They are read before they are written to the stream.
     same = load_sae(_saelens(tmp_path / "centred", CENTRED, hook_name=hook), lm=lm)
-    assert same.place == HookPoint(1, "attention_out")
+    assert same.hook_point == HookPoint(1, "attention_out")
     assert torch.equal(same.encoder, plain.encoder) and torch.equal(same.decoder, plain.decoder)
     changed = CENTRED | {"fold_value_biases": True}
     with pytest.raises(SparseAutoencoderError, match=r"changed \(fold_value_biases in model_from"):

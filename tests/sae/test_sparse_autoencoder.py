@@ -26,7 +26,7 @@ def _parts(activation: str, **changes: Any) -> dict[str, Any]:
         return torch.from_numpy(rng.normal(size=shape))
 
     parts = {
-        "place": HookPoint(2, "residual"),
+        "hook_point": HookPoint(2, "residual"),
         "encoder": draw(N, WIDTH),
         "decoder": draw(N, WIDTH) * draw(N, 1).exp(),
         "encoder_bias": draw(N),
@@ -134,7 +134,7 @@ def test_what_is_saved_comes_back(activation: str, tmp_path: Path) -> None:
     x = torch.from_numpy(X).float()
     for back in (load_sae(folder), SparseAutoencoder.from_pretrained(folder)):
         assert torch.equal(back(x), sae(x)) and not back.training
-        names = ("place", "activation", "k", "input_scale", "subtract_decoder_bias", "lm")
+        names = ("hook_point", "activation", "k", "input_scale", "subtract_decoder_bias", "lm")
         assert all(getattr(back, name) == getattr(sae, name) for name in names)
     (folder / "notes.txt").touch()
     with pytest.raises(OutputError, match=r"notes\.txt"):

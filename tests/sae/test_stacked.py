@@ -14,7 +14,7 @@ from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders
 
-PLACES = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
+HOOK_POINTS = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 WIDTH, N_FEATURES, K = 10, 24, 4
 
 
@@ -33,19 +33,19 @@ def _batches(n_steps: int, n: int = 40) -> Tensor:
 
 
 def _plain_training(
-    saes: StackedAutoencoders, place: int, batches: Tensor, settings: SAESettings, lr: float
+    saes: StackedAutoencoders, hook_point: int, batches: Tensor, settings: SAESettings, lr: float
 ) -> dict[str, Tensor]:
     """One SAE by autograd over dense features, written from the papers' formulas."""
     e, d, be, bd = (
-        getattr(saes, name).detach()[place].clone().requires_grad_()
+        getattr(saes, name).detach()[hook_point].clone().requires_grad_()
         for name in ("encoder", "decoder", "encoder_bias", "decoder_bias")
     )
-    s = saes.input_scale[place].clone()
+    s = saes.input_scale[hook_point].clone()
     optimizer = torch.optim.Adam([e, d, be, bd], lr=lr)
     idle = torch.zeros(N_FEATURES, dtype=torch.long)
     leasts: list[float] = []
     losses: list[float] = []
-    for batch in batches[:, place]:
+    for batch in batches[:, hook_point]:
         x = batch * s
         before = (x - bd) @ e.T + be
         if settings.activation == "topk":
@@ -98,7 +98,7 @@ def _plain_training(
 @pytest.mark.parametrize("aux_loss_coef", [0.0, 0.5])
 def test_equals_one_sae_at_a_time(activation: str, aux_loss_coef: float) -> None:
     settings = _settings(activation, aux_loss_coef=aux_loss_coef)
-    saes = StackedAutoencoders(PLACES, WIDTH, settings, seed=3).double()
+    saes = StackedAutoencoders(HOOK_POINTS, WIDTH, settings, seed=3).double()
     batches = _batches(12)
     saes.fit_input(batches[0])
     with torch.no_grad():  # some that will not be active, of themselves
@@ -128,14 +128,14 @@ def test_equals_one_sae_at_a_time(activation: str, aux_loss_coef: float) -> None
 
 @pytest.mark.parametrize("activation", ["topk", "batchtopk", "relu"])
 def test_what_is_exported_computes_what_was_trained(activation: str) -> None:
-    saes = StackedAutoencoders(PLACES, WIDTH, _settings(activation), seed=1).double()
+    saes = StackedAutoencoders(HOOK_POINTS, WIDTH, _settings(activation), seed=1).double()
     (batch,) = _batches(1)
     saes.fit_input(batch)
     losses = saes(batch)
     # Its own batch's threshold, a little below the least that was kept.
     saes.remember(losses.active, losses.least * (1 - 1e-9))
     for i, sae in enumerate(saes.export("an LM").values()):
-        assert (sae.place, sae.lm, sae.activation) == (PLACES[i], "an LM", activation)
+        assert (sae.hook_point, sae.lm, sae.activation) == (HOOK_POINTS[i], "an LM", activation)
         x = batch[i]
         error = (sae(x) - x) * sae.input_scale
         y = x * sae.input_scale
@@ -146,8 +146,8 @@ def test_what_is_exported_computes_what_was_trained(activation: str) -> None:
 
 
 def test_a_place_does_not_depend_on_the_others() -> None:
-    alone = StackedAutoencoders(PLACES[2:], WIDTH, _settings("topk"), seed=3)
-    among = StackedAutoencoders(PLACES, WIDTH, _settings("topk"), seed=3)
+    alone = StackedAutoencoders(HOOK_POINTS[2:], WIDTH, _settings("topk"), seed=3)
+    among = StackedAutoencoders(HOOK_POINTS, WIDTH, _settings("topk"), seed=3)
     torch.testing.assert_close(alone.decoder[0], among.decoder[2], rtol=0, atol=0)
     assert not torch.allclose(among.decoder[0], among.decoder[1])
 
@@ -159,7 +159,7 @@ def test_inputs_are_scaled_to_unit_distance_from_the_center() -> None:
         ("geometric_median", geometric_median(batch)),
         ("zero", torch.zeros(3, WIDTH, dtype=torch.float64)),
     ):
-        saes = StackedAutoencoders(PLACES, WIDTH, _settings("topk", center=center)).double()
+        saes = StackedAutoencoders(HOOK_POINTS, WIDTH, _settings("topk", center=center)).double()
         saes.fit_input(batch)
         scaled = batch * saes.input_scale[:, None, None]
         distance = (scaled - saes.decoder_bias[:, None]).norm(dim=-1).mean(1)
@@ -193,7 +193,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
     settings = SAESettings(
         n_features=64, activation=activation, k=k_true, l1=0.08, dead_after_steps=50, aux_k=16
     )
-    saes = StackedAutoencoders(PLACES[:2], width, settings)
+    saes = StackedAutoencoders(HOOK_POINTS[:2], width, settings)
     saes.fit_input(draw(2000))
     optimizer = torch.optim.Adam(saes.parameters(), lr=3e-3)
     for _ in range(1600 if activation == "relu" else 800):
@@ -207,7 +207,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
     cosines = (true @ saes.decoder.detach().transpose(1, 2)).amax(-1).mean(-1)
     assert cosines.min() > 0.9, cosines
     # Directions of before training are far from them.
-    start = StackedAutoencoders(PLACES[:2], width, settings).decoder.detach()
+    start = StackedAutoencoders(HOOK_POINTS[:2], width, settings).decoder.detach()
     assert (true @ start.transpose(1, 2)).amax(-1).mean() < 0.65
 
 

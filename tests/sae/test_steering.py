@@ -58,13 +58,13 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
     lm = LanguageModel.from_pretrained(small_lm)
     texts = ["name1 lives in the city of Paris", "red blue", "name2 speaks", "Rome"]
     rows = lm.rows(texts)
-    place, vector = HookPoint(0, "residual"), torch.linspace(-1, 1, 16)
+    hook_point, vector = HookPoint(0, "residual"), torch.linspace(-1, 1, 16)
 
     def hook(module, args, output):
         x = output[0] if isinstance(output, tuple) else output
         return (x + vector, *output[1:]) if isinstance(output, tuple) else x + vector
 
-    for edits in (None, {place: lambda x: x + vector}):
+    for edits in (None, {hook_point: lambda x: x + vector}):
         handle = lm.model.model.layers[0].register_forward_hook(hook if edits else lambda *_: None)
         probabilities, losses = [], []
         with torch.no_grad():

@@ -27,7 +27,7 @@ def _shift(texts, begin, variants, positions):
     return edit
 
 
-def _compare(lm: LanguageModel, layer: int, place: HookPoint) -> set[int]:
+def _compare(lm: LanguageModel, layer: int, hook_point: HookPoint) -> set[int]:
     """Hold every variant against a whole forward of its own; at which positions tails began."""
     rows = lm.rows(TEXTS)
     positions = [min(3, len(row) - 1) for row in rows]
@@ -44,17 +44,21 @@ def _compare(lm: LanguageModel, layer: int, place: HookPoint) -> set[int]:
 
     def edits(numbers, begin):
         return {
-            place: _shift([n // N_VARIANTS for n in numbers], begin,
+            hook_point: _shift([n // N_VARIANTS for n in numbers], begin,
                           [n % N_VARIANTS for n in numbers], positions)
         }  # fmt: skip
 
-    rerun_suffixes(lm, rows, positions, N_VARIANTS, layer, look, places=[last], edits=edits,
+    rerun_suffixes(lm, rows, positions, N_VARIANTS, layer, look, hook_points=[last], edits=edits,
               done=told.append)  # fmt: skip
     assert sum(told) == len(found) == len(rows) * N_VARIANTS
     for number, (begin, logits, stream) in found.items():
         text, variant = divmod(number, N_VARIANTS)
         edit = _shift([text], 0, [variant], positions)
-        with torch.no_grad(), edited(lm.model, {place: edit}), captured(lm.model, [last]) as at:
+        with (
+            torch.no_grad(),
+            edited(lm.model, {hook_point: edit}),
+            captured(lm.model, [last]) as at,
+        ):
             whole = lm.model(input_ids=torch.tensor([rows[text]])).logits[0, begin:]
         torch.testing.assert_close(logits, whole, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(stream, at[last][0, begin:], atol=2e-5, rtol=1e-4)
@@ -64,7 +68,7 @@ def _compare(lm: LanguageModel, layer: int, place: HookPoint) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("layer", "place"),
+    ("layer", "hook_point"),
     [
         (0, HookPoint(0, "attention_out")),
         (1, HookPoint(0, "residual")),
@@ -72,12 +76,12 @@ def _compare(lm: LanguageModel, layer: int, place: HookPoint) -> set[int]:
     ],
 )
 def test_ends_are_read_as_within_the_whole_text(
-    small_lm: str, layer: int, place: HookPoint
+    small_lm: str, layer: int, hook_point: HookPoint
 ) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     before = lm.fingerprint
     assert supports_suffix_rerun(lm, layer, 20)
-    assert max(_compare(lm, layer, place)) == 3, "not from the beginning"
+    assert max(_compare(lm, layer, hook_point)) == 3, "not from the beginning"
     assert not any("forward" in module.__dict__ for module in lm.model.modules())
     assert lm.fingerprint == before
 

@@ -87,7 +87,7 @@ def test_long_texts_are_cut_and_beginnings_skipped(lm: LanguageModel, file: str)
 
 
 def test_activations_are_those_of_each_text_alone(lm: LanguageModel) -> None:
-    places = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
+    hook_points = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
     rows = lm.rows(LINES[:9])
     total = sum(len(row) - 2 for row in rows)
     out = torch.full((2, total - 3, 16), torch.nan)
@@ -97,12 +97,12 @@ def test_activations_are_those_of_each_text_alone(lm: LanguageModel) -> None:
         for part in ([8, 0, 3], [1, 2, 4], [7, 6, 5]):
             ask(part)
 
-    read_activations(lm.model, places, rows, out, 2, batches)
+    read_activations(lm.model, hook_points, rows, out, 2, batches)
     expected = []
     for row in rows:
-        with captured(lm.model, places) as read:
+        with captured(lm.model, hook_points) as read:
             lm.model(torch.tensor([row]))
-        expected.append(torch.stack([read[place][0, 2:] for place in places]))
+        expected.append(torch.stack([read[hook_point][0, 2:] for hook_point in hook_points]))
     torch.testing.assert_close(out, torch.cat(expected, 1)[:, :-3], atol=1e-5, rtol=1e-5)
 
 

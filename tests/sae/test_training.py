@@ -107,8 +107,8 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
         clean = sum(losses(row) for row in rows) / n_targets
         assert results["loss_clean"] == pytest.approx(float(clean), rel=1e-5)
         for scored in results["places"]:
-            place = HookPoint(scored["layer"], scored["kind"])
-            part = parts[place.kind](model.model.layers[place.layer])
+            hook_point = HookPoint(scored["layer"], scored["kind"])
+            part = parts[hook_point.kind](model.model.layers[hook_point.layer])
             read, spliced, ablated = [], 0.0, 0.0
             for row in rows:
                 kept: list[Tensor] = []
@@ -120,16 +120,16 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
                 model(row)
                 handle.remove()
                 read.append(kept[0][0])
-                for new in (saes[place](kept[0]), None):
-                    handle = _splice(part, new, place.kind == "residual")
+                for new in (saes[hook_point](kept[0]), None):
+                    handle = _splice(part, new, hook_point.kind == "residual")
                     loss = float(losses(row))
                     handle.remove()
                     spliced, ablated = (
                         (spliced + loss, ablated) if new is not None else (spliced, ablated + loss)
                     )
             x = torch.cat(read)
-            features = saes[place].encode(x)
-            error = (x - saes[place](x)).square().sum()
+            features = saes[hook_point].encode(x)
+            error = (x - saes[hook_point](x)).square().sum()
             explained = 1 - error / (x - x.mean(0)).square().sum()
             expected = {
                 "explained_variance": float(explained),
@@ -141,7 +141,10 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
             }
             for name, value in expected.items():
                 if name != "loss_recovered" or ablated > float(clean) * n_targets:
-                    assert scored[name] == pytest.approx(value, rel=1e-3, abs=1e-4), (place, name)
+                    assert scored[name] == pytest.approx(value, rel=1e-3, abs=1e-4), (
+                        hook_point,
+                        name,
+                    )
                 else:
                     assert scored[name] is None
             assert scored["n_features"] == 48
