@@ -28,6 +28,7 @@ import lincorr_lightning.sae  # noqa: F401
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
+from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.results.console import describe_run
@@ -63,6 +64,10 @@ class LincorrCLI(LightningCLI):
         # A datamodule that samples subjects or tokenizes texts takes the LM as `lm`.
         parser.link_arguments(
             "model", "data.init_args.lm", compute_fn=_language_model, apply_on="instantiate"
+        )
+        # EditsDataModule distributes edits over steps as the study trains them.
+        parser.link_arguments(
+            "model", "data.init_args.schedule", compute_fn=_edit_schedule, apply_on="instantiate"
         )
 
     def before_instantiate_classes(self) -> None:
@@ -126,6 +131,11 @@ class LincorrCLI(LightningCLI):
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
     lm = getattr(module, "lm", None)
     return lm if isinstance(lm, LanguageModel) else None
+
+
+def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:
+    schedule = getattr(module, "edit_schedule", None)
+    return schedule if isinstance(schedule, EditSchedule) else None
 
 
 def run_lightning_cli(args: list[str]) -> LincorrCLI:

@@ -185,7 +185,7 @@ class EditsDataModule(L.LightningDataModule):
             edits = self._edits = self.trainer.strategy.broadcast(edits)
         require_items(self.trainer, len(edits), "edits", "give more edits")
         prompts = relation.source_prompts([edit.subject for edit in edits])
-        gap = " " if relation.relation.source.leading_space else ""
+        gap = " " if relation.source.knowledge.leading_space else ""
         # Refuses an answer that would end beyond the LM's last position.
         lm.rows([f"{p}{gap}{edit.answer}" for p, edit in zip(prompts, edits, strict=True)])
         shard = data_shard(self.trainer)

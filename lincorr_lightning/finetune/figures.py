@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Cause, Outcome
 from lincorr_lightning.results.heat_maps import short
 from lincorr_lightning.results.style import (
@@ -177,29 +178,29 @@ def outcomes_figure(
 # -- forecasts ---------------------------------------------------------------------------------
 
 
-def risk_figure(report: ForecastReport) -> Figure:
-    """How each forecaster's risks lie, before the edits are made.
+def risk_figure(forecasts: Forecasts) -> Figure:
+    """Draw a histogram of each forecaster's risks.
 
     Args:
-        report: The forecasts.
+        forecasts: The forecasts.
     """
-    names = list(report.forecasts)
-    title = f"Forecast of {len(report.subjects)} edits of {report.relation}"
-    told = (
-        "risk: how far the best wrong target label is foreseen ahead of the reference; "
-        "blue: will generalize, orange: hallucinate, grey: stay unchanged"
+    names = list(forecasts.predicted)
+    title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
+    subtitle = (
+        "risk: how far the best wrong target label is predicted ahead of the reference; "
+        "prediction: blue generalizes, orange hallucinates, grey stays unchanged"
     )
     n_columns = 1 if len(names) <= 4 else 2
     n_rows = max(math.ceil(len(names) / n_columns), 1)
-    figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, told)
+    figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, subtitle)
     panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
     for i, name in enumerate(names):
-        outcomes = report.foreseen(name)
-        _risk_panel(panels[i], report.forecasts[name].risks, outcomes)
+        outcomes = forecasts.outcomes(name)
+        _risk_panel(panels[i], forecasts.risks(name), outcomes)
         panels[i].set_title(legible([name], 24)[0][0], loc="left", fontsize=10, color=INK)
         if outcomes:
             share = outcomes.count(Outcome.HALLUCINATED) / len(outcomes)
-            panels[i].set_title(f"foreseen hallucinations: {share:.0%}", loc="right", fontsize=9,
+            panels[i].set_title(f"predicted hallucinations: {share:.0%}", loc="right", fontsize=9,
                                 color=ORANGE, fontweight="bold")  # fmt: skip
         if i + n_columns >= len(names):
             panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
@@ -212,7 +213,7 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
     at = np.array(risks, dtype=float)
     known = np.isfinite(at)
     if known.any():
-        # Edges that hold 0, so that no bar is on both sides of it.
+        # 0 is an edge, so that no bar lies on both sides of it.
         low, high = at[known].min(), at[known].max()
         width = ((high - low) or 1.0) / 30
         edges = width * np.arange(np.floor(low / width), np.floor(high / width) + 2)
@@ -227,33 +228,40 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
     axes.set_ylabel("edits", fontsize=8, color=INK)
 
 
-def forecast_figure(report: ForecastReport) -> Figure:
-    """How good each forecast was, beside baselines.
+def scores_figure(
+    scores: Mapping[str, Mapping[str, float | None]],
+    forecasters: Sequence[str],
+    relation: str,
+    outcomes: Sequence[str],
+) -> Figure:
+    """Draw how good each forecast was, beside baselines.
 
     Args:
-        report: The forecasts with their scores.
+        scores: ``accuracy`` and ``auroc`` by forecaster and baseline.
+        forecasters: Names of the forecasters; the others are baselines.
+        relation: Name of the relation.
+        outcomes: Outcome of each edit.
     """
-    names = [name for name in report.scores if name in report.forecasts]
-    baselines = [name for name in report.scores if name not in report.forecasts]
+    names = [name for name in scores if name in forecasters]
+    baselines = [name for name in scores if name not in forecasters]
     rows = [*names, *baselines]
-    title = f"How well {len(report.subjects)} edits of {report.relation} were foreseen"
-    outcomes = list(report.outcomes or ())
-    shares = ", ".join(
-        f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome if outcomes
-    )
-    note = legible(rows)[1]
-    told = "; ".join(
-        part for part in (shares, "grey: baselines" if baselines else "", note) if part
-    )
-    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, told)
+    counts = Counter(outcomes)
+    notes = [
+        ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if outcomes),
+        "grey: baselines" if baselines else "",
+        legible(rows)[1],
+    ]
+    title = f"Scores of the forecasts of {len(outcomes)} edits of {relation}"
+    subtitle = "; ".join(note for note in notes if note)
+    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, subtitle)
     left, right = figure.subplots(1, 2, sharey=True)
     colours = [BLUE] * len(names) + ["#B0B0B0"] * len(baselines)
-    _bars(left, [report.scores[row].get("accuracy") for row in rows], colours)
-    _bars(right, [report.scores[row].get("auroc") for row in rows], colours)
+    _bars(left, [scores[row].get("accuracy") for row in rows], colours)
+    _bars(right, [scores[row].get("auroc") for row in rows], colours)
     right.axvline(0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, zorder=3)
     left.set_yticks(range(len(rows)), legible(rows, 34)[0], fontsize=9)
     left.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    left.set_xlabel("accuracy of the foreseen answer", fontsize=9, color=INK)
+    left.set_xlabel("accuracy of the predicted answer", fontsize=9, color=INK)
     right.set_xlabel("AUROC of the risk (dashed: chance)", fontsize=9, color=INK)
     return finish(figure)
 
@@ -271,7 +279,7 @@ def _bars(axes: Axes, values: Sequence[float | None], colours: Sequence[str]) ->
     axes.tick_params(labelsize=9)
 
 
-# -- what they share ---------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------
 
 
 def _bare(axes: Axes, grid: str = "x") -> None:
@@ -282,7 +290,7 @@ def _bare(axes: Axes, grid: str = "x") -> None:
 
 
 def _halo() -> dict[str, Any]:
-    """Keeps lines out of a number."""
+    """Return a box that keeps grid lines out of a number."""
     return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 

@@ -7,15 +7,23 @@ in any run; `finetune_results` and `forecast_results` are those of the two studi
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 from lincorr_lightning.finetune import figures
 from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.edit_file import SEPARATOR
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.results.results import Column, Figure, Table
+from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.training_curves import History, training_curves
 
 _LOGITS = dict.fromkeys(("prior_reference", "prior_winner"), ".2f")
 _WEIGHTS = dict.fromkeys(("weight_reference", "weight_answer", "weight_max"), ".3f")
@@ -42,7 +50,7 @@ def cases_table(
         suffix: Appended to the table's name where a run has several.
     """
     formats = _LOGITS | _WEIGHTS | _SHARES
-    names = [field.name for field in fields(EditCase)]
+    names = [one.name for one in fields(EditCase)]
     headings = _HEADINGS | {"source_answer": "taught" if taught else "source answer"}
     columns = [Column(name, headings.get(name, ""), formats.get(name, "")) for name in names]
     what = "each edit" if taught else "training"
@@ -122,3 +130,332 @@ def outcome_charts(
         if chosen
     }
     return {relation: charts}
+
+
+# -- forecasts -------------------------------------------------------------------------------------
+
+
+def forecast_table(
+    forecasts: Forecasts,
+    answers_after: Sequence[str] | None = None,
+    outcomes: Sequence[str] | None = None,
+) -> Table:
+    """Return the table ``forecast`` with a row per edit, in the order of the edits.
+
+    Args:
+        forecasts: The forecasts.
+        answers_after: Target label that leads after each edit; None before training.
+        outcomes: Outcome of each edit; None before training.
+    """
+    cells: dict[Column, Sequence[Any]] = {
+        Column("subject"): forecasts.subjects,
+        Column("source_answer", "to be taught"): forecasts.source_answers,
+        Column("reference"): forecasts.references,
+        Column("answer_before", "before"): forecasts.answers_before,
+    }
+    for name in forecasts.predicted:
+        cells[Column(f"{name}_answer", f"{name}: answer")] = forecasts.answers(name)
+        risks = [number(risk) for risk in forecasts.risks(name)]
+        cells[Column(f"{name}_risk", "risk", ".2f")] = risks
+    if answers_after is not None and outcomes is not None:
+        cells[Column("answer_after", "after")] = answers_after
+        cells[Column("outcome")] = outcomes
+    return Table(
+        "forecast", list(cells), list(zip(*cells.values(), strict=True)),
+        f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
+        "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
+    )  # fmt: skip
+
+
+def forecast_results(
+    forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Results:
+    """Return the results of a forecast without training.
+
+    Args:
+        forecasts: The forecasts.
+        lm: See `LanguageModel.info`.
+        settings: Settings of the study and its data.
+    """
+    n = len(forecasts.subjects)
+    shares = {
+        name: {o.value: forecasts.outcomes(name).count(o) / n for o in Outcome}
+        for name in forecasts.predicted
+    }
+    table = Table.from_dicts(
+        "forecast_outcomes",
+        [{"forecaster": name, **row} for name, row in shares.items()],
+        ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
+        caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
+        note=f"The forecaster to rely on is {forecasts.default}.",
+        headline=True,
+    )
+    return Results(
+        "forecast",
+        values={
+            "relation": forecasts.relation,
+            "n_edits": n,
+            "predicted": shares,
+            "forecast_default": forecasts.default,
+        },
+        tables=[table, forecast_table(forecasts)],
+        figures=[
+            Figure(
+                "forecast",
+                f"Risks of {n} edits of {forecasts.relation}, by forecaster.",
+                partial(figures.risk_figure, forecasts),
+            )
+        ],
+        lm=lm,
+        settings=settings,
+    )
+
+
+# -- a fine-tune -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FinetuneRun:
+    """A finished fine-tune, as `finetune_results` describes it.
+
+    Attributes:
+        protocol: ``joint`` or ``independent``.
+        method: ``full`` or ``lora``.
+        learning_rate: Learning rate of the optimizer.
+        n_edits: Number of edits.
+        n_steps: Optimizer steps of all ranks.
+        seconds: Duration of the training.
+        edits: The edits; empty if the run's dataset does not list them.
+        relation: The relation that they are about; None if the run's dataset does not say.
+        history: ``(step, value)`` pairs by log key that callbacks measured.
+    """
+
+    protocol: str
+    method: str
+    learning_rate: float
+    n_edits: int
+    n_steps: int
+    seconds: float
+    edits: Sequence[Edit] = ()
+    relation: TokenizedRelation | None = None
+    history: History = field(default_factory=dict)
+
+
+def finetune_results(
+    run: FinetuneRun,
+    measured: Sequence[Results],
+    forecasts: Forecasts | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Results:
+    """Return the results of a fine-tune, with those of its callbacks.
+
+    The values of the ``generalization`` on the run's own relation, and the correlations of the
+    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
+    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
+
+    Args:
+        run: The finished run.
+        measured: Results of callbacks, see `collect_callback_results`.
+        forecasts: Forecasts made before training; None if there are none.
+        lm: See `LanguageModel.info`, before training.
+        settings: Settings of the study and its data.
+    """
+    outcomes = [one for one in measured if _is_kind(one, "generalization")]
+    gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
+    name = None if run.relation is None else run.relation.name
+    if name is None and outcomes:
+        name = outcomes[0].values["relation"]
+    own = next((one for one in outcomes if one.values.get("relation") == name), None)
+    by_relation = _by_relation(gradients)
+    values: dict[str, Any] = {
+        "relation": name,
+        "n_edits": run.n_edits,
+        "protocol": run.protocol,
+        "method": run.method,
+        **dict.fromkeys(("source_learned", *(o.value for o in Outcome), "random", "controls")),
+        **({} if own is None else own.values),
+        **{
+            key: by_relation.get(name or "", {}).get(key)
+            for key in ("gradient_correlation", "logit_correlation")
+        },
+        "gradients": by_relation,
+    }
+    others = _by_relation([one for one in outcomes if one is not own])
+    if others:
+        values["generalizations"] = others
+    tables = [_outcomes_table(outcomes, own)] if outcomes else []
+    if gradients:
+        tables.append(_gradients_table(by_relation))
+    drawings = []
+    if run.history:
+        drawings.append(_training_figure(run, name, lm))
+    if forecasts is not None:
+        after = _after_training(forecasts, own)
+        tables.append(forecast_table(forecasts, *after))
+        if after:
+            answers, found = after
+            scores = forecasts.scores(answers, found)
+            values |= {"forecast": scores, "forecast_default": forecasts.default}
+            tables.insert(-1, _scores_table(scores, forecasts))
+            caption = "Accuracy of the predicted answers and AUROC of the risks, by forecaster."
+            names = list(forecasts.predicted)
+            draw = partial(figures.scores_figure, scores, names, forecasts.relation, found)
+        else:
+            caption = "Risks of the edits, by forecaster."
+            draw = partial(figures.risk_figure, forecasts)
+        drawings.append(Figure("forecast", caption, draw))
+    if run.relation is not None and run.edits:
+        tables.append(edits_table(run.edits, run.relation))
+    values |= {"seconds": round(run.seconds, 2), "n_steps": run.n_steps}
+    # Values that stand in this study's own are not repeated under the callbacks' names.
+    merged = {id(one) for one in (*outcomes, *gradients)}
+    return Results(
+        "source_finetune",
+        values=values,
+        tables=tables,
+        figures=drawings,
+        lm=lm,
+        settings=settings,
+        included=[replace(one, values={}) if id(one) in merged else one for one in measured],
+    )
+
+
+def _is_kind(one: Results, study: str) -> bool:
+    """Whether results are of a kind of callback, the second of which is numbered."""
+    return re.fullmatch(rf"{study}(_\d+)?", one.study) is not None
+
+
+def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
+    """Return values by relation; the second result of a relation is numbered."""
+    found: dict[str, dict[str, Any]] = {}
+    counts: Counter[str] = Counter()
+    for one in measured:
+        relation = one.values["relation"]
+        counts[relation] += 1
+        key = relation if counts[relation] == 1 else f"{relation} ({counts[relation]})"
+        found[key] = {name: value for name, value in one.values.items() if name != "relation"}
+    return found
+
+
+def _after_training(
+    forecasts: Forecasts, own: Results | None
+) -> tuple[Sequence[str], Sequence[str]] | tuple[()]:
+    """Return answers and outcomes after training if they are those of the forecast edits.
+
+    A callback may measure other edits than those that are trained, or not all of them.
+    """
+    table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
+    if table is None:
+        return ()
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=False))
+    measured = list(zip(cells.get("subject", ()), cells.get("source_answer", ()), strict=True))
+    if measured != list(zip(forecasts.subjects, forecasts.source_answers, strict=True)):
+        return ()
+    return cells["answer_after"], cells["outcome"]
+
+
+def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
+    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads.
+
+    Args:
+        edits: The edits.
+        relation: The relation that they are about.
+    """
+    source, target = relation.source.texts, relation.target.texts
+    rows = [
+        (
+            edit.subject,
+            edit.answer,
+            SEPARATOR.join(target[i] for i in edit.reference),
+            source[edit.source_before],
+            target[edit.target_before],
+        )
+        for edit in edits
+    ]
+    return Table(
+        "edits",
+        ["subject", "answer", "reference", "source_before", "target_before"],
+        rows,
+        f"The edits of {relation.name}, with the LM's answers before training.",
+    )
+
+
+def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
+    first = [one for one in outcomes if one is own]
+    rows = [
+        {
+            **one.values,
+            **{
+                f"{name}_unchanged": control["unchanged"]
+                for name, control in one.values.get("controls", {}).items()
+            },
+        }
+        for one in (*first, *(one for one in outcomes if one is not own))
+    ]
+    controls = dict.fromkeys(key for row in rows for key in row if key.endswith("_unchanged"))
+    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
+    columns = ["relation", Column("n_edits", "edits"), *(Column(s, format=".1%") for s in shares)]
+    return Table.from_dicts(
+        "outcomes", rows, columns, headline=True,
+        caption="Share of edits by outcome (paper, table 5).",
+        note="random: a random target label is right; color_unchanged: an unrelated answer stays.",
+    )  # fmt: skip
+
+
+def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
+    keys = {
+        "gradient_correlation": "gradient r",
+        "permuted_gradient_correlation": "permuted",
+        "gradient_correlation_auto": "ridge auto",
+        "logit_correlation": "logit r",
+    }
+    return Table.from_dicts(
+        "gradient_correlations",
+        [{"relation": name, **row} for name, row in by_relation.items()],
+        ["relation", *(Column(key, heading, ".2f") for key, heading in keys.items())],
+        caption="Label-wise r between the predicted and the measured change of the target logits "
+        "(paper, table 4).",
+        note="permuted: with the rows of W permuted.",
+        headline=True,
+    )
+
+
+def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts) -> Table:
+    return Table.from_dicts(
+        "forecast_scores",
+        [{"forecaster": name, **row} for name, row in scores.items()],
+        [
+            "forecaster",
+            Column("auroc", "AUROC of the risk", ".2f"),
+            Column("accuracy", "accuracy of the answer", ".1%"),
+        ],
+        caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
+        note=f"The forecaster to rely on is {forecasts.default}; answer_before and most_frequent "
+        "use no forecast.",
+        headline=True,
+    )
+
+
+def _training_figure(run: FinetuneRun, relation: str | None, lm: Mapping[str, Any]) -> Figure:
+    history: dict[str, list[tuple[int, float]]] = {}
+    for key, points in run.history.items():
+        history.setdefault(_panel(key, relation or "the source"), []).extend(points)
+    name = short_name(str(lm["name_or_path"]))
+    title = f"{relation}: training of {name}" if relation else f"Training of {name}"
+    subtitle = f"{run.protocol}, {run.method}, learning rate {run.learning_rate:g}"
+    return Figure(
+        "training",
+        "Outcomes, probabilities and correlations in the course of training.",
+        partial(training_curves, history, title, subtitle),
+    )
+
+
+def _panel(key: str, relation: str) -> str:
+    """Return a key whose first part names its panel: one per relation's correlations."""
+    group, _, name = key.removeprefix("edit_step/").rpartition("/")
+    if group in ("probability", "control_unchanged"):
+        return f"{group.replace('_', ' ')}/{name}"
+    if "correlation" in group:
+        return f"{name}/{group.replace('_', ' ')}"
+    return f"target of {relation}/{name}" if key.startswith("edit_step/") else key

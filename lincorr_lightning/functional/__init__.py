@@ -1,5 +1,6 @@
-"""The maths: plain tensors in, plain tensors out. Imports torch alone."""
+"""The maths: plain tensors in, plain tensors out. Imports torch and scipy alone."""
 
+from lincorr_lightning.functional.auroc import auroc, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
     instancewise_pearson,
@@ -9,7 +10,6 @@ from lincorr_lightning.functional.correlation import (
     summarize,
 )
 from lincorr_lightning.functional.forecast import (
-    auroc,
     forecast_from_direction,
     forecast_from_map,
     risk,
@@ -38,6 +38,8 @@ __all__ = [
     "Outcome",
     "attribute_causes",
     "auroc",
+    "class_auroc",
+    "counted_auroc",
     "forecast_from_direction",
     "forecast_from_map",
     "hit_rates",

@@ -69,5 +69,7 @@ def attribute_causes(
     best_wrong = columns.masked_fill(reference_mask, -torch.inf).amax(1)
     return [
         Cause.NOT_LEARNED if not known else Cause.IMPRECISE if imprecise else Cause.LOW_PRIOR
-        for known, imprecise in zip(learned.tolist(), (best_wrong > best_right).tolist(), strict=True)
+        for known, imprecise in zip(
+            learned.tolist(), (best_wrong > best_right).tolist(), strict=True
+        )
     ]

@@ -212,7 +212,7 @@ class Results:
             "lm": None if self.lm is None else dict(self.lm),
             "versions": versions(),
             **self.values,
-            **{one.study: dict(one.values) for one in self.included},
+            **{one.study: dict(one.values) for one in self.included if one.values},
             "settings": dict(self.settings),
             "tables": [t.to_json() for one in (self, *self.included) for t in one.tables],
             "figures": [f.to_json() for one in (self, *self.included) for f in one.figures],

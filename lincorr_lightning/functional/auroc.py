@@ -1,0 +1,73 @@
+"""Area under the ROC curve: how well scores separate positive from negative cases."""
+
+from __future__ import annotations
+
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+
+def auroc(scores: Tensor, positive: Tensor) -> float:
+    """Return the probability that a positive case has a higher score than a negative one.
+
+    It is the Mann-Whitney U statistic divided by the number of pairs; ties count half.
+
+    Args:
+        scores: Score of each case, ``(n,)``.
+        positive: Which cases are positive, ``(n,)`` bool.
+
+    Returns:
+        From 0 to 1; NaN if all cases are of one kind.
+
+    Example:
+        >>> auroc(torch.tensor([0.1, 0.4, 0.8]), torch.tensor([False, True, True]))
+        1.0
+    """
+    return class_auroc(scores[:, None], positive[:, None]).item()
+
+
+def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
+    """Return the AUROC of several scores for several classes, each class against all other cases.
+
+    Args:
+        scores: Scores of each case, ``(n, n_scores)``.
+        members: Which cases belong to each class, ``(n, n_classes)`` bool.
+
+    Returns:
+        ``(n_classes, n_scores)`` float64; ties count half, and a class that contains no case or
+        every case has NaN.
+
+    Example:
+        >>> members = torch.tensor([[True], [False], [False]])
+        >>> class_auroc(torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 5.0]]), members).tolist()
+        [[1.0, 0.25]]
+    """
+    ranks = torch.from_numpy(rankdata(scores.cpu().double().numpy(), axis=0)).to(scores.device)
+    n_in = members.sum(0).double()[:, None]
+    n_pairs = n_in * (len(members) - n_in)
+    u = members.double().T @ ranks - n_in * (n_in + 1) / 2
+    return torch.where(n_pairs > 0, u / n_pairs, torch.nan)
+
+
+def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:
+    """Return the AUROC of values that many cases share, from counts instead of cases.
+
+    Args:
+        values: Scores, ``(n_values,)``, in any order; NaN is left out.
+        positive: Number of positive cases with each value, ``(n_values,)``.
+        negative: Number of negative cases with each value, ``(n_values,)``.
+
+    Returns:
+        From 0 to 1; ties count half. NaN if there are no positive or no negative cases.
+
+    Example:
+        >>> counted_auroc(torch.tensor([0.1, 0.9]), torch.tensor([1, 3]), torch.tensor([4, 0]))
+        0.875
+    """
+    known = ~values.isnan()
+    levels, level_of = torch.unique(values[known].double(), return_inverse=True)
+    up = torch.zeros_like(levels).index_add_(0, level_of, positive[known].to(levels))
+    down = torch.zeros_like(levels).index_add_(0, level_of, negative[known].to(levels))
+    pairs = float(up.sum() * down.sum())
+    below = down.cumsum(0) - down / 2
+    return float((up * below).sum()) / pairs if pairs else float("nan")
