@@ -181,7 +181,8 @@ class GradientCorrelation(RelationCallback):
             numbers = {name: _mean([entry[name] for entry in self._steps]) for name in names}
             numbers.pop("step", None)
             numbers["n_updates"] = len(self._steps)
-        values = {name: number(value) for name, value in sorted(numbers.items())}
+        numbers_by_name = {name: number(value) for name, value in sorted(numbers.items())}
+        values = {"relation": self.tokenized.name, **numbers_by_name}
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
         return Results(self.study, values, tables=[self.history_table(caption)])
 

@@ -195,7 +195,7 @@ def forecast_results(
         values={
             "relation": forecasts.relation,
             "n_edits": n,
-            "predicted": shares,
+            "foreseen": shares,
             "forecast_default": forecasts.default,
         },
         tables=[table, forecast_table(forecasts)],
