@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.plugins import DoublePrecision
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.errors import ConfigError
@@ -103,13 +105,13 @@ def test_an_impossible_schedule_is_refused(bad):
         EditSchedule(*bad)
 
 
-def test_a_batch_moves_to_a_device_and_keeps_its_edits():
+def test_lightning_moves_and_converts_a_batch_and_keeps_its_edits():
     batch = edit_batch([edit("x", [3])], [7], [[1, 2]], step=1, n_steps=4)
-    moved = batch.to("meta", non_blocking=True)
+    moved = move_data_to_device(batch, torch.device("meta"))
     assert {moved.input_ids.device.type, moved.labels.device.type} == {"meta"}
-    assert moved.attention_mask.device.type == "meta"
     assert (moved.edits, moved.ids, moved.step, moved.n_steps) == (batch.edits, [7], 1, 4)
     assert batch.input_ids.device.type == "cpu"
+    assert DoublePrecision().convert_input(batch).edits == batch.edits
 
 
 def test_a_plain_loader_over_the_dataset_yields_its_batches():
