@@ -66,7 +66,7 @@ class GradientCorrelation(RelationCallback):
         seed: Seed of sampled subjects and of the permutation.
 
     Attributes:
-        results: ``gradient_correlation`` (independent edits: at the first step; else the mean over
+        results: ``relation``; ``gradient_correlation`` (independent edits: at the first step; else the mean over
             steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
             ``permuted_gradient_correlation``, ``logit_correlation`` (independent edits: of the LM
             before training) and ``n_updates``; None if nothing varies.
@@ -181,7 +181,10 @@ class GradientCorrelation(RelationCallback):
             numbers = {name: _mean([entry[name] for entry in self._steps]) for name in names}
             numbers.pop("step", None)
             numbers["n_updates"] = len(self._steps)
-        values = {name: number(value) for name, value in sorted(numbers.items())}
+        values = {
+            "relation": self.tokenized.name,
+            **{name: number(value) for name, value in sorted(numbers.items())},
+        }
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
         return Results(self.study, values, tables=[self.history_table(caption)])
 

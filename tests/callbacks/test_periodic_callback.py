@@ -1,6 +1,7 @@
 """Callbacks leave no trace on training, evaluate each prompt once, and continue resumed runs."""
 
 import copy
+import json
 import random
 
 import numpy as np
@@ -10,12 +11,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.callbacks import (
+    FeatureMovement,
+    Formation,
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    TokenGeometryMonitor,
+)
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.run_folder import run_folder
 
 
 def three_callbacks(naive, **options):
@@ -246,6 +255,56 @@ def test_somebody_elses_edits_are_not_taken_for_ours(naive, small_lm, own_map, m
     three = [GradientCorrelation(), Generalization(), Resilience(own_map.folder)]
     make_trainer(*three).fit(naive.module(small_lm), datamodule=Data())
     assert three[1].results["relation"] == "city->country"
+
+
+# -- several of a kind -----------------------------------------------------------------------------
+
+PAIRS = [
+    (Generalization, {"edits": [{"subject": "name1", "answer": "Paris"}]}),
+    (Generalization, {"controls": []}),
+    (Generalization, {"n_watch": 3}),
+    (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
+    (Resilience, {"subjects": ["name1", "name2", "name3"]}),
+    (FeatureMovement, {"saes": "others"}),
+    (FeatureMovement, {"least": 0.2}),
+    (Formation, {"control": None}),
+    (TokenGeometryMonitor, {"ks": [3]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "option"), PAIRS)
+def test_callbacks_with_other_arguments_keep_states_of_their_own(make_trainer, kind, option):
+    """Lightning refuses callbacks that share the key of their states."""
+    required = {"saes": "some"} if kind is FeatureMovement else {}
+    make_trainer(kind(**required), kind(**required | option))
+    with pytest.raises(RuntimeError, match="state"):
+        make_trainer(kind(**required), kind(**required))
+
+
+def test_two_of_a_kind_write_and_resume_beside_each_other(
+    naive, small_lm, own_map, tmp_path, make_trainer
+):
+    file = tmp_path / "edits.jsonl"
+    file.write_text(json.dumps({"subject": "name9", "answer": "Rome"}))
+
+    def run(ckpt_path=None):
+        two = [
+            Generalization("city->country", given, linear_map=own_map.folder)
+            for given in (naive.edits, str(file))
+        ]
+        keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        trainer = make_trainer(*two, keep, max_epochs=2, enable_checkpointing=True)
+        trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
+        return two, trainer
+
+    unbroken, trainer = run()
+    assert [each.results["n_edits"] for each in unbroken] == [7, 1]
+    folder = run_folder(trainer) / "tables"
+    assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country (2).csv"}
+    resumed, _ = run(tmp_path / "epoch=0.ckpt")
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        assert_same(ours.history, theirs.history)
+        assert ours.cases == theirs.cases
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
     assert steps == tuple(range(5))
     assert values == pytest.approx(r, abs=1e-4)
     found = {"before": r[0], "after": r[-1], "worst": min(r)}
+    assert watch.results.pop("relation") == "city->country"
     assert watch.results == pytest.approx(found, abs=1e-4)
 
 
