@@ -199,7 +199,7 @@ def test_a_bad_edit_in_a_callback_is_named(theirs, small_lm, own_map, tmp_path, 
         "data": {"class_path": "their_study.Talk"},
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not one label of 'city'"):
+    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not a label of 'city'"):
         main(["fit", "--config", "study.yaml"])
 
 

@@ -1,4 +1,4 @@
-"""Ties on the way, against scikit-learn and a count by hand."""
+"""Correlations during training, against scikit-learn and a count by hand."""
 
 import csv
 import json
@@ -17,14 +17,14 @@ from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
 from lincorr_lightning.pretraining.world import WorldConfig
 
 
-def naive_tie(x, y):
+def naive_correlation(x, y):
     model = LinearRegression().fit(x[::2], y[::2])
     predicted = model.predict(x[1::2])
     r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, y[1::2].T, strict=True)]
     return np.mean(r), model.coef_
 
 
-def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
+def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = Formation(["city->country"], n_subjects=120, every_n_steps=2, control=None)
@@ -36,7 +36,7 @@ def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_train
             naive.logits(states[point.step], module.tokenizer, name, inputs)
             for name in ("city", "country")
         )
-        r, weight = naive_tie(x, y)
+        r, weight = naive_correlation(x, y)
         assert point.label_mean == pytest.approx(r, abs=1e-4)
         assert point.control_label_mean is None
         relation = watch._relations["city->country"]
@@ -46,7 +46,7 @@ def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_train
             if relation.right[:, column].any()
         ]
         assert point.influenced == pytest.approx(np.mean(hits))
-    assert watch.recall == []  # nobody says what is true
+    assert watch.recall == []  # the dataset knows no facts
 
 
 def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer):
@@ -115,8 +115,9 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert len(found["correlations"]) == len(watch.correlations) == 2 * len({p.step for p in watch.correlations})
     with (run / "tables" / "formation.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["label_mean"]) for row in rows] == [p.label_mean for p in watch.correlations]
-    assert rows[0]["step"] == "0" and int(rows[-1]["step"]) == trainer.global_step
+    by_step = sorted(watch.correlations, key=lambda point: -point.step)
+    assert [float(row["label_mean"]) for row in rows] == [point.label_mean for point in by_step]
+    assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
 

@@ -300,7 +300,7 @@ def test_two_of_a_kind_write_and_resume_beside_each_other(
     unbroken, trainer = run()
     assert [each.results["n_edits"] for each in unbroken] == [7, 1]
     folder = run_folder(trainer) / "tables"
-    assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country (2).csv"}
+    assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country__2_.csv"}
     resumed, _ = run(tmp_path / "epoch=0.ckpt")
     for ours, theirs in zip(resumed, unbroken, strict=True):
         assert_same(ours.history, theirs.history)
