@@ -188,7 +188,7 @@ def _step_until_leading(
     n_source: int,
     lead: float,
 ) -> Tensor:
-    """Return the target logits after the shortest step at which the answer leads, ``(n_target,)``."""
+    """Return the target logits after the shortest step with the answer ahead, ``(n_target,)``."""
     unit = _unit(base, direction)
     after: dict[int, Tensor] = {}
 

@@ -400,12 +400,17 @@ class SourceFinetune(L.LightningModule):
             },
         )
         data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
+        # LightningCLI adds keys of its own, which begin with an underscore.
+        settings, data = (
+            {key: value for key, value in hparams.items() if not key.startswith("_")}
+            for hparams in (self.hparams, data)
+        )
         results = finetune_results(
             run,
             collect_callback_results(self.trainer),
             self.forecasts,
             self._lm_info,
-            {**self.hparams, "data": dict(data)},
+            {**settings, "data": data},
         )
         write_results(self.trainer, results)
 

@@ -177,11 +177,7 @@ def forecast_results(
         lm: See `LanguageModel.info`.
         settings: Settings of the study and its data.
     """
-    n = len(forecasts.subjects)
-    shares = {
-        name: {o.value: forecasts.outcomes(name).count(o) / n for o in Outcome}
-        for name in forecasts.predicted
-    }
+    n, shares = len(forecasts.subjects), _foreseen(forecasts)
     table = Table.from_dicts(
         "forecast_outcomes",
         [{"forecaster": name, **row} for name, row in shares.items()],
@@ -195,7 +191,7 @@ def forecast_results(
         values={
             "relation": forecasts.relation,
             "n_edits": n,
-            "predicted": shares,
+            "foreseen": shares,
             "forecast_default": forecasts.default,
         },
         tables=[table, forecast_table(forecasts)],
@@ -209,6 +205,15 @@ def forecast_results(
         lm=lm,
         settings=settings,
     )
+
+
+def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
+    """Return the share of each predicted outcome by forecaster."""
+    found = {}
+    for name in forecasts.predicted:
+        outcomes = forecasts.outcomes(name)
+        found[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
+    return found
 
 
 # -- a fine-tune -----------------------------------------------------------------------------------
@@ -280,6 +285,8 @@ def finetune_results(
             for key in ("gradient_correlation", "logit_correlation")
         },
         "gradients": by_relation,
+        "forecast": None,
+        "forecast_default": None if forecasts is None else forecasts.default,
     }
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
@@ -296,12 +303,13 @@ def finetune_results(
         if after:
             answers, found = after
             scores = forecasts.scores(answers, found)
-            values |= {"forecast": scores, "forecast_default": forecasts.default}
+            values["forecast"] = scores
             tables.insert(-1, _scores_table(scores, forecasts))
             caption = "Accuracy of the predicted answers and AUROC of the risks, by forecaster."
             names = list(forecasts.predicted)
             draw = partial(figures.scores_figure, scores, names, forecasts.relation, found)
         else:
+            values["foreseen"] = _foreseen(forecasts)
             caption = "Risks of the edits, by forecaster."
             draw = partial(figures.risk_figure, forecasts)
         drawings.append(Figure("forecast", caption, draw))
@@ -411,7 +419,7 @@ def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
         "logit_correlation": "logit r",
     }
     return Table.from_dicts(
-        "gradient_correlations",
+        "correlations",
         [{"relation": name, **row} for name, row in by_relation.items()],
         ["relation", *(Column(key, heading, ".2f") for key, heading in keys.items())],
         caption="Label-wise r between the predicted and the measured change of the target logits "

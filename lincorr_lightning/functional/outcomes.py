@@ -67,6 +67,7 @@ def attribute_causes(
     columns = weight.T[taught]
     best_right = columns.masked_fill(~reference_mask, -torch.inf).amax(1)
     best_wrong = columns.masked_fill(reference_mask, -torch.inf).amax(1)
+    imprecise = (best_wrong > best_right).tolist()
     return [
         Cause.NOT_LEARNED if not known else Cause.IMPRECISE if imprecise else Cause.LOW_PRIOR
         for known, imprecise in zip(
