@@ -231,7 +231,9 @@ class Formation(RelationCallback):
                 f"formation_influencing/{pair}": hits[1],
             }
         for name, (stated, unstated) in self._facts.items():
-            point = RecallPoint(step, name, self._recall(name, stated), self._recall(name, unstated))
+            point = RecallPoint(
+                step, name, self._recall(name, stated), self._recall(name, unstated)
+            )
             self.recall.append(point)
             scalars |= {
                 f"formation_recall/{name}": point.stated,
@@ -285,7 +287,9 @@ class Formation(RelationCallback):
             if rows
         ]  # fmt: skip
         title = "How correlations form"
-        draw = partial(training_curves, self._curves(), title, "r on held-out subjects at each step")
+        draw = partial(
+            training_curves, self._curves(), title, "r on held-out subjects at each step"
+        )
         figure = Figure(self.name, f"{title} during training", draw)
         values = {"correlations": correlations, "recall": recall}
         return Results(self.study, values, tables=tables, figures=[figure])

@@ -66,8 +66,8 @@ class GradientCorrelation(RelationCallback):
         seed: Seed of sampled subjects and of the permutation.
 
     Attributes:
-        results: ``relation``; ``gradient_correlation`` (independent edits: at the first step; else the mean over
-            steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
+        results: ``relation``, ``gradient_correlation`` (independent edits: at the first step; else
+            the mean over steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
             ``permuted_gradient_correlation``, ``logit_correlation`` (independent edits: of the LM
             before training) and ``n_updates``; None if nothing varies.
     """
@@ -147,7 +147,9 @@ class GradientCorrelation(RelationCallback):
         if edit_batch is None:
             numbers = self._correlate(update)
             self._steps.append({"step": step, **numbers})
-            self.log_scalars(trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step)
+            self.log_scalars(
+                trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step
+            )
         else:
             for row, edit in enumerate(edit_batch.ids):
                 self._by_edit.setdefault(edit, {})[edit_batch.step] = update.rows([row])
@@ -224,7 +226,9 @@ class GradientCorrelation(RelationCallback):
             **super().state_dict(),
             "steps": list(self._steps),
             "by_edit": {
-                edit: {step: [logits.state() for logits in update] for step, update in steps.items()}
+                edit: {
+                    step: [logits.state() for logits in update] for step, update in steps.items()
+                }
                 for edit, steps in self._by_edit.items()
             },
             "base": self._base and self._base.state(),

@@ -34,8 +34,8 @@ class Resilience(RelationCallback):
         seed: Seed of sampled subjects.
 
     Attributes:
-        results: ``relation``; r ``before`` and ``after`` training, and ``worst`` in between; None if no label
-            varies.
+        results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
+            None if no label varies.
     """
 
     study = "resilience"

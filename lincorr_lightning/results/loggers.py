@@ -47,8 +47,8 @@ def log_scalars(trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> 
 def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
     """Show a study's results in every logger of a run.
 
-    Scalars go to all loggers. Tables and figures go to TensorBoard, and to any logger with Weights &
-    Biases' ``log_table`` and ``log_image`` or with MLflow's artifacts.
+    Scalars go to all loggers. Tables and figures go to TensorBoard, to any logger with Weights &
+    Biases' ``log_table`` and ``log_image``, and to MLflow.
 
     Args:
         trainer: The run's Trainer.
@@ -110,7 +110,7 @@ def _add_charts(writer: SummaryWriter, charts: Charts) -> None:
 
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:
-    """Use ``log_table`` and ``log_image`` as `WandbLogger` defines them, where a logger has them."""
+    """Use ``log_table`` and ``log_image`` of `WandbLogger`, if a logger has them."""
     if callable(getattr(logger, "log_table", None)):
         for table in results.tables:
             rows = [list(row) for row in table.rows[:MAX_TABLE_ROWS]]

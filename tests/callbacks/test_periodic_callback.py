@@ -142,7 +142,9 @@ def test_three_callbacks_cost_one_forward(
     assert {step: seen[step] for step in range(1, 8)} == dict.fromkeys(range(1, 8), 1)
 
 
-def test_nothing_is_evaluated_between_the_steps_that_are_due(naive, small_lm, own_map, make_trainer):
+def test_nothing_is_evaluated_between_the_steps_that_are_due(
+    naive, small_lm, own_map, make_trainer
+):
     module = naive.module(small_lm)
     seen = counting(module, module.backbone.model)
     options = {"linear_map": own_map.folder, "every_n_steps": 4}
@@ -203,7 +205,7 @@ def test_independent_edits_of_another_dataset_are_refused(
     module = naive.on_edits(small_lm)
     schedule = EditSchedule("independent", 2, 2)
     data = naive.data(module, n_edits=4, schedule=schedule)
-    batches = list(data.train_dataloader().dataset[i] for i in range(2))
+    batches = [data.train_dataloader().dataset[i] for i in range(2)]
     with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
         make_trainer(kind(linear_map=own_map.folder)).fit(
             module, DataLoader(batches, batch_size=None)
