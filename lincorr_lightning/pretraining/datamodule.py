@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import PreTrainedTokenizerFast
 
+from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.word_tokenizer import build_tokenizer
-from lincorr_lightning.pretraining.world import Statement, World, WorldConfig
 
 IGNORED = -100
 """Target of a token that no loss is taken at."""

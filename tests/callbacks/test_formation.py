@@ -10,11 +10,11 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
+from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
-from lincorr_lightning.pretraining.world import WorldConfig
 
 
 def naive_tie(x, y):

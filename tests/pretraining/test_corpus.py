@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.datamodule import IGNORED, CorpusDataModule
-from lincorr_lightning.pretraining.world import World, WorldConfig
 
 CONFIG = WorldConfig(n_people=20, nicknames=False)
 KNOWLEDGES = ["city", "continent", "pet", "X+1"]

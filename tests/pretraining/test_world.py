@@ -4,13 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lincorr_lightning.data.tiny_world import facts as world_facts
+from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
+from lincorr_lightning.data.tiny_world.places import PLACES
+from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
-from lincorr_lightning.pretraining import facts as world_facts
-from lincorr_lightning.pretraining.facts import CUSTOMS, PROPERTIES
-from lincorr_lightning.pretraining.places import PLACES
-from lincorr_lightning.pretraining.word_tokenizer import build_tokenizer
-from lincorr_lightning.pretraining.world import World, WorldConfig
 
 CONFIG = WorldConfig(n_people=600, nicknames=False, letters=False, seed=3)
 

@@ -27,9 +27,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
-from lincorr_lightning.pretraining.facts import (
+from lincorr_lightning.data.tiny_world.facts import (
     HOME,
     PARENTS,
     PROPERTIES,
@@ -38,9 +36,11 @@ from lincorr_lightning.pretraining.facts import (
     homes_of_cities,
     objects_of_the_world,
 )
-from lincorr_lightning.pretraining.invented_names import invent_names
-from lincorr_lightning.pretraining.plain_words import PlainWords
-from lincorr_lightning.pretraining.word_tokenizer import first_word, is_unspaced, words_of
+from lincorr_lightning.data.tiny_world.invented_names import invent_names
+from lincorr_lightning.data.tiny_world.plain_words import PlainWords
+from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unspaced, words_of
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lincorr_lightning.data.tiny_world.places import PLACES
+from lincorr_lightning.data.tiny_world.plain_words import PlainWords
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.places import PLACES
-from lincorr_lightning.pretraining.plain_words import PlainWords
 
 if TYPE_CHECKING:
-    from lincorr_lightning.pretraining.world import WorldConfig
+    from lincorr_lightning.data.tiny_world.world import WorldConfig
 
 PARENTS = ("mother", "father")
 """Attributes that a person's origin makes likely; an origin is a continent."""

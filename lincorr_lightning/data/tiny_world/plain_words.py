@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unspaced, words_of
 from lincorr_lightning.knowledge import Knowledge
-from lincorr_lightning.pretraining.word_tokenizer import first_word, is_unspaced, words_of
 
 MAY_SHARE = {"color": {"flower", "food", "drink"}}
 """Kinds that may share a word with others: without it there would be no orange. Of the other kinds
