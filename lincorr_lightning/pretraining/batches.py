@@ -32,7 +32,7 @@ class PackedBatch:
         position_ids: Position of each token within its statement.
         targets: The token that follows, or `IGNORED`.
         knowledge: Index of the kind of knowledge whose answer follows, or `IGNORED`.
-        partners: Token of a second subject where a subject is mixed with one; else the token itself.
+        partners: Token of the second subject where a subject is mixed, else the token itself.
         shares: Share of the second subject in the mixture; 0 elsewhere.
         second_targets: Answer of the second subject where a mixture is asked for its answer, else
             `IGNORED`.

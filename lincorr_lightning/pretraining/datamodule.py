@@ -1,4 +1,4 @@
-"""The DataModule of pre-training: every stated fact once an epoch, and prompts that measure recall."""
+"""The DataModule of pre-training: statements to learn, and prompts that measure recall."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Pretraining(L.LightningModule):
     of the whole vocabulary. At the end, ``model/`` in the run's folder holds the LM for Hugging
     Face, with its tokenizer and its world: pass it as ``--model.lm.name_or_path``.
 
-    Vocabulary and answers are those of the `Corpus` that the DataLoader's dataset (`PackedStatements`
-    or `RecallPrompts`) has as its attribute ``corpus``.
+    Vocabulary and answers are those of the `Corpus` that the DataLoader's dataset has as its
+    attribute ``corpus`` (`PackedStatements`, `RecallPrompts`).
 
     Args:
         size: Size of the LM.

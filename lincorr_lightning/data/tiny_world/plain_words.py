@@ -10,8 +10,8 @@ from lincorr_lightning.knowledge import Knowledge
 MAY_SHARE = {"color": {"flower", "food", "drink"}}
 """Kinds of knowledge that may share a word with others: without it there would be no orange.
 
-Of the other kinds only answers that answer nothing else are taken, so that no correlation arises from
-a token that two domains share."""
+Of the other kinds only answers that answer nothing else are taken, so that no correlation arises
+from a token that two domains share."""
 
 
 class PlainWords:

@@ -9,8 +9,8 @@
     number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
 
-Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one of
-its cities, the favourite colour of red is red. Words that belong together therefore get similar
+Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one
+of its cities, the favourite colour of red is red. Words that belong together therefore get similar
 embeddings, as in an LM that has read about the real world.
 
 The world is the ground truth of the embedded LM: which kinds of knowledge are related is known.
@@ -324,7 +324,7 @@ class World:
 def _namesakes(
     meant: Mapping[str, Collection[str]], home: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Return the cities in which a person lives whose name is that of a place or of its attributes."""
+    """Return where a person lives whose name is that of a city or of an attribute of cities."""
     for attribute in ("city", *HOME):
         own = meant.get(attribute, ())
         found = [city for city in home if {"city": city, **home[city]}[attribute] in own]
