@@ -4,13 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lincorr_lightning.data.tiny_world import facts as world_facts
+from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
+from lincorr_lightning.data.tiny_world.places import PLACES
+from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
-from lincorr_lightning.pretraining import facts as world_facts
-from lincorr_lightning.pretraining.facts import CUSTOMS, PROPERTIES
-from lincorr_lightning.pretraining.places import PLACES
-from lincorr_lightning.pretraining.word_tokenizer import build_tokenizer
-from lincorr_lightning.pretraining.world import World, WorldConfig
 
 CONFIG = WorldConfig(n_people=600, nicknames=False, letters=False, seed=3)
 
@@ -173,8 +173,8 @@ def test_every_attribute_has_ten_labels_where_it_can(catalogue, world):
 
 
 def test_drawn_answers_are_the_only_labels(catalogue, world):
-    knowledges = catalogue.select(["attribute"])
-    tokenizer = build_tokenizer(s.text for s in world.statements(knowledges))
+    knowledge = catalogue.select(["attribute"])
+    tokenizer = build_tokenizer(s.text for s in world.statements(knowledge))
     for name in ("company", "ceo", "job", "pet", "sport", "food", "gender", "vacation", "flower"):
         domain = build_domain(catalogue[name], tokenizer)
         labels = {answer.identity for label in domain.labels for answer in label.answers}
@@ -232,16 +232,16 @@ def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
 
 
 LANGUAGES = ("es", "zh")
-SPOKEN = ("birthplace", "city", "country", "continent", "language", "company", "job", "gender")
+STATED = ("birthplace", "city", "country", "continent", "language", "company", "job", "gender")
 
 
-def test_a_world_speaks_several_languages(catalogue):
-    spoken = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in SPOKEN)]
-    world = World.generate(replace(CONFIG, nicknames=True), catalogue, spoken)
-    knowledges = catalogue.select(spoken)
-    tokenizer = build_tokenizer(*world.words(knowledges))
+def test_a_world_has_several_languages(catalogue):
+    stated = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in STATED)]
+    world = World.generate(replace(CONFIG, nicknames=True), catalogue, stated)
+    knowledge = catalogue.select(stated)
+    tokenizer = build_tokenizer(*world.words(knowledge))
     assert {"París", "巴黎", "住"} <= set(world.people)
-    for statement in world.statements(knowledges):
+    for statement in world.statements(knowledge):
         tokens = tokenizer.tokenize(f"{statement.text}.")
         # The subject is one token, and so is the answer that the text ends on.
         assert tokens[0] == statement.subject or not statement.prompt.startswith(statement.subject)
@@ -320,8 +320,8 @@ def test_every_other_word_is_a_name_as_well(catalogue):
 
 
 def test_whose_name_is_an_answer_has_it(catalogue):
-    spoken = ["attribute", "country_es", "country_zh"]
-    world = World.generate(WorldConfig(n_people=50, seed=1), catalogue, spoken)
+    stated = ["attribute", "country_es", "country_zh"]
+    world = World.generate(WorldConfig(n_people=50, seed=1), catalogue, stated)
     assert world.people["Paris"]["city"] == "Paris"
     for name in ("France", "Francia", "法国", "French"):
         assert world.people[name]["country"] == "France"

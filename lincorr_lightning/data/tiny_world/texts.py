@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lincorr_lightning.data.tiny_world.word_tokenizer import words_of
+from lincorr_lightning.data.tiny_world.world import Statement, World
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.word_tokenizer import words_of
-from lincorr_lightning.pretraining.world import Statement, World
 
 # People that a text goes around among; a corpus each.
 CIRCLES = (1, 2, 3, 4, 6, 8, 12, 16)

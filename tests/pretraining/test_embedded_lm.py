@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.data.tiny_world.word_tokenizer import first_word
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm.vocabulary import usable_strings
-from lincorr_lightning.pretraining.word_tokenizer import first_word
-from lincorr_lightning.pretraining.world import World
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
 
