@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -50,7 +50,7 @@ class EditSchedule:
         require("steps_per_edit", self.steps_per_edit, at_least=1)
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class EditBatch:
     """The edits of one optimizer step.
 
@@ -84,16 +84,6 @@ class EditBatch:
     def last(self) -> bool:
         """Whether these edits end here."""
         return self.n_steps > 0 and self.step == self.n_steps - 1
-
-    def to(self, device: torch.device | str, **options: Any) -> EditBatch:
-        """Return the batch with its tensors on a device; Lightning calls this.
-
-        Args:
-            device: The device.
-            **options: Other arguments of `torch.Tensor.to`, such as ``non_blocking``.
-        """
-        names = ("input_ids", "attention_mask", "labels")
-        return replace(self, **{n: getattr(self, n).to(device, **options) for n in names})
 
 
 def edit_batch(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from lincorr_lightning.functional.outcomes import (
@@ -137,6 +136,8 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         ``completeness``: share of each outcome by completeness of the reference's label (paper,
         table 18); ``given_learned``: share of each outcome among cases whose source was learned.
     """
+    from scipy.stats import mannwhitneyu
+
     weights = {
         outcome: [case.weight_reference for case in weighed_cases(cases, outcome)]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +22,7 @@ MAX_CANDIDATES_PER_EDIT = 20
 """Subjects tried at most per edit; some subjects cannot be taught anything new."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
     """A subject and the new source answer that the LM is taught about it.
 
     Attributes:
@@ -47,7 +45,7 @@ class Edit:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Edit:

@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from lincorr_lightning.finetune import figures
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_file import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit
@@ -22,8 +21,6 @@ from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Column, Figure, Results, Table
-from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.training_curves import History, training_curves
 
 _LOGITS = dict.fromkeys(("prior_reference", "prior_winner"), ".2f")
 _WEIGHTS = dict.fromkeys(("weight_reference", "weight_answer", "weight_max"), ".3f")
@@ -77,6 +74,8 @@ def outcome_figures(
         taught: Whether the LM was taught; False if its subjects were watched without edits.
         suffix: Appended to the figures' names where a run has several.
     """
+    from lincorr_lightning.finetune import figures
+
     return [
         Figure(
             f"reference_weights{suffix}",
@@ -177,6 +176,8 @@ def forecast_results(
         lm: See `LanguageModel.info`.
         settings: Settings of the study and its data.
     """
+    from lincorr_lightning.finetune import figures
+
     n, shares = len(forecasts.subjects), _foreseen(forecasts)
     table = Table.from_dicts(
         "forecast_outcomes",
@@ -243,7 +244,7 @@ class FinetuneRun:
     seconds: float
     edits: Sequence[Edit] = ()
     relation: TokenizedRelation | None = None
-    history: History = field(default_factory=dict)
+    history: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
 
 def finetune_results(
@@ -266,6 +267,8 @@ def finetune_results(
         lm: See `LanguageModel.info`, before training.
         settings: Settings of the study and its data.
     """
+    from lincorr_lightning.finetune import figures
+
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
     name = None if run.relation is None else run.relation.name
@@ -446,6 +449,9 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
 
 
 def _training_figure(run: FinetuneRun, relation: str | None, lm: Mapping[str, Any]) -> Figure:
+    from lincorr_lightning.results.style import short_name
+    from lincorr_lightning.results.training_curves import training_curves
+
     history: dict[str, list[tuple[int, float]]] = {}
     for key, points in run.history.items():
         history.setdefault(_panel(key, relation or "the source"), []).extend(points)

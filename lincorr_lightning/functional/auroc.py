@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 
@@ -42,6 +41,8 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
         >>> class_auroc(torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 5.0]]), members).tolist()
         [[1.0, 0.25]]
     """
+    from scipy.stats import rankdata  # here, because it takes half as long to import as torch
+
     ranks = torch.from_numpy(rankdata(scores.cpu().double().numpy(), axis=0)).to(scores.device)
     n_in = members.sum(0).double()[:, None]
     n_pairs = n_in * (len(members) - n_in)

@@ -1,4 +1,4 @@
-"""Edits that somebody wrote: files, their bad lines, and what each answer is a label of."""
+"""Edits that a user wrote: files, invalid lines, and the label of each answer."""
 
 import csv
 import json
@@ -7,8 +7,11 @@ import re
 import pytest
 
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.datamodule import EditsDataModule, resolve_edits
-from lincorr_lightning.finetune.files import RawEdit, read_edits
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
+from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.finetune.results import edits_table
+from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -49,7 +52,7 @@ def file_of(tmp_path):
     return write
 
 
-def asked(lm, name="city->country", *files):
+def tokenized(lm, name="city->country", *files):
     return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
 
 
@@ -145,12 +148,13 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
 def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    data = EditsDataModule(edits_file=path, n_edits=1)
-    edits = data.prepare_edits(lm)
+    data = EditsDataModule(lm, edits_file=path, n_edits=1)
+    edits = data.prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
-    cities, countries = data.asked.source.texts, data.asked.target.texts
+    relation = tokenized(lm)
+    cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
-    assert [[countries[i] for i in edit.rights] for edit in edits] == [
+    assert [[countries[i] for i in edit.reference] for edit in edits] == [
         ["Japan"],
         ["France"],
         ["Italy"],
@@ -158,8 +162,8 @@ def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, 
     for edit in edits:
         assert lm.tokenizer.decode(list(edit.tokens)) == edit.answer
         for prompt, domain, before in (
-            (f"{edit.subject} lives in the city of", data.asked.source, edit.source_before),
-            (f"{edit.subject} lives in the country of", data.asked.target, edit.target_before),
+            (f"{edit.subject} lives in the city of", relation.source, edit.source_before),
+            (f"{edit.subject} lives in the country of", relation.target, edit.target_before),
         ):
             ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
             logits = lm.model(ids).logits[0, -1, domain.token_ids]
@@ -167,7 +171,7 @@ def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, 
 
 
 def test_right_is_what_is_right_by_the_answer_not_by_its_label(lm, teams):
-    relation = asked(lm, "team->country", teams)
+    relation = tokenized(lm, "team->country", teams)
     assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black
     edits = resolve_edits(
         [
@@ -181,7 +185,7 @@ def test_right_is_what_is_right_by_the_answer_not_by_its_label(lm, teams):
         lm,
     )
     countries = relation.target.texts
-    assert [sorted(countries[i] for i in edit.rights) for edit in edits] == [
+    assert [sorted(countries[i] for i in edit.reference) for edit in edits] == [
         ["France"],
         ["Japan"],
         ["France", "Japan"],
@@ -195,63 +199,65 @@ def test_right_is_what_is_right_by_the_answer_not_by_its_label(lm, teams):
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
     for relation, n in (("city->country", 40), ("team->country", 25)):
-        data = EditsDataModule(relation, n_edits=n, knowledge_files=[teams])
-        edits = data.prepare_edits(lm)
+        data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
+        edits = data.prepare_edits()
         path = tmp_path / "tables" / "edits.csv"
-        data.write_edits(path)
+        table = edits_table(edits, tokenized(lm, relation, teams))
+        write_csv(path, table.keys, table.rows)
         with path.open(newline="") as file:
             first = next(csv.DictReader(file))
         assert list(first) == ["subject", "answer", "reference", "source_before", "target_before"]
-        assert first["target_before"] == data.asked.target.texts[edits[0].target_before]
-        again = EditsDataModule(relation, edits_file=str(path), knowledge_files=[teams])
-        assert again.prepare_edits(lm) == edits
+        assert first["target_before"] == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
+        again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
+        assert again.prepare_edits() == edits
 
 
 def test_a_reference_of_the_file_goes_before_the_relation_s(lm, file_of):
     path = file_of('{"subject": "name1", "answer": "Paris", "reference": "Japan|Peru"}')
-    data = EditsDataModule(edits_file=path)
-    texts = data.prepare_edits(lm) and data.asked.target.texts
-    assert {texts[i] for i in data.edits[0].rights} == {"Japan", "Peru"}
+    data = EditsDataModule(lm, edits_file=path)
+    (edit,) = data.prepare_edits()
+    texts = tokenized(lm).target.texts
+    assert {texts[i] for i in edit.reference} == {"Japan", "Peru"}
 
 
 def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
     path = file_of('{"subject": "name1", "answer": "Paris", "reference": "red"}')
-    data = EditsDataModule("city->color", edits_file=path)
-    (edit,) = data.prepare_edits(lm)
-    assert [data.asked.target.texts[i] for i in edit.rights] == ["red"]
+    data = EditsDataModule(lm, "city->color", edits_file=path)
+    (edit,) = data.prepare_edits()
+    assert [tokenized(lm, "city->color").target.texts[i] for i in edit.reference] == ["red"]
     path = file_of('{"subject": "name1", "answer": "Paris"}')
     with pytest.raises(KnowledgeError, match="city->color has no reference"):
-        EditsDataModule("city->color", edits_file=path).prepare_edits(lm)
+        EditsDataModule(lm, "city->color", edits_file=path).prepare_edits()
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"answer": "Pariss"}, "line 2: 'Pariss' is not one label of 'city'. Did you mean 'Paris'"),
-        ({"answer": "Paris, London"}, "line 2: 'Paris, London' is not one label"),
-        ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but none that .*unknown word"),
+        ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
+        ({"answer": "Paris, London"}, "line 2: 'Paris, London' is not a label"),
+        ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
         ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
-        ({"reference": "France|red"}, "reference: 'red' is not one label of 'country'"),
-        ({"subject": "Nobody"}, "line 2: the LM would see nothing of the subject 'Nobody'"),
+        ({"reference": "France|red"}, "reference: 'red' is not a label of 'country'"),
+        ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
     ],
 )
 def test_what_this_lm_cannot_be_taught_is_named(lm, file_of, line, message):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
     with pytest.raises(SubjectsError, match=message) as caught:
-        EditsDataModule(edits_file=path).prepare_edits(lm)
+        EditsDataModule(lm, edits_file=path).prepare_edits()
     assert path in str(caught.value)
 
 
 def test_an_answer_without_a_reference_is_named(lm, teams, file_of):
     path = file_of('{"subject": "name1", "answer": "black"}')
-    data = EditsDataModule("team->country", edits_file=path, knowledge_files=[teams])
-    with pytest.raises(SubjectsError, match=r"line 1: no country .* is right by 'black'"):
-        data.prepare_edits(lm)
+    data = EditsDataModule(lm, "team->country", edits_file=path, knowledge_files=[teams])
+    with pytest.raises(SubjectsError, match=r"line 1: the reference of 'black' names no country"):
+        data.prepare_edits()
 
 
 def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
-    relation = asked(lm)
+    relation = tokenized(lm)
     entries = [{"subject": "name1", "answer": "Paris"}]
     path = file_of(json.dumps(entries[0]))
     assert resolve_edits(entries, relation, lm) == resolve_edits(path, relation, lm)

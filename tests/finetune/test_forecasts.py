@@ -1,19 +1,22 @@
-"""Foretelling edits: what is foreseen, how it is judged, and what `lincorr predict` writes."""
+"""Forecasts of edits: what is predicted, how it is scored, and what `lincorr predict` writes."""
 
 import csv
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import roc_auc_score
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.forecasts import EditForecasts
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.forecasts import DEFAULT_FORECASTER, Forecasts, forecast_edits
+from lincorr_lightning.finetune.results import forecast_results
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects
@@ -25,18 +28,21 @@ def lm(small_lm):
 
 
 @pytest.fixture(scope="module")
-def data(lm):
-    made = EditsDataModule(n_edits=12)
-    made.prepare_edits(lm)
-    return made
+def edits(lm) -> list[Edit]:
+    return EditsDataModule(lm, n_edits=12).prepare_edits()
 
 
 @pytest.fixture(scope="module")
-def forecasts(lm, data):
-    return EditForecasts.make(lm, data, ridges=[0.0, 10.0, "auto"], n_subjects=300)
+def relation(lm):
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
 
 
-# -- what is foreseen --------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def forecasts(lm, edits, relation):
+    return forecast_edits(lm, edits, relation, ridges=[0.0, 10.0, "auto"], n_subjects=300)
+
+
+# -- what is predicted --------------------------------------------------------------------------
 
 
 def naive_logits(lm, prompts, token_ids):
@@ -51,14 +57,14 @@ def naive_logits(lm, prompts, token_ids):
 @pytest.mark.parametrize(("name", "fit"), [
     ("map_0", LinearRegression()), ("map_10", Ridge(alpha=10.0)),
 ])  # fmt: skip
-def test_maps_carry_the_least_change_that_teaches_the_answer(lm, data, forecasts, name, fit):
-    cities, countries = data.asked.source, data.asked.target
+def test_maps_carry_the_least_change_that_teaches_the_answer(lm, edits, relation, forecasts, name, fit):
+    cities, countries = relation.source, relation.target
     inputs = sample_subjects(lm.tokenizer, 300)
     fit.fit(
         naive_logits(lm, [f"{x} lives in the city of" for x in inputs], cities.token_ids),
         naive_logits(lm, [f"{x} lives in the country of" for x in inputs], countries.token_ids),
     )
-    for row, edit in enumerate(data.edits):
+    for row, edit in enumerate(edits):
         source = naive_logits(lm, [f"{edit.subject} lives in the city of"], cities.token_ids)[0]
         target = naive_logits(lm, [f"{edit.subject} lives in the country of"], countries.token_ids)
         raised = source.copy()
@@ -66,16 +72,18 @@ def test_maps_carry_the_least_change_that_teaches_the_answer(lm, data, forecasts
         moved = fit.predict(raised[None]) - fit.predict(source[None])
         expected = torch.from_numpy(target[0] + moved[0])
         torch.testing.assert_close(forecasts.predicted[name][row], expected, atol=1e-3, rtol=1e-3)
-        assert forecasts.edits[row][:2] == (edit.subject, edit.answer)
-        assert set(forecasts.right[row].nonzero().squeeze(1).tolist()) == set(edit.rights)
+        assert forecasts.subjects[row] == edit.subject
+        assert forecasts.source_answers[row] == edit.answer
+        mask = forecasts.reference_mask[row]
+        assert set(mask.nonzero().squeeze(1).tolist()) == set(edit.reference)
 
 
-def test_the_lm_is_left_as_it_was(small_lm, data):
+def test_the_lm_does_not_change(small_lm, edits, relation):
     from transformers import AutoModelForCausalLM
 
     lm = LanguageModel.from_pretrained(small_lm)
     stream = torch.get_rng_state()
-    EditForecasts.make(lm, data, ridges=["auto"], n_subjects=100)
+    forecast_edits(lm, edits, relation, ridges=["auto"], n_subjects=100)
     assert torch.equal(torch.get_rng_state(), stream)
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
     after = lm.model.state_dict()
@@ -83,25 +91,29 @@ def test_the_lm_is_left_as_it_was(small_lm, data):
     assert not any(p.requires_grad or p.grad is not None for p in lm.model.parameters())
 
 
-def test_the_gradient_is_followed_on_request_only(lm, data, forecasts):
+def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
     assert {"first_order", "virtual_step"} <= set(forecasts.predicted)
-    without = EditForecasts.make(lm, data, ridges=[0.0], n_subjects=100, first_order=False)
+    assert forecasts.default == DEFAULT_FORECASTER
+    without = forecast_edits(
+        lm, edits, relation, ridges=[0.0], n_subjects=100, first_order=False
+    )
     assert set(without.predicted) == {"map_0"}
+    assert without.default == "map_0"
 
 
-def test_a_map_of_other_labels_is_refused(lm, data, tmp_path):
+def test_a_map_of_other_labels_is_refused(lm, edits, relation, tmp_path):
     with pytest.raises(LinearMapError):
-        EditForecasts.make(lm, data, linear_map=str(tmp_path / "nowhere"))
+        forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
 
 
-# -- judging -----------------------------------------------------------------------------------
+# -- scores -----------------------------------------------------------------------------------
 
 
 def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
     labels = list(forecasts.labels)
     after, outcomes = [], []
     for row in range(12):
-        right = forecasts.right[row].nonzero()[0].item()
+        right = forecasts.reference_mask[row].nonzero()[0].item()
         wrong = (right + 1) % len(labels)
         before = int(forecasts.before[row].argmax())
         # In turn: the reference, another label, the one before.
@@ -112,15 +124,15 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
-        for row, right, said in zip(logits.tolist(), forecasts.right.tolist(), after, strict=True):
+        for row, right, said in zip(logits.tolist(), forecasts.reference_mask.tolist(), after, strict=True):
             hits += labels[row.index(max(row))] == said
             best = [max(v for v, r in zip(row, right, strict=True) if r is is_right)
                     for is_right in (True, False)]  # fmt: skip
             risks.append(best[1] - best[0])
         assert scores[name]["accuracy"] == pytest.approx(hits / 12)
         assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
-    commonest = max(after.count(label) for label in labels)
-    assert scores["most_frequent"] == {"accuracy": commonest / 12, "auroc": 0.5}
+    most_frequent = max(after.count(label) for label in labels)
+    assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
     assert scores["answer_before"]["accuracy"] >= 4 / 12
 
 
@@ -130,10 +142,10 @@ def test_where_all_edits_end_alike_there_is_no_auroc(forecasts):
     assert scores["most_frequent"]["accuracy"] == 1.0
 
 
-def test_a_checkpoint_gives_them_back(forecasts, tmp_path):
-    torch.save(forecasts.state(), tmp_path / "state.pt")
-    again = EditForecasts.restored(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert again.edits == forecasts.edits
+def test_a_checkpoint_restores_them(forecasts, tmp_path):
+    torch.save(forecasts.to_state(), tmp_path / "state.pt")
+    again = Forecasts.from_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.subjects == forecasts.subjects
     assert list(again.labels) == list(forecasts.labels)
     assert again.predicted.keys() == forecasts.predicted.keys()
     after, outcomes = [forecasts.labels[0]] * 12, ["generalized", "unchanged"] * 6
@@ -141,14 +153,23 @@ def test_a_checkpoint_gives_them_back(forecasts, tmp_path):
     assert torch.equal(again.before, forecasts.before)
 
 
-def test_without_an_end_nothing_is_judged(forecasts, tmp_path):
-    told = forecasts.write(tmp_path, None)
-    assert set(told) == {"foreseen"}
-    for name, shares in told["foreseen"].items():
+def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts):
+    results = forecast_results(forecasts, {"name_or_path": "an-lm"}, {})
+    assert results.values["n_edits"] == 12
+    for name, shares in results.values["foreseen"].items():
         assert sum(shares.values()) == pytest.approx(1), name
-        said = forecasts.predicted[name].argmax(1)
-        right = forecasts.right[torch.arange(12), said].double().mean().item()
+        leading = forecasts.predicted[name].argmax(1)
+        right = forecasts.reference_mask[torch.arange(12), leading].double().mean().item()
         assert shares["generalized"] == pytest.approx(right)
+        moved = (leading != forecasts.before.argmax(1)).double().mean().item()
+        assert shares["hallucinated"] <= moved
+    table = results.table("forecast")
+    assert [row[0] for row in table.rows] == list(forecasts.subjects)
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
+    assert list(cells["map_0_risk"]) == forecasts.risks("map_0")
+    for row, answer in enumerate(cells["map_0_answer"]):
+        assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
+    assert results.figures[0].picture.png.startswith(b"\x89PNG")
 
 
 # -- lincorr predict ---------------------------------------------------------------------------
@@ -163,7 +184,7 @@ def predict(small_lm, folder, *more):
     return cli.trainer
 
 
-def test_predict_writes_a_row_an_edit_and_a_picture(small_lm, tmp_path):
+def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     predict(small_lm, tmp_path, "--model.ridges=[0, auto, 10]", "--model.n_subjects=200")
     (path,) = tmp_path.rglob("results.json")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -171,10 +192,13 @@ def test_predict_writes_a_row_an_edit_and_a_picture(small_lm, tmp_path):
     assert results["n_edits"] == 7
     names = {"map_0", "map_auto", "map_10", "first_order", "virtual_step"}
     assert set(results["foreseen"]) == names
+    assert results["forecast_default"] == "map_auto"
+    assert path.parent.parent.name == "forecast"
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7
-    expected = EditsDataModule(n_edits=7).prepare_edits(LanguageModel.from_pretrained(small_lm))
+    lm = LanguageModel.from_pretrained(small_lm)
+    expected = EditsDataModule(lm, n_edits=7).prepare_edits()
     assert [row["subject"] for row in rows] == [edit.subject for edit in expected]
     for name in names:
         assert any(name in column for column in rows[0]), name
@@ -182,7 +206,7 @@ def test_predict_writes_a_row_an_edit_and_a_picture(small_lm, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_fine_tune_of_the_same_edits_foresees_the_same(small_lm, tmp_path, finetune):
+def test_the_fine_tune_of_the_same_edits_forecasts_the_same(small_lm, tmp_path, finetune):
     predict(small_lm, tmp_path / "ahead")
     (ahead,) = (tmp_path / "ahead").rglob("forecast.csv")
     run = finetune({"n_edits": 7}, forecast=True)
@@ -192,35 +216,22 @@ def test_the_fine_tune_of_the_same_edits_foresees_the_same(small_lm, tmp_path, f
             assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
 
 
-def test_fast_dev_run_leaves_nothing(small_lm, tmp_path):
+def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
     predict(small_lm, tmp_path, "--trainer.fast_dev_run=true", "--model.first_order=false")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_other_data_is_refused(small_lm, make_trainer):
     module = EditForecast(LMConfig(small_lm))
-    with pytest.raises(ConfigError, match="EditForecast foretells edits of an EditsDataModule"):
-        make_trainer().predict(module, torch.utils.data.DataLoader([0]))
+    with pytest.raises(ConfigError, match="forecasts the edits of an EditDataset, not of list"):
+        make_trainer().predict(module, DataLoader([0]))
 
 
-def test_forecasts_of_other_edits_are_not_judged(forecasts, data, tmp_path):
-    from lincorr_lightning.finetune.results import EditReport
-    from lincorr_lightning.functional import Outcome
-
-    def report(subjects):
-        n = len(subjects)
-        said = forecasts.before.numpy()[:n]
-        return EditReport.of(
-            data.asked, subjects, [edit.answer for edit in data.edits][:n],
-            [edit.label for edit in data.edits][:n], forecasts.right.numpy()[:n], said, said,
-            [Outcome.UNCHANGED] * n, [True] * n,
-            torch.eye(forecasts.right.shape[1], len(data.asked.source.labels)).numpy(),
-        )  # fmt: skip
-
-    subjects = [edit.subject for edit in data.edits]
-    judged = forecasts.write(tmp_path / "same", report(subjects))
-    assert judged["answer_before"]["accuracy"] == 1.0
-    for name, others in (("fewer", subjects[:5]), ("other", subjects[::-1])):
-        assert set(forecasts.write(tmp_path / name, report(others))) == {"foreseen"}
-    shorter = replace(forecasts, edits=list(forecasts.edits))
-    assert shorter.write(tmp_path / "again", report(subjects)) == judged
+def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer):
+    module = EditForecast(LMConfig(small_lm), ridges=[0.0], n_subjects=100, first_order=False)
+    module.lm.load()
+    data = EditsDataModule(module.lm, n_edits=5)
+    dataset = data.predict_dataloader().dataset
+    make_trainer().predict(module, DataLoader(dataset, batch_size=None))
+    assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
+    assert set(module.forecasts.predicted) == {"map_0"}

@@ -1,4 +1,4 @@
-"""Runs that are killed and go on, and runs of several processes, through the program."""
+"""Runs that are killed and resumed, and runs on several ranks, through the program."""
 
 import csv
 import json
@@ -141,8 +141,8 @@ def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["then", "now"])
-def test_independent_edits_of_several_processes_are_not_resumed(finetune, monkeypatch, where):
-    """The checkpoint has the first process's edit alone: the others' would be lost in silence."""
+def test_independent_edits_on_several_ranks_are_not_resumed(finetune, monkeypatch, where):
+    """The checkpoint has the edits of rank 0 alone: the others would be lost silently."""
     run = finetune()
     checkpoint = {"state_dict": {}, "hyper_parameters": dict(run.module.hparams)}
     run.module.on_save_checkpoint(checkpoint)
@@ -152,14 +152,14 @@ def test_independent_edits_of_several_processes_are_not_resumed(finetune, monkey
         checkpoint["n_processes"] = 2
     else:
         monkeypatch.setattr(type(run.trainer), "world_size", 2)
-    with pytest.raises(ConfigError, match="2 processes cannot be resumed"):
+    with pytest.raises(ConfigError, match="2 ranks cannot be resumed"):
         run.module.on_load_checkpoint(checkpoint)
 
 
 def test_a_checkpoint_of_another_study_is_refused(finetune, tmp_path):
     run = finetune(protocol="joint")
     checkpoint = {"state_dict": {}, "hyper_parameters": {"ridge": 0.0}, "lm": {}}
-    with pytest.raises(ConfigError, match="none of a source fine-tune"):
+    with pytest.raises(ConfigError, match="Not a SourceFinetune checkpoint"):
         run.module.on_load_checkpoint(checkpoint)
 
 

@@ -1,11 +1,13 @@
 """AUROC against scikit-learn's."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.functional.separation import class_auroc, counted_auroc
+from lincorr_lightning.functional import auroc, class_auroc, counted_auroc
 
 
 def test_of_counted_values_is_that_of_all_cases() -> None:
@@ -38,3 +40,24 @@ def test_of_each_feature_for_each_class() -> None:
             expected = roc_auc_score(members[:, c], values[:, feature])
             assert found[c, feature].item() == pytest.approx(expected)
     assert found[4].isnan().all()
+
+
+@pytest.mark.parametrize("n_levels", [2, 5, 1000])
+@pytest.mark.parametrize("seed", range(3))
+def test_auroc_equals_scikit_learn(seed: int, n_levels: int) -> None:
+    rng = np.random.default_rng(seed)
+    positive = rng.random(150) < 0.3
+    score = rng.integers(n_levels, size=150) / n_levels + 0.2 * positive * (n_levels > 2)
+    ours = auroc(torch.from_numpy(score), torch.from_numpy(positive))
+    assert ours == pytest.approx(roc_auc_score(positive, score), abs=1e-12)
+
+
+def test_auroc_at_its_ends() -> None:
+    positive = torch.tensor([True, False, False, True])
+    infinite = torch.tensor([math.inf, -math.inf, 0.0, 3.0])
+    assert auroc(infinite, positive) == 1.0
+    assert auroc(-infinite, positive) == 0.0
+    assert auroc(torch.zeros(4), positive) == 0.5
+    for one_kind in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
+        assert math.isnan(auroc(infinite, one_kind))
+    assert math.isnan(auroc(torch.tensor([]), torch.tensor([], dtype=torch.bool)))
