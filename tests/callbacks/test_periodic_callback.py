@@ -94,12 +94,12 @@ def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
 )
 def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, options):
     bare = trained(naive, gpt2_folder, [], make_trainer, **options)
-    watching = three_callbacks(naive)
-    watched = trained(naive, gpt2_folder, watching, make_trainer, **options)
+    callbacks = three_callbacks(naive)
+    watched = trained(naive, gpt2_folder, callbacks, make_trainer, **options)
     assert_same(watched, bare)
     modes = bare["modes"][0]
     assert any(modes[0]) and not all(modes[0]), "the modes are to be mixed"
-    assert len(watching[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
+    assert len(callbacks[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
     torch.rand(1)
     assert not torch.equal(torch.get_rng_state(), bare["torch"]), "a draw would show"
 
