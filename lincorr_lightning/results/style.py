@@ -7,6 +7,7 @@ so that a figure can be made inside anybody's program.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -182,16 +183,20 @@ def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
 
 
 def short_name(lm: str) -> str:
-    """An LM's name as a title has room for it: of a folder the last part, else as it is.
+    """Return the name of an LM for titles: the last part of its hub id or path.
 
     Example:
         >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
-        ('some-lm', 'org/some-lm', 'some-lm')
+        ('some-lm', 'some-lm', 'some-lm')
+        >>> short_name("/cache/models--org--some-lm/snapshots/0a1b")
+        'some-lm'
     """
-    parts = [part for part in lm.replace("\\", "/").split("/") if part]
-    # A hub id is an owner and a name.
-    is_folder = lm.startswith(("/", ".", "~", "\\")) or len(parts) > 2 or ":" in lm
-    return parts[-1] if parts and is_folder else lm
+    # The hub's cache has the name in the middle of the path.
+    cached = re.search(r"models--[^/\\]+?--([^/\\]+)", lm)
+    if cached:
+        return cached[1]
+    parts = [part for part in re.split(r"[/\\]", lm) if part]
+    return parts[-1] if parts else lm
 
 
 def _flat(text: str) -> str:
