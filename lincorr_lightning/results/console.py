@@ -30,7 +30,7 @@ def describe_run(folder: Path) -> str:
     with suppress(ReportError):
         for table in SavedRun.read(folder).tables:
             if table.headline:
-                console.print(_rich_table(table))
+                _print_table(console, table)
     figures = sorted(path.name for path in (folder / "figures").glob("*.png"))
     out.write(f"Run folder:  {folder}\n")
     if figures:
@@ -41,15 +41,16 @@ def describe_run(folder: Path) -> str:
     return out.getvalue()
 
 
-def _rich_table(table: Table) -> RichTable:
+def _print_table(console: Console, table: Table) -> None:
     title = table.caption or table.name
     if len(table.rows) > MAX_ROWS:
         title = f"{title.rstrip('.')} (first {MAX_ROWS} of {len(table.rows):,} rows)"
-    shown = RichTable(title=Text(title), caption=Text(table.note) if table.note else None)
+    shown = RichTable()
     for number, column in enumerate(table.full_columns):
         shown.add_column(
             Text(column.title), justify="right" if column.format else "left", no_wrap=number == 0
         )
     for row in table.texts(MAX_ROWS):
         shown.add_row(*map(Text, row))
-    return shown
+    # A title of the table's own would be broken to the table's width.
+    console.print(Text(title), shown, *([Text(table.note), ""] if table.note else [""]), sep="\n")
