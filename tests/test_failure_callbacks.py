@@ -1,4 +1,4 @@
-"""What a run from the command line says when something goes wrong that no study foresees."""
+"""Errors of a run from the command line that no study foresees."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ WORLD = [
         ),
     ],
 )  # fmt: skip
-def test_memory_that_runs_out_in_training(
+def test_out_of_memory_in_training(
     study: type, arguments: list[str], message: str, small_lm: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -51,7 +51,7 @@ def test_memory_that_runs_out_in_training(
     assert not list(tmp_path.rglob("results.json"))
 
 
-def test_other_mistakes_are_told_as_they_are(
+def test_other_errors_are_left_as_they_are(
     small_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **more: object) -> None:

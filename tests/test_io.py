@@ -1,119 +1,32 @@
-"""Folders of runs, whole files, and what is said when a disk refuses."""
+"""Complete files and folders, and the errors of disks that refuse them."""
 
 import csv
 import errno
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import (
     atomic_folder,
     atomic_write,
     check_writable,
+    new_version,
+    remove,
     safe_names,
     write_csv,
     write_json,
 )
-from lincorr_lightning.results.run_folder import run_folder, study_name
-from lincorr_lightning.results.style import save_figure
-
-
-class SmallStudy(BoringModel):
-    """Stands for a study: only its name matters here."""
-
-
-def make_trainer(root: Path, logger: Any = False) -> L.Trainer:
-    trainer = L.Trainer(
-        accelerator="cpu", logger=logger, default_root_dir=root, enable_checkpointing=False
-    )
-    trainer.strategy.connect(SmallStudy())
-    return trainer
 
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-# -- the run's folder ------------------------------------------------------------------------
-
-
-def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None:
-    first, second = make_trainer(tmp_path), make_trainer(tmp_path)
-    assert run_folder(first) == tmp_path / "small_study" / "version_0"
-    assert run_folder(second) == tmp_path / "small_study" / "version_1"
-    assert run_folder(first) == tmp_path / "small_study" / "version_0"
-    assert everything(tmp_path / "small_study") == ["version_0", "version_1"]
-
-
-def test_numbers_are_not_given_twice(tmp_path: Path) -> None:
-    (tmp_path / "small_study" / "version_9").mkdir(parents=True)
-    (tmp_path / "small_study" / "version_x").mkdir()
-    (tmp_path / "small_study" / "version_10").write_text("a file of somebody's")
-    assert run_folder(make_trainer(tmp_path)).name == "version_11"
-
-
-@pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
-def test_a_logger_s_own_folder_is_taken(tmp_path: Path, kind: type[Logger]) -> None:
-    trainer = make_trainer(tmp_path, kind(tmp_path, name="mine"))  # type: ignore[call-arg]
-    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
-    assert run_folder(trainer) == Path(trainer.log_dir or "")
-
-
-def test_a_logger_without_a_folder_a_run_does_not_mix_runs(tmp_path: Path) -> None:
-    class Elsewhere(Logger):
-        name = "x"
-        version = 0
-        save_dir = str(tmp_path / "logs")
-
-        def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
-
-        def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
-
-    folders = [run_folder(make_trainer(tmp_path, Elsewhere())) for _ in range(2)]
-    assert folders == [tmp_path / "logs" / "small_study" / f"version_{i}" for i in range(2)]
-
-
-def test_other_processes_take_the_first_one_s_choice_and_make_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(tmp_path)
-    monkeypatch.setattr(type(trainer), "is_global_zero", False)
-    told = iter([str(tmp_path), (tmp_path / "chosen", None)])
-    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: next(told))
-    assert run_folder(trainer) == tmp_path / "chosen"
-    assert everything(tmp_path) == []
-
-
-def test_all_processes_hear_that_the_folder_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "small_study").write_text("")
-    trainer = make_trainer(tmp_path)
-    said: list[Any] = []
-
-    def broadcast(obj: Any, src: int = 0) -> Any:
-        said.append(obj)
-        return obj
-
-    monkeypatch.setattr(trainer.strategy, "broadcast", broadcast)
-    with pytest.raises(OutputError, match="small_study is a file where a folder is needed"):
-        run_folder(trainer)
-    assert said[-1][0] is None
-    assert "small_study" in said[-1][1]
-
-
-def test_study_names() -> None:
-    assert study_name(SmallStudy()) == "small_study"
-    assert study_name(make_trainer) == "function"
 
 
 # -- whole files -----------------------------------------------------------------------------
@@ -219,6 +132,21 @@ def test_a_folder_where_a_file_is_needed(tmp_path: Path) -> None:
     assert everything(tmp_path) == ["a.json"]
 
 
+def test_a_file_is_removed_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    for _ in range(2):
+        remove(tmp_path / "a")
+    assert everything(tmp_path) == []
+    with pytest.raises(OutputError, match="cannot write"):
+        remove(tmp_path)
+
+
+def test_versions_are_made_by_one_run_alone(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: new_version(tmp_path / "study"), range(40)))
+    assert sorted(folder.name for folder in folders) == sorted(f"version_{i}" for i in range(40))
+
+
 def test_writable_folder_is_made_and_left_clean(tmp_path: Path) -> None:
     check_writable(tmp_path / "new" / "deeper")
     assert everything(tmp_path) == ["new", "new/deeper"]
@@ -319,7 +247,7 @@ def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
         (np.float64("-inf"), "the value is -inf"),
     ],
 )
-def test_json_refuses_what_it_cannot_say(tmp_path: Path, data: Any, place: str) -> None:
+def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):
         write_json(tmp_path / "a.json", data)
     with pytest.raises(TypeError, match=r"a\[0\] is a set"):
@@ -343,15 +271,6 @@ def test_csv_refuses_nan_and_ragged_rows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 0 has 1 cells for 2 columns"):
         write_csv(tmp_path / "a.csv", ("label", "r"), [("x",)])
     assert everything(tmp_path) == []
-
-
-def test_figure_takes_its_format_from_the_name(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    save_figure(Figure(figsize=(1, 1), dpi=50), tmp_path / "a.png")
-    save_figure(Figure(figsize=(1, 1)), tmp_path / "a.svg")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
 
 
 def test_safe_names_are_safe_and_stay_apart() -> None:

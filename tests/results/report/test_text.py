@@ -1,6 +1,5 @@
 """Names that are markup elsewhere, and tables that other programs must read."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,54 +8,60 @@ import pytest
 from markdown_it import MarkdownIt
 
 from lincorr_lightning.results.report import write_report
-from lincorr_lightning.results.report.document import Column, Table
-from lincorr_lightning.results.report.text import to_latex, to_markdown
+from lincorr_lightning.results.report.text import PageTable, to_latex, to_markdown
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from tests.results.conftest import draw, lm_info
 
-Make = Callable[..., Path]
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
 
 
-def test_names_are_texts_and_nothing_else(probe: Make, finetune: Make, tmp_path: Path) -> None:
-    run = finetune(NASTY, relation=f"{NASTY}->country")
-    for name in "subject", "cause":
-        table = run / "tables" / "cases.csv"
-        quoted = '"' + f"<i>{name}</i>".replace('"', '""') + '"'
-        table.write_text(
-            table.read_text().replace("Ada" if name == "subject" else "low prior", quoted)
-        )
-    (run / "figures" / "<b>&.png").write_bytes((run / "figures" / "outcomes.png").read_bytes())
-    (run / "config.yaml").write_text(json.dumps({"seed": "</code></pre><script>alert(1)</script>"}))
-    text = write_report([run, probe(NASTY)], tmp_path / "o<u>t").read_text(encoding="utf-8")
+def write_nasty(folder: Path, name: str) -> Path:
+    """A run whose every text is this name."""
+    table = Table("t", [name, Column("n", name, ".2f")], [[name, 0.5], ["[a]", -0.5]], name, name,
+                  headline=True)  # fmt: skip
+    Results(
+        name, {name: name}, tables=[table, Table("u", [name], [[name]], name)],
+        figures=[Figure("f", name, draw())], lm=lm_info(name), settings={name: name},
+    ).write(folder)  # fmt: skip
+    return folder
+
+
+def test_names_are_texts_and_nothing_else(tmp_path: Path) -> None:
+    run = write_nasty(tmp_path / "<b>&", NASTY)
+    (run / "config.yaml").write_text("seed: </code></pre><script>alert(1)</script>")
+    text = write_report([run], tmp_path / "o<u>t").read_text(encoding="utf-8")
     body = text.partition("</style>")[2]
-    assert not re.search(r"<(img src=x|script|b>|i>|u>)", body)
-    assert "&lt;img src=x onerror=alert(1)&gt;&amp;&quot;&#x27;`|$_%#{}\\~^" in body
-    assert "&lt;i&gt;subject&lt;/" in body and "東京 مدينة" in body
+    assert not re.search(r"<(img src=x|script|b>|u>)", body)
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;&#34;&#39;`|$_%#{}\\~^" in body
+    assert "東京 مدينة" in body
     # Whatever direction a name takes on, it ends with the name.
     without = re.sub(r"<bdi>.*?</bdi>|<title>.*?</title>|\w+=\"[^\"]*\"|<code>.*?</code>", "", body,
                      flags=re.S)  # fmt: skip
     assert "\u202e" not in without
 
 
-def test_what_no_file_of_text_can_hold(finetune: Make, tmp_path: Path) -> None:
-    run = finetune("half \ud800 and nul \x00 and bell \x07")
-    write_report([run], tmp_path / "out")
+def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
+    write_report([write_nasty(tmp_path / "run", "nul \x00 and bell \x07")], tmp_path / "out")
     for path in (tmp_path / "out").iterdir():
         text = path.read_text(encoding="utf-8")
-        assert "half \ufffd and nul \ufffd and bell \ufffd" in text, path
+        assert "nul \ufffd and bell \ufffd" in text, path
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
+    table = PageTable("half \ud800", ["a"], [False], [["b"]])
+    assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
 
 
 @pytest.fixture
-def nasty_table() -> Table:
-    return Table(
+def nasty_table() -> PageTable:
+    return PageTable(
         f"A table of {NASTY}",
-        [Column("pair"), Column(NASTY, "r"), Column("share", "share")],
-        [["city->country", 0.5, 0.25], [NASTY, -0.5, None], ["[a]", "text", 1]],
+        ["pair", NASTY, "share"],
+        [False, True, True],
+        [["city->country", "0.50", "25.0%"], [NASTY, "−0.50", ""], ["[a]", "text", "100.0%"]],
         f"Note: {NASTY}.",
     )
 
 
-def test_markdown_is_read_back(nasty_table: Table) -> None:
+def test_markdown_is_read_back(nasty_table: PageTable) -> None:
     reader = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     tokens = reader.parse(to_markdown("Study & <b>", [nasty_table]))
     kinds = [token.type for token in tokens]
@@ -106,8 +111,8 @@ def read_latex(text: str) -> list[list[list[str]]]:
 
 
 def test_a_long_table_in_latex_goes_over_pages() -> None:
-    rows = [[f"k_{i}", i / 100] for i in range(80)]
-    text = to_latex("x", [Table("Long", [Column("key"), Column("r", "r")], rows, "Note.")])
+    rows = [[f"k_{i}", f"{i / 100}"] for i in range(80)]
+    text = to_latex("x", [PageTable("Long", ["key", "r"], [False, True], rows, "Note.")])
     assert read_latex(text) == []
     assert text.count("\\begin{longtable}{lr}") == 1 and "\\begin{table}" not in text
     body = text.partition("\\endhead")[2].partition("\\bottomrule")[0]
@@ -115,13 +120,13 @@ def test_a_long_table_in_latex_goes_over_pages() -> None:
 
 
 def test_latex_is_read_back(
-    nasty_table: Table, probe: Make, finetune: Make, tmp_path: Path
+    nasty_table: PageTable, probe: Callable[..., Path], tmp_path: Path
 ) -> None:
     (table,) = read_latex(to_latex("study_name", [nasty_table]))
     assert len(table) == 4
     assert table[1] == ["city$\\rightarrow$country", "0.50", f"25.0{chr(0xE000 + ord('%'))}"]
-    write_report([probe(), probe("b"), finetune(NASTY)], tmp_path)
-    for path in tmp_path.glob("*.tex"):
+    write_report([probe(), probe("b"), write_nasty(tmp_path / "nasty", NASTY)], tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.tex"):
         assert read_latex(path.read_text())
-    (pairs, *_) = read_latex((tmp_path / "linear_probe.tex").read_text())
-    assert pairs[1][0] == "city$\\rightarrow$country"
+    (joined, *_) = read_latex((tmp_path / "out" / "linear_probe.tex").read_text())
+    assert joined[0][:2] == ["pair", "b r"] and joined[1][0] == "city$\\rightarrow$country"
