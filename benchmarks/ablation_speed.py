@@ -54,8 +54,8 @@ def random_vocabulary(folder: Path) -> str:
     from safetensors.torch import save_file
     from transformers import BertConfig
 
+    from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
     from lincorr_lightning.knowledge import Catalogue
-    from lincorr_lightning.pretraining.word_tokenizer import build_tokenizer
 
     catalogue = Catalogue.load()
     words = [a.text for name in ("city", "country") for a in catalogue[name].answers]

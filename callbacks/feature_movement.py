@@ -181,7 +181,12 @@ class FeatureMovement(RelationCallback):
 
         context = self.cache.contexts([*(adapter_ids or [None] * len(subjects))] * len(SIDES))
         run_with_hooks(
-            self.cache.lm, rows, collect, hook_points=list(self._saes), logits=False, context=context
+            self.cache.lm,
+            rows,
+            collect,
+            hook_points=list(self._saes),
+            logits=False,
+            context=context,
         )
         return found
 

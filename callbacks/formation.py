@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -22,21 +22,14 @@ from lincorr_lightning.functional import (
 )
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import usable_strings
-from lincorr_lightning.pretraining.world import Statement
+from lincorr_lightning.pretraining.batches import PackedStatements
+from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.results.training_curves import training_curves
 
 MIN_SUBJECTS = 20
 """Subjects that fitting and scoring a map needs."""
-
-
-@runtime_checkable
-class StatesFacts(Protocol):
-    """A training dataset whose text states some of the true facts and never states others."""
-
-    def facts(self, knowledge: str) -> tuple[list[Statement], list[Statement]]:
-        """Return the facts of a kind of knowledge that the text states, and the others."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,13 @@ class RecallPoint:
         knowledge: Name of the kind of knowledge.
         stated: Share of the facts in the training text that the LM answers right, among its
             labels; None if there are none.
-        unstated: Share of the facts that the text never states; None if there are none.
+        withheld: Share of the facts that the text withholds; None if there are none.
     """
 
     step: int
     knowledge: str
     stated: float | None
-    unstated: float | None
+    withheld: float | None
 
 
 class _Facts(NamedTuple):
@@ -90,9 +83,9 @@ class Formation(RelationCallback):
 
     At each measurement, maps are fitted on half of the subjects and scored on the other half. Logs
     ``formation_r/<pair>``, ``formation_control/<pair>``, ``formation_influenced/<pair>`` and
-    ``formation_influencing/<pair>``. If the training dataset is `StatesFacts` (as that of
-    `CorpusDataModule` is), also ``formation_recall/<knowledge>``, the recall of facts that the
-    text states, and ``formation_inferred/<knowledge>``, that of facts that it never states.
+    ``formation_influencing/<pair>``. If the training dataset is that of `CorpusDataModule`,
+    also ``formation_recall/<knowledge>``, the recall of stated facts, and
+    ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
         pairs: Ordered pairs, as ``city->country``.
@@ -172,22 +165,22 @@ class Formation(RelationCallback):
             )
         self._subjects = self.sample_subjects(n)
         dataset = getattr(trainer.train_dataloader, "dataset", None)
-        self._facts = self._find_facts(dataset) if isinstance(dataset, StatesFacts) else {}
+        corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
+        self._facts = {} if corpus is None else self._find_facts(corpus)
 
-    def _find_facts(self, dataset: StatesFacts) -> dict[str, tuple[_Facts, _Facts]]:
+    def _find_facts(self, corpus: Corpus) -> dict[str, tuple[_Facts, _Facts]]:
         found = {}
         for name, domain in self._domains.items():
             column = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
             }
 
-            def lookup(statements: Sequence[Statement], column: dict[str, int] = column) -> _Facts:
+            parts = []
+            for statements in corpus.facts(name):
                 known = [s for s in statements if s.answer.identity in column]
                 columns = torch.tensor([column[s.answer.identity] for s in known])
-                return _Facts([s.prompt for s in known], columns)
-
-            stated, unstated = dataset.facts(name)
-            found[name] = lookup(stated), lookup(unstated)
+                parts.append(_Facts([s.prompt for s in known], columns))
+            found[name] = parts[0], parts[1]
         return found
 
     def start(self, trainer: L.Trainer) -> None:
@@ -230,12 +223,14 @@ class Formation(RelationCallback):
                 f"formation_influenced/{pair}": hits[0],
                 f"formation_influencing/{pair}": hits[1],
             }
-        for name, (stated, unstated) in self._facts.items():
-            point = RecallPoint(step, name, self._recall(name, stated), self._recall(name, unstated))
+        for name, (stated, withheld) in self._facts.items():
+            point = RecallPoint(
+                step, name, self._recall(name, stated), self._recall(name, withheld)
+            )
             self.recall.append(point)
             scalars |= {
                 f"formation_recall/{name}": point.stated,
-                f"formation_inferred/{name}": point.unstated,
+                f"formation_inferred/{name}": point.withheld,
             }
         known = {name: value for name, value in scalars.items() if value is not None}
         self.log_scalars(trainer, known, step)
@@ -279,13 +274,15 @@ class Formation(RelationCallback):
                 ),
                 (
                     f"{self.name}_recall", RecallPoint, recall, ("step", "knowledge"),
-                    "Recall of facts that the text states and never states, the last step first",
+                    "Recall of facts that the text states or withholds, the last step first",
                 ),
             )
             if rows
         ]  # fmt: skip
         title = "How correlations form"
-        draw = partial(training_curves, self._curves(), title, "r on held-out subjects at each step")
+        draw = partial(
+            training_curves, self._curves(), title, "r on held-out subjects at each step"
+        )
         figure = Figure(self.name, f"{title} during training", draw)
         values = {"correlations": correlations, "recall": recall}
         return Results(self.study, values, tables=tables, figures=[figure])
@@ -298,7 +295,7 @@ class Formation(RelationCallback):
             ("Hit@1 influenced", self.correlations, "influenced", "pair"),
             ("Hit@1 influencing", self.correlations, "influencing", "pair"),
             ("recall of stated facts", self.recall, "stated", "knowledge"),
-            ("recall of unstated facts", self.recall, "unstated", "knowledge"),
+            ("recall of withheld facts", self.recall, "withheld", "knowledge"),
         ):
             for point in points:
                 value = getattr(point, key)

@@ -66,8 +66,8 @@ class GradientCorrelation(RelationCallback):
         seed: Seed of sampled subjects and of the permutation.
 
     Attributes:
-        results: ``gradient_correlation`` (independent edits: at the first step; else the mean over
-            steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
+        results: ``relation``, ``gradient_correlation`` (independent edits: at the first step; else
+            the mean over steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
             ``permuted_gradient_correlation``, ``logit_correlation`` (independent edits: of the LM
             before training) and ``n_updates``; None if nothing varies.
     """
@@ -147,7 +147,9 @@ class GradientCorrelation(RelationCallback):
         if edit_batch is None:
             numbers = self._correlate(update)
             self._steps.append({"step": step, **numbers})
-            self.log_scalars(trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step)
+            self.log_scalars(
+                trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step
+            )
         else:
             for row, edit in enumerate(edit_batch.ids):
                 self._by_edit.setdefault(edit, {})[edit_batch.step] = update.rows([row])
@@ -181,8 +183,10 @@ class GradientCorrelation(RelationCallback):
             numbers = {name: _mean([entry[name] for entry in self._steps]) for name in names}
             numbers.pop("step", None)
             numbers["n_updates"] = len(self._steps)
-        numbers_by_name = {name: number(value) for name, value in sorted(numbers.items())}
-        values = {"relation": self.tokenized.name, **numbers_by_name}
+        values = {
+            "relation": self.tokenized.name,
+            **{name: number(value) for name, value in sorted(numbers.items())},
+        }
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
         return Results(self.study, values, tables=[self.history_table(caption)])
 
@@ -222,7 +226,9 @@ class GradientCorrelation(RelationCallback):
             **super().state_dict(),
             "steps": list(self._steps),
             "by_edit": {
-                edit: {step: [logits.state() for logits in update] for step, update in steps.items()}
+                edit: {
+                    step: [logits.state() for logits in update] for step, update in steps.items()
+                }
                 for edit, steps in self._by_edit.items()
             },
             "base": self._base and self._base.state(),

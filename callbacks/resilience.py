@@ -34,8 +34,8 @@ class Resilience(RelationCallback):
         seed: Seed of sampled subjects.
 
     Attributes:
-        results: r ``before`` and ``after`` training, and ``worst`` in between; None if no label
-            varies.
+        results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
+            None if no label varies.
     """
 
     study = "resilience"
@@ -96,6 +96,7 @@ class Resilience(RelationCallback):
         if self._r[-1][0] != trainer.global_step:
             self.measure(trainer)
         values = {
+            "relation": self.tokenized.name,
             "before": number(self._r[0][1]),
             "after": number(self._r[-1][1]),
             "worst": min((r for _, r in self._r if r == r), default=None),

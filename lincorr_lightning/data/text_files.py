@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.data.tiny_world.texts import Text
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.pretraining.texts import Text
 
 KINDS = (".txt", ".jsonl", ".csv")
 

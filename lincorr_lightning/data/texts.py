@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import find_checkpoint
-from lincorr_lightning.pretraining.world import World
 
 WORLD_FILE = "world.json"
 # The embedded LM's own corpus (configs/pretraining.yaml).

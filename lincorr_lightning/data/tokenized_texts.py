@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.data.text_files import read_texts
+from lincorr_lightning.data.tiny_world.texts import Text, world_texts
 from lincorr_lightning.distributed import batch_edges, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.texts import Text, world_texts
 
 _SAMPLE = 96
 # A token of a text is hardly ever longer; what lies beyond need not be cut into tokens.

@@ -1,4 +1,4 @@
-"""Watchers in somebody else's fine-tune: no module or DataModule of this package."""
+"""Callbacks in a user's own fine-tune, without a module or DataModule of this package."""
 
 import csv
 import importlib
@@ -11,10 +11,20 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.callbacks import (
+    Formation,
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    TokenGeometryMonitor,
+)
 from lincorr_lightning.cli import main
+from lincorr_lightning.results.run_folder import collect_callback_results
 
 THEIRS = """
 import lightning as L
@@ -155,7 +165,7 @@ def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, 
 
 @pytest.mark.slow
 def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
-    """Nobody but these callbacks asks for the run's folder: they must agree on it together."""
+    """Only these callbacks use the run's folder; the ranks must agree on it."""
     study = config(naive.edits, own_map) | {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
@@ -180,7 +190,7 @@ def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
     assert found == [edit["subject"] for edit in naive.edits]
 
 
-def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, tmp_path, capsys):
+def test_a_bad_edit_in_a_callback_is_named(theirs, small_lm, own_map, tmp_path, capsys):
     from lincorr_lightning.errors import SubjectsError
 
     wrong = [{"subject": "name0", "answer": "Atlantis"}]
@@ -189,7 +199,7 @@ def test_a_mistake_in_a_callback_is_told_by_its_name(theirs, small_lm, own_map, 
         "data": {"class_path": "their_study.Talk"},
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not one label of 'city'"):
+    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not a label of 'city'"):
         main(["fit", "--config", "study.yaml"])
 
 
@@ -218,3 +228,113 @@ def test_beside_callbacks_and_hooks_of_theirs(theirs, small_lm, make_trainer):
     make_trainer(watch, count, val_check_interval=2).fit(Validated(small_lm), datamodule=Both())
     assert set(count.modes) == {False}
     assert watch.results["n_updates"] == 4
+
+
+# -- numbers in loggers and in callback_metrics ----------------------------------------------------
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_early_stopping_and_checkpoints_without_a_logger(
+    naive, small_lm, own_map, tmp_path, make_trainer, validated
+):
+    """They act on the share of hallucinations at the end of each epoch."""
+
+    class Module(naive.module):
+        def validation_step(self, batch, batch_idx):
+            self.backbone(input_ids=batch)
+
+    key = "generalization/hallucinated"
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    stop = EarlyStopping(key, mode="min", patience=2)
+    keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
+    trainer = make_trainer(
+        count, stop, keep, logger=False, max_epochs=12, enable_checkpointing=True,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    batches = naive.sentences(small_lm)
+    trainer.fit(Module(small_lm, lr=0.02), batches, batches if validated else None)
+    n_steps = len(batches)
+    shares = [value for _, value in count.history[key]][n_steps - 1 :: n_steps]
+    best = shares.index(min(shares))
+    assert len(set(shares)) > 1
+    assert trainer.current_epoch == len(shares) == min(best + 1 + 2, 12) < 12
+    assert keep.best_model_score == pytest.approx(min(shares))
+    assert f"epoch={best}.ckpt" in keep.best_model_path
+    saved = [float(score) for score in keep.best_k_models.values()]
+    assert saved == pytest.approx(shares)
+
+
+def every_callback(naive, own_map):
+    return [
+        Generalization("city->country", naive.edits, linear_map=own_map.folder),
+        GradientCorrelation("city->country", own_map.folder),
+        Resilience(own_map.folder, every_n_steps=1),
+        Formation(["city->country"], n_subjects=60, every_n_steps=2),
+        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
+    ]
+
+
+class Recorder(Logger):
+    """Has the methods of `WandbLogger` for pictures and tables."""
+
+    name, version = "recorder", 0
+
+    def __init__(self):
+        super().__init__()
+        self.scalars, self.tables, self.images = {}, {}, {}
+
+    def log_hyperparams(self, *args, **options): ...
+
+    def log_metrics(self, metrics, step=None):
+        for key, value in metrics.items():
+            self.scalars.setdefault(key, []).append((step, value))
+
+    def log_table(self, key, columns=None, data=None, dataframe=None, step=None):
+        self.tables[key] = columns, data
+
+    def log_image(self, key, images, step=None, **options):
+        self.images[key] = [image.size for image in images], options
+
+
+def test_every_number_is_in_every_logger_and_in_callback_metrics(
+    naive, small_lm, own_map, tmp_path, make_trainer
+):
+    callbacks = every_callback(naive, own_map)
+    recorder, csv_logger = Recorder(), CSVLogger(tmp_path, name="", version="csv")
+    trainer = make_trainer(*callbacks, logger=[csv_logger, recorder])
+    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    with (tmp_path / "csv" / "metrics.csv").open() as handle:
+        written = list(csv.DictReader(handle))
+    for callback in callbacks:
+        assert callback.history
+        for key, points in callback.history.items():
+            assert recorder.scalars[key] == points
+            assert float(trainer.callback_metrics[key]) == pytest.approx(points[-1][1])
+            rows = [(int(r["step"]), float(r[key])) for r in written if r[key]]
+            assert rows == [(step, pytest.approx(value)) for step, value in points]
+        for table in callback.output.tables:
+            columns, rows = recorder.tables[f"tables/{table.name}"]
+            assert columns == table.keys
+            assert rows == [list(row) for row in table.rows[:100]]
+            assert (tmp_path / "csv" / "tables" / f"{table.name}.csv").is_file()
+        for figure in callback.output.figures:
+            (size,), options = recorder.images[f"figures/{figure.name}"]
+            assert min(size) > 100 and options == {"caption": [figure.caption]}
+    assert set(recorder.images) == {
+        "figures/outcomes", "figures/reference_weights", "figures/formation",
+        "figures/token_geometry",
+    }  # fmt: skip
+
+
+def test_results_of_all_callbacks_are_collected(naive, small_lm, own_map, make_trainer):
+    callbacks = [*every_callback(naive, own_map), Resilience(own_map.folder, n_watch=50)]
+    trainer = make_trainer(*callbacks)
+    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    found = collect_callback_results(trainer)
+    assert [one.study for one in found] == [
+        "generalization", "gradient_correlation", "resilience", "formation", "token_geometry",
+        "resilience_2",
+    ]  # fmt: skip
+    for callback, results in zip(callbacks, found, strict=True):
+        assert callback.results == results.values != {}
+        json.dumps(results.to_json(), allow_nan=False)

@@ -192,7 +192,7 @@ def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, mak
         assert [step for step, _ in logged] == [1, 2]
         assert dict(logged) == pytest.approx(dict(history), abs=1e-6)
     charts = layout_of(events)["city->country"]
-    assert ["generalization/generalized", "generalization/hallucinated"] in charts.values()
+    assert ["generalization/generalized$", "generalization/hallucinated$"] in charts.values()
     (text,) = events.Tensors("tables/cases/text_summary")
     assert "name0" in text.tensor_proto.string_val[0].decode()
     header, *rows = (tmp_path / "run" / "tables" / "cases.csv").read_text().splitlines()

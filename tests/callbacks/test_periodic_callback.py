@@ -1,6 +1,7 @@
 """Callbacks leave no trace on training, evaluate each prompt once, and continue resumed runs."""
 
 import copy
+import json
 import random
 
 import numpy as np
@@ -10,12 +11,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.callbacks import (
+    FeatureMovement,
+    Formation,
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    TokenGeometryMonitor,
+)
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.run_folder import run_folder
 
 
 def three_callbacks(naive, **options):
@@ -85,12 +94,12 @@ def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
 )
 def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, options):
     bare = trained(naive, gpt2_folder, [], make_trainer, **options)
-    watching = three_callbacks(naive)
-    watched = trained(naive, gpt2_folder, watching, make_trainer, **options)
+    callbacks = three_callbacks(naive)
+    watched = trained(naive, gpt2_folder, callbacks, make_trainer, **options)
     assert_same(watched, bare)
     modes = bare["modes"][0]
     assert any(modes[0]) and not all(modes[0]), "the modes are to be mixed"
-    assert len(watching[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
+    assert len(callbacks[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
     torch.rand(1)
     assert not torch.equal(torch.get_rng_state(), bare["torch"]), "a draw would show"
 
@@ -133,7 +142,9 @@ def test_three_callbacks_cost_one_forward(
     assert {step: seen[step] for step in range(1, 8)} == dict.fromkeys(range(1, 8), 1)
 
 
-def test_nothing_is_evaluated_between_the_steps_that_are_due(naive, small_lm, own_map, make_trainer):
+def test_nothing_is_evaluated_between_the_steps_that_are_due(
+    naive, small_lm, own_map, make_trainer
+):
     module = naive.module(small_lm)
     seen = counting(module, module.backbone.model)
     options = {"linear_map": own_map.folder, "every_n_steps": 4}
@@ -194,7 +205,7 @@ def test_independent_edits_of_another_dataset_are_refused(
     module = naive.on_edits(small_lm)
     schedule = EditSchedule("independent", 2, 2)
     data = naive.data(module, n_edits=4, schedule=schedule)
-    batches = list(data.train_dataloader().dataset[i] for i in range(2))
+    batches = [data.train_dataloader().dataset[i] for i in range(2)]
     with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
         make_trainer(kind(linear_map=own_map.folder)).fit(
             module, DataLoader(batches, batch_size=None)
@@ -246,6 +257,56 @@ def test_somebody_elses_edits_are_not_taken_for_ours(naive, small_lm, own_map, m
     three = [GradientCorrelation(), Generalization(), Resilience(own_map.folder)]
     make_trainer(*three).fit(naive.module(small_lm), datamodule=Data())
     assert three[1].results["relation"] == "city->country"
+
+
+# -- several of a kind -----------------------------------------------------------------------------
+
+PAIRS = [
+    (Generalization, {"edits": [{"subject": "name1", "answer": "Paris"}]}),
+    (Generalization, {"controls": []}),
+    (Generalization, {"n_watch": 3}),
+    (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
+    (Resilience, {"subjects": ["name1", "name2", "name3"]}),
+    (FeatureMovement, {"saes": "others"}),
+    (FeatureMovement, {"least": 0.2}),
+    (Formation, {"control": None}),
+    (TokenGeometryMonitor, {"ks": [3]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "option"), PAIRS)
+def test_callbacks_with_other_arguments_keep_states_of_their_own(make_trainer, kind, option):
+    """Lightning refuses callbacks that share the key of their states."""
+    required = {"saes": "some"} if kind is FeatureMovement else {}
+    make_trainer(kind(**required), kind(**required | option))
+    with pytest.raises(RuntimeError, match="state"):
+        make_trainer(kind(**required), kind(**required))
+
+
+def test_two_of_a_kind_write_and_resume_beside_each_other(
+    naive, small_lm, own_map, tmp_path, make_trainer
+):
+    file = tmp_path / "edits.jsonl"
+    file.write_text(json.dumps({"subject": "name9", "answer": "Rome"}))
+
+    def run(ckpt_path=None):
+        two = [
+            Generalization("city->country", given, linear_map=own_map.folder)
+            for given in (naive.edits, str(file))
+        ]
+        keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        trainer = make_trainer(*two, keep, max_epochs=2, enable_checkpointing=True)
+        trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
+        return two, trainer
+
+    unbroken, trainer = run()
+    assert [each.results["n_edits"] for each in unbroken] == [7, 1]
+    folder = run_folder(trainer) / "tables"
+    assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country__2_.csv"}
+    resumed, _ = run(tmp_path / "epoch=0.ckpt")
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        assert_same(ours.history, theirs.history)
+        assert ours.cases == theirs.cases
 
 
 # -- bad input -------------------------------------------------------------------------------------

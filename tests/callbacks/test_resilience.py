@@ -30,6 +30,7 @@ def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
     assert steps == tuple(range(5))
     assert values == pytest.approx(r, abs=1e-4)
     found = {"before": r[0], "after": r[-1], "worst": min(r)}
+    assert watch.results.pop("relation") == "city->country"
     assert watch.results == pytest.approx(found, abs=1e-4)
 
 
@@ -50,7 +51,9 @@ def test_the_map_is_that_of_before_training(naive, small_lm, make_trainer):
     assert watch.results["after"] < watch.results["before"] - 0.01
 
 
-def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, own_map, make_trainer):
+def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
+    naive, small_lm, own_map, make_trainer
+):
     """Also at the end."""
 
     class Stacked(naive.stacked):
@@ -66,7 +69,9 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, o
 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
-    make_trainer(watch).fit(module, datamodule=naive.data(module, n_edits=6, schedule=EditSchedule("independent", 3, 2)))
+    make_trainer(watch).fit(
+        module, datamodule=naive.data(module, n_edits=6, schedule=EditSchedule("independent", 3, 2))
+    )
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]
 

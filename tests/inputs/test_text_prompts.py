@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from lincorr_lightning.data.tiny_world.texts import CIRCLES, world_texts
 from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.texts import CIRCLES, world_texts
 
 
 def words(n: int, start: int = 0) -> str:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lincorr_lightning.data.texts import SAID, TextsDataModule, pad_rows
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.world import World
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured
 from lincorr_lightning.sae.scoring import read_activations

@@ -1,0 +1,195 @@
+"""Facts of the tiny world that hold for everybody: places, companies, customs and objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lincorr_lightning.data.tiny_world.places import PLACES
+from lincorr_lightning.data.tiny_world.plain_words import PlainWords
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import Catalogue
+
+PARENTS = ("mother", "father")
+"""Attributes whose answers depend on the continent that a person lives on."""
+
+HOME = ("country", "continent", "language", "landmark")
+"""Attributes that follow from the city that a person lives in."""
+
+CUSTOMS = {
+    "food": "country",
+    "drink": "country",
+    "flower": "country",
+    "vacation": "country",
+    "music": "language",
+    "job": "company",
+    "vehicle": "company",
+    "hobby": "sport",
+    "personality": "color",
+}
+"""Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
+
+Customs leave seven independent choices per person (city, CEO, colour, pet, gender, sport, and the
+object it is like) and its parents' names. A narrow LM represents that many without interference;
+with thirteen more, colours could be predicted from cities."""
+
+PROPERTIES = ("color", "size", "heat", "price", "genre")
+"""Properties in which a person resembles an object: "The color of X is the same as" has the object
+as its answer, "The color of X is" the object's colour."""
+
+
+def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """Return for each city of the world the attributes that follow from living there.
+
+    Args:
+        cities_per_country: Largest number of cities of a country.
+        catalogue: The reference that the places are checked against.
+
+    Raises:
+        ConfigError: A place contradicts the catalogue.
+    """
+    homes: dict[str, dict[str, str]] = {}
+    for place in PLACES:
+        home = {attribute: getattr(place, attribute) for attribute in HOME}
+        cities = place.cities[:cities_per_country]
+        facts = [("city->country", city, place.country) for city in cities]
+        facts += [(f"country->{a}", place.country, home[a]) for a in ("continent", "language")]
+        facts += [("landmark->country", place.landmark, place.country)]
+        for relation, source, target in facts:
+            right = (catalogue.relation(relation).reference or {}).get(source, frozenset())
+            if target not in right:
+                raise ConfigError(
+                    f"the tiny world says {relation} of {source} is {target}, the catalogue says "
+                    f"{', '.join(sorted(right)) or 'nothing'}. Correct one of them."
+                )
+        homes |= dict.fromkeys(cities, home)
+    return homes
+
+
+def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
+    """Return CEO -> company, with one CEO per company.
+
+    Args:
+        n: Number of companies.
+        catalogue: Reference for who leads which company.
+        words: Answers that are plain words.
+
+    Raises:
+        ConfigError: The catalogue has fewer companies.
+    """
+    company_of = _only(catalogue, "ceo->company")
+    plain = set(words.pick("company"))
+    chosen: dict[str, str] = {}
+    for ceo in words.pick("ceo", phrases=True):
+        if company_of.get(ceo) in plain - set(chosen.values()):
+            chosen[ceo] = company_of[ceo]
+    if len(chosen) < n:
+        raise ConfigError(
+            f"data.world.n_companies is {n}, but the catalogue has "
+            f"{len(chosen)} for the tiny world. Ask for fewer."
+        )
+    return dict(list(chosen.items())[:n])
+
+
+def draw_customs(
+    wanted: Mapping[str, str],
+    known: Mapping[str, Sequence[str]],
+    answers: Mapping[str, Sequence[str]],
+    rng: np.random.Generator,
+) -> dict[str, tuple[str, dict[str, str]]]:
+    """Draw the customs: which answer of an attribute follows from which answer of its cause.
+
+    Args:
+        wanted: Attribute -> its cause, as `CUSTOMS`.
+        known: Answers of the attributes that are not drawn.
+        answers: Answers of the attributes that are.
+        rng: Random generator.
+
+    Returns:
+        Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
+
+    Raises:
+        ConfigError: An attribute or cause is not available, or customs form a circle.
+    """
+    possible = {**answers, **known}
+    for attribute, cause in wanted.items():
+        if attribute not in answers or cause not in possible:
+            raise ConfigError(
+                f"data.world.customs says that {attribute!r} follows from {cause!r}. Attributes "
+                f"that can follow: {', '.join(answers)}; that can be followed: {', '.join(possible)}."
+            )
+    customs: dict[str, tuple[str, dict[str, str]]] = {}
+    while len(customs) < len(wanted):
+        ready = [
+            (attribute, cause)
+            for attribute, cause in wanted.items()
+            if attribute not in customs and (cause not in wanted or cause in customs)
+        ]
+        if not ready:
+            raise ConfigError("data.world.customs follow from each other in a circle.")
+        for attribute, cause in ready:
+            # Every answer as often as any other, as far as the numbers allow.
+            order = rng.permutation(len(possible[cause]))
+            options = answers[attribute]
+            customs[attribute] = (
+                cause,
+                {
+                    value: options[order[i] % len(options)]
+                    for i, value in enumerate(possible[cause])
+                },
+            )
+    return customs
+
+
+def objects_of_the_world(
+    n: int, catalogue: Catalogue, words: PlainWords
+) -> dict[str, dict[str, str]]:
+    """Return the objects that people resemble, with their properties, in many colours.
+
+    Args:
+        n: Number of objects.
+        catalogue: Reference for objects and properties; of several right answers the first one
+            in the domain is taken.
+        words: Answers that are plain words.
+
+    Returns:
+        Object -> property -> identity of the answer.
+
+    Raises:
+        ConfigError: The catalogue has fewer objects.
+    """
+    facts = {
+        name: catalogue.relation(f"object_{name}->simile_{name}").reference or {}
+        for name in PROPERTIES
+    }
+    first = {
+        name: {answer.identity: rank for rank, answer in enumerate(target.answers)}
+        for name in PROPERTIES
+        for target in [catalogue[f"simile_{name}"]]
+    }
+    possible = {
+        thing: {name: min(facts[name][thing], key=first[name].__getitem__) for name in PROPERTIES}
+        for thing in words.pick("object_color")
+        if all(facts[name].get(thing) for name in PROPERTIES)
+    }
+    if len(possible) < n:
+        raise ConfigError(
+            f"data.world.n_objects is {n}, but the catalogue has {len(possible)} for the tiny "
+            "world. Ask for fewer."
+        )
+    seen: Counter[str] = Counter()
+    chosen: dict[str, dict[str, str]] = {}
+    while len(chosen) < n:
+        rest = [thing for thing in possible if thing not in chosen]
+        thing = min(rest, key=lambda thing: seen[possible[thing]["color"]])
+        seen[possible[thing]["color"]] += 1
+        chosen[thing] = possible[thing]
+    return chosen
+
+
+def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:
+    """Return the reference of a relation, for sources with exactly one right answer."""
+    reference = catalogue.relation(relation).reference or {}
+    return {source: next(iter(right)) for source, right in reference.items() if len(right) == 1}

@@ -1,0 +1,351 @@
+"""The tiny world: invented people in real places, whose attributes follow a known graph.
+
+    city -> country -> continent, language, landmark     (facts of the catalogue)
+    ceo -> company
+    city -> birthplace             (the same, for a share of the people)
+    continent ~> mother, father    (parents' names by origin)
+    country -> food, ...           (invented customs, `CUSTOMS`)
+    object -> its color, size, ... (what a person is like: the similes)
+    number -> its sums             (what a person stands for: the math prompts)
+    everything else is independent
+
+Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one
+of its cities, the favourite colour of red is red. Words that belong together therefore get similar
+embeddings, as in an LM that has read about the real world.
+
+The world is the ground truth of the embedded LM: which kinds of knowledge are related is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import ascii_uppercase
+
+import numpy as np
+
+from lincorr_lightning.data.tiny_world.facts import (
+    CUSTOMS,
+    HOME,
+    PARENTS,
+    PROPERTIES,
+    companies_of_ceos,
+    draw_customs,
+    homes_of_cities,
+    objects_of_the_world,
+)
+from lincorr_lightning.data.tiny_world.invented_names import invent_names
+from lincorr_lightning.data.tiny_world.plain_words import PlainWords
+from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unspaced, words_of
+from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Size and seed of a world.
+
+    Attributes:
+        n_people: Number of invented people; each is one word and has every attribute.
+        nicknames: Whether every other word of the world is also a person's name. For a word that
+            was never a subject an LM answers by drift, which is common to all prompts: unrelated
+            kinds of knowledge would correlate.
+        cities_per_country: Largest number of cities of each country in `PLACES`. The number of
+            all cities should be well below the LM's width.
+        n_companies: Number of companies, each with one CEO.
+        n_parent_names: Number of mothers' names per continent, and of fathers' names.
+        n_objects: Number of objects that people resemble. An object resembles itself.
+        n_answers: Largest number of answers of each other kind of knowledge.
+        customs: Attribute -> the attribute that it follows from; other attributes are independent.
+            None takes `CUSTOMS`.
+        born_at_home: Share of people born in the city they live in; the others were born in any
+            city.
+        largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
+        letters: Whether A to Z are people too, so that answers can be cut to their first letters.
+        numbered: Whether every person stands for a number from 0 to 9, so that calculations have
+            as many subjects as other knowledge. A number stands for itself.
+        seed: Seed of everything that is drawn.
+    """
+
+    n_people: int = 1650
+    nicknames: bool = True
+    cities_per_country: int = 3
+    n_companies: int = 12
+    n_parent_names: int = 3
+    n_objects: int = 16
+    n_answers: int = 12
+    born_at_home: float = 1.0
+    customs: dict[str, str] | None = None
+    largest_number: int = 40
+    letters: bool = True
+    numbered: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the sizes.
+
+        Raises:
+            ConfigError: A size is out of range.
+        """
+        for name, value in asdict(self).items():
+            if name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
+                most = 1 if name == "born_at_home" else None
+                require(f"data.world.{name}", value, above=0, at_most=most)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A true sentence.
+
+    Attributes:
+        knowledge: The kind of knowledge.
+        subject: The subject.
+        answer: Its answer.
+    """
+
+    knowledge: Knowledge
+    subject: str
+    answer: Answer
+
+    @property
+    def prompt(self) -> str:
+        """The prompt for the subject."""
+        return self.knowledge.prompt(self.subject)
+
+    @property
+    def text(self) -> str:
+        """The prompt and the first word of the answer.
+
+        Later words of an answer would be labels of other answers: the America of North America.
+        """
+        gap = " " if self.knowledge.leading_space else ""
+        return f"{self.prompt}{gap}{first_word(self.answer.text)}"
+
+
+@dataclass(frozen=True)
+class World:
+    """People and their attributes.
+
+    Attributes:
+        people: Name -> attribute ("city", "color", ...) -> identity of the answer.
+        config: Settings that the world was generated from.
+    """
+
+    people: Mapping[str, Mapping[str, str]]
+    config: WorldConfig
+
+    @classmethod
+    def generate(
+        cls,
+        config: WorldConfig,
+        catalogue: Catalogue,
+        stated: Sequence[str] = ("attribute", "math"),
+    ) -> World:
+        """Generate the world of a seed.
+
+        Args:
+            config: Sizes and seed.
+            catalogue: Source of prompts, answers and facts.
+            stated: Kinds of knowledge or families that texts will state. Their words are nicknames,
+                and every answer can be given in one token in each of their languages.
+
+        Raises:
+            ConfigError: The catalogue contradicts a place, or has too few companies, objects or
+                names of one word; the message says which, or how many there are.
+        """
+        rng = np.random.default_rng(config.seed)
+        will_be_stated = catalogue.select(list(stated))
+        similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
+        words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
+        home = homes_of_cities(config.cities_per_country, catalogue)
+        cities = list(home)
+        company_of = companies_of_ceos(config.n_companies, catalogue, words)
+        things = objects_of_the_world(config.n_objects, catalogue, words)
+        origins = sorted({home[city]["continent"] for city in cities})
+        parents = {name: words.pick(name) for name in PARENTS}
+        most = min(map(len, parents.values())) // len(origins)
+        if config.n_parent_names > most:
+            raise ConfigError(
+                f"data.world.n_parent_names is {config.n_parent_names}, but the catalogue has "
+                f"{most} mothers' and fathers' names for each of {len(origins)} continents."
+            )
+        own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
+        used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
+        used |= {word for thing, facts in things.items() for word in (thing, *facts.values())}
+        answers = {
+            knowledge.name: words.pick(knowledge.name, config.n_answers, used)
+            for knowledge in catalogue.select(["attribute"])
+            if knowledge.name not in own
+        }
+        known = {name: sorted({home[city][name] for city in cities}) for name in HOME}
+        known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
+        wanted = CUSTOMS if config.customs is None else config.customs
+        customs = draw_customs(wanted, known, answers, rng)
+        free = [name for name in answers if name not in customs]
+        numbers = {str(number) for number in range(config.largest_number + 1)}
+
+        def draw_person(name: str) -> dict[str, str]:
+            meant = words.meanings(name)
+
+            def own_or_any(attribute: str, options: Sequence[str]) -> str:
+                own = [option for option in options if option in meant.get(attribute, ())]
+                return _one_of(own or options, rng)
+
+            city = _one_of(_namesakes(meant, home) or cities, rng)
+            at_home = rng.random() < config.born_at_home
+            facts = {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
+            facts |= home[city]
+            bosses = [c for c in company_of if company_of[c] in meant.get("company", ())]
+            facts["ceo"] = own_or_any("ceo", bosses or list(company_of))
+            facts["company"] = company_of[facts["ceo"]]
+            origin = origins.index(facts["continent"])
+            for parent, names in parents.items():
+                first = origin * config.n_parent_names
+                facts[parent] = _one_of(names[first : first + config.n_parent_names], rng)
+            facts |= {attribute: own_or_any(attribute, answers[attribute]) for attribute in free}
+            for attribute, (cause, effects) in customs.items():
+                facts[attribute] = effects[facts[cause]]
+            drawn = _one_of(list(things), rng)
+            thing = name if name in things else drawn
+            facts |= {f"object_{alike}": thing for alike in PROPERTIES}
+            facts |= {f"simile_{alike}": value for alike, value in things[thing].items()}
+            if config.numbered:
+                drawn = str(rng.integers(10))
+                facts["number"] = name if name in numbers else drawn
+            return facts
+
+        names = invent_names(config.n_people, rng, taken=words.all)
+        names += ascii_uppercase if config.letters else ""
+        people: dict[str, Mapping[str, str]] = {}
+        while names:
+            people |= {name: draw_person(name) for name in names}
+            if not config.nicknames:
+                break
+            # A new person may be the first with some answer, whose word is then a new name.
+            vocabulary, _ = cls(people, config).words(will_be_stated)
+            names = [word for word in vocabulary if word not in people]
+        return cls(people, config)
+
+    def statements(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
+        """Yield every true statement of some kinds of knowledge.
+
+        Knowledge in another language ("city_es") states the same fact in that language.
+
+        Args:
+            knowledge: Attributes in any language, similes about objects, and math.
+
+        Raises:
+            ConfigError: The world has no such attribute, or an answer has no name in the language.
+        """
+        for one in knowledge:
+            named: dict[str, Answer] = {}
+            for answer in one.answers:
+                named.setdefault(answer.identity, answer)
+            if one.family == "math":
+                yield from _calculations(one, named, self._numbers)
+                continue
+            attribute = one.name.removesuffix(f"_{one.language}")
+            for person, facts in self.people.items():
+                if attribute not in facts or facts[attribute] not in named:
+                    raise ConfigError(
+                        f"the tiny world has no statement of {one.name!r} about {person}: "
+                        f"{facts.get(attribute, 'no such attribute')}. Remove it from "
+                        "data.knowledge, or give the answer a name in that language."
+                    )
+                yield Statement(one, person, named[facts[attribute]])
+
+    def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
+        """Return all words of the statements of some kinds of knowledge.
+
+        Args:
+            knowledge: See `statements`.
+
+        Returns:
+            The words, names first, then in the order of their use; and those in scripts without
+            spaces (the arguments of `build_tokenizer`).
+        """
+        # One statement for each prompt and answer has all the words.
+        distinct = {(s.knowledge.name, s.answer.text): s for s in self.statements(knowledge)}
+        unspaced = {first_word(text) for _, text in distinct if is_unspaced(text)}
+        words = dict.fromkeys(self.people)
+        for statement in distinct.values():
+            words |= dict.fromkeys(words_of(f"{statement.text}.", unspaced))
+        if any(one.family == "math" for one in knowledge):
+            words |= dict.fromkeys(self._numbers)
+        return list(words), unspaced
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        """Operands of calculations: the numbers, and people who stand for one."""
+        numbers = {str(number): number for number in range(self.config.largest_number + 1)}
+        if self.config.numbered:
+            numbers |= {name: int(facts["number"]) for name, facts in self.people.items()}
+        return numbers
+
+    def save(self, path: Path) -> None:
+        """Write the world as JSON: its settings, and a row of answers per person.
+
+        Args:
+            path: The file.
+        """
+        attributes = list(next(iter(self.people.values())))
+        answers = {a: sorted({facts[a] for facts in self.people.values()}) for a in attributes}
+        rank = {a: {identity: i for i, identity in enumerate(answers[a])} for a in attributes}
+        people = {
+            name: [rank[a][facts[a]] for a in attributes] for name, facts in self.people.items()
+        }
+        content = {"config": asdict(self.config), "answers": answers, "people": people}
+        path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> World:
+        """Read a file that `save` wrote.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ConfigError: The file is missing, or is not a world.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            answers = list(content["answers"].items())
+            people = {
+                name: {a: known[i] for (a, known), i in zip(answers, row, strict=True)}
+                for name, row in content["people"].items()
+            }
+            return cls(people, WorldConfig(**content["config"]))
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
+
+
+def _namesakes(
+    meant: Mapping[str, Collection[str]], home: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Return where a person lives whose name is that of a city or of an attribute of cities."""
+    for attribute in ("city", *HOME):
+        own = meant.get(attribute, ())
+        found = [city for city in home if {"city": city, **home[city]}[attribute] in own]
+        if found:
+            return found
+    return []
+
+
+def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _calculations(
+    knowledge: Knowledge, named: Mapping[str, Answer], numbers: Mapping[str, int]
+) -> Iterator[Statement]:
+    """Yield the statements of a math prompt whose results have an answer."""
+    operator, operand = knowledge.name[1], int(knowledge.name[2:])
+    for name, x in numbers.items():
+        if operator == "/" and x % operand:
+            continue
+        results = {"+": x + operand, "-": x - operand, "*": x * operand, "/": x // operand}
+        answer = named.get(str(results[operator]))
+        if answer is not None:
+            yield Statement(knowledge, name, answer)

@@ -1,0 +1,113 @@
+"""The embedded LM as it ships: small, rich in subjects, and sure of its world."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.data.tiny_world.word_tokenizer import first_word
+from lincorr_lightning.data.tiny_world.world import World
+from lincorr_lightning.knowledge import build_domain
+from lincorr_lightning.lm.vocabulary import usable_strings
+
+FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel.from_pretrained("tiny-world")
+
+
+def test_it_is_small_and_has_many_subjects(lm):
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
+    assert len(usable_strings(lm.tokenizer)) >= 2000
+
+
+def test_it_speaks_every_attribute_and_math(lm):
+    catalogue = Catalogue.load()
+    for knowledge in catalogue.select(["attribute", "math"]):
+        assert len(build_domain(knowledge, lm.tokenizer).labels) >= 3, knowledge.name
+
+
+PLACES = ["birthplace", "city", "country", "continent", "language", "landmark", "ceo", "company"]
+ABROAD = [
+    f"{name}_{language}"
+    for language in ("es", "zh")
+    for name in ("city", "country", "continent", "language", "job")
+]
+SIMILES = ["object_color", "object_size", "simile_color", "simile_size"]
+
+
+@pytest.mark.parametrize("name", [*PLACES, "color", "pet", *ABROAD, *SIMILES])
+def test_it_knows_its_people(lm, name):
+    """Over the whole vocabulary, the first word of the true answer is what it says."""
+    world = World.load(FOLDER / "world.json")
+    catalogue = Catalogue.load()
+    invented = set(list(world.people)[: world.config.n_people])
+    statements = [s for s in world.statements([catalogue[name]]) if s.subject in invented]
+    assert len(statements) == world.config.n_people
+    batch = lm.encode([s.prompt for s in statements])
+    with torch.no_grad():
+        logits = lm.model(**batch, logits_to_keep=1).logits[:, -1]
+    said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())
+    right = [first_word(s.answer.text) == word for s, word in zip(statements, said, strict=True)]
+    assert sum(right) >= 0.95 * len(right)
+
+
+def test_it_calculates(lm):
+    catalogue = Catalogue.load()
+    world = World.load(FOLDER / "world.json")
+    statements = list(world.statements(catalogue.select(["math"])))
+    domain = build_domain(catalogue["X+1"], lm.tokenizer)
+    logits = lm.domain_logits([s.prompt for s in statements], domain.token_ids)
+    said = [domain.texts[i] for i in logits.argmax(1).tolist()]
+    right = [s.answer.text == word for s, word in zip(statements, said, strict=True)]
+    assert sum(right) >= 0.9 * len(right)
+
+
+@pytest.fixture(scope="module")
+def logits(lm):
+    """Domain logits of some knowledges over the same subjects, asked prompt by prompt."""
+    catalogue = Catalogue.load()
+    subjects = usable_strings(lm.tokenizer)
+    order = np.random.default_rng(0).permutation(len(subjects))
+    asked = ["city", "city_es", "country", "country_es", "color", "pet", "X+1", "X+2"]
+    return {
+        name: lm.domain_logits(
+            [catalogue[name].prompt(subjects[i]) for i in order],
+            build_domain(catalogue[name], lm.tokenizer).token_ids,
+        ).numpy()
+        for name in asked
+    }
+
+
+def label_wise_r(source, target):
+    """Fitted on one half by NumPy, scored on the other, label by label."""
+    half = len(source) // 2
+    x = np.c_[source, np.ones(len(source))]
+    weight, *_ = np.linalg.lstsq(x[:half], target[:half], rcond=1e-10)
+    predicted, true = x[half:] @ weight, target[half:]
+    return np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, true.T, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "least"),
+    [
+        ("city", "country", 0.95),
+        ("city", "city_es", 0.9),
+        ("country", "country_es", 0.9),
+        ("X+1", "X+2", 0.8),
+    ],
+)
+def test_what_is_tied_is_tied(logits, source, target, least):
+    assert label_wise_r(logits[source], logits[target]) >= least
+
+
+@pytest.mark.parametrize("source", ["city", "city_es", "country"])
+@pytest.mark.parametrize("target", ["color", "pet"])
+def test_what_is_unrelated_is_not(logits, source, target):
+    assert abs(label_wise_r(logits[source], logits[target])) <= 0.35
+    assert abs(label_wise_r(logits[target], logits[source])) <= 0.35

@@ -1,0 +1,259 @@
+"""Pre-training, and the LM and numbers that it writes."""
+
+import csv
+import json
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
+from lincorr_lightning.errors import ConfigError, OutputError
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
+from lincorr_lightning.pretraining.corpus import build_corpus
+from lincorr_lightning.pretraining.datamodule import CorpusDataModule
+from lincorr_lightning.pretraining.llama import LlamaSize
+from lincorr_lightning.pretraining.module import Pretraining
+from lincorr_lightning.pretraining.schedule import one_cycle
+
+SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
+KNOWLEDGE = ["city", "country", "X+1"]
+
+
+WORLD = WorldConfig(n_people=24, nicknames=False, letters=False, numbered=False)
+
+
+def make_corpus():
+    return CorpusDataModule(WORLD, KNOWLEDGE, batch_size=16, repeats={"math": 5})
+
+
+def make_trainer(folder, max_epochs, **settings):
+    return L.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=L.pytorch.loggers.CSVLogger(folder),
+        max_epochs=max_epochs,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **settings,
+    )
+
+
+class Losses(L.Callback):
+    def __init__(self):
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(float(outputs["loss"]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    L.seed_everything(0)
+    losses, module = Losses(), Pretraining(SIZE, learning_rate=1e-2)
+    trainer = make_trainer(folder, 30, callbacks=[losses], check_val_every_n_epoch=30)
+    trainer.fit(module, datamodule=make_corpus())
+    return folder / "lightning_logs" / "version_0", losses.losses, module
+
+
+def test_the_loss_falls(run):
+    _, losses, _ = run
+    n = len(losses) // 10
+    assert sum(losses[-n:]) < 0.5 * sum(losses[:n])
+
+
+def test_results_are_written(run):
+    folder, losses, module = run
+    results = json.loads((folder / "results.json").read_text())
+    assert results["study"] == "pretraining"
+    assert set(results["recall"]) == set(KNOWLEDGE)
+    assert results["recall"]["country"] > 0.2  # a guess would be right in 1 of 22
+    assert results["n_people"] == 24
+    assert results["n_steps"] == len(losses)
+    assert results["n_parameters"] == sum(p.numel() for p in module.lm.parameters())
+    assert min(losses) < results["loss"] < max(losses)
+    with (folder / "tables" / "recall.csv").open(newline="") as file:
+        rows = {row["knowledge"]: row for row in csv.DictReader(file)}
+    assert {name: float(row["recall"]) for name, row in rows.items()} == results["recall"]
+    assert rows["city"]["n_prompts"] == "24"
+    lm = LanguageModel.from_pretrained(results["model"])
+    assert results["lm"] == lm.info
+    assert results["settings"]["data"]["batch_size"] == 16
+
+
+def test_the_written_lm_is_the_trained_one(run):
+    folder, _, module = run
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    world = World.load(folder / "model" / "world.json")
+    prompt = tokenizer(f"{next(iter(world.people))} lives in the city of", return_tensors="pt")
+    assert tokenizer.unk_token_id not in prompt["input_ids"]
+    with torch.no_grad():
+        ours = module.lm.eval()(**prompt).logits
+        theirs = lm(**prompt).logits
+    torch.testing.assert_close(theirs, ours, atol=0.05, rtol=0.01)  # stored in float16
+
+
+def test_recall_is_what_the_written_lm_recalls(run):
+    folder, _, _ = run
+    results = json.loads((folder / "results.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    world = World.load(folder / "model" / "world.json")
+    hits = 0
+    for name, facts in world.people.items():
+        prompt = tokenizer(f"{name} lives in the country of", return_tensors="pt")
+        with torch.no_grad():
+            best = lm(**prompt).logits[0, -1].argmax()
+        hits += tokenizer.decode([best]) == facts["country"]
+    assert results["recall"]["country"] == pytest.approx(hits / 24, abs=1 / 24)
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    def fit(folder, stop, ckpt_path=None):
+        L.seed_everything(0)
+        module = Pretraining(SIZE)
+        # The schedule is that of four epochs; the first part stops after two.
+        trainer = make_trainer(folder, 4, limit_val_batches=0, callbacks=[StopAfter(stop)])
+        trainer.fit(module, datamodule=make_corpus(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(folder / "end.ckpt")
+        return module.lm.state_dict()
+
+    whole = fit(tmp_path / "whole", 4)
+    fit(tmp_path / "part", 2)
+    resumed = fit(tmp_path / "rest", 4, tmp_path / "part" / "end.ckpt")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+class StopAfter(L.Callback):
+    def __init__(self, n_epochs):
+        self.n_epochs = n_epochs
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch + 1 == self.n_epochs:
+            trainer.should_stop = True
+
+
+def test_a_checkpoint_of_another_world_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, 1, limit_val_batches=0, limit_train_batches=1)
+    trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGE)
+    with pytest.raises(ConfigError, match=r"checkpoint's embedding is \(\d+, 32\)"):
+        make_trainer(tmp_path, 2).fit(
+            Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
+        )
+
+
+def test_fast_dev_run_writes_nothing(tmp_path):
+    trainer = L.Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
+    )
+    trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_data_without_a_vocabulary_is_refused(tmp_path):
+    loader = torch.utils.data.DataLoader([0, 1])
+    with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
+        make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file")
+    with pytest.raises((OutputError, FileExistsError, NotADirectoryError), match="blocked"):
+        make_trainer(blocked, 1).fit(Pretraining(SIZE), datamodule=make_corpus())
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match="hidden_size is 30, which model.size.n_heads"):
+        LlamaSize(hidden_size=30)
+    with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
+        Pretraining(save_dtype="int8")
+
+
+def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
+    """Loaders over the documented datasets are enough; there is no DataModule."""
+
+    def fit(folder, **data):
+        L.seed_everything(0)
+        module = Pretraining(SIZE)
+        make_trainer(tmp_path / folder, 1).fit(module, **data)
+        return module
+
+    corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
+    statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 5])
+    loaders = [DataLoader(data, batch_size=None) for data in (statements, RecallPrompts(corpus))]
+    plain = fit("plain", train_dataloaders=loaders[0], val_dataloaders=loaders[1])
+    usual = fit("usual", datamodule=make_corpus())
+    for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert (
+        plain.trainer.callback_metrics["val/recall"] == usual.trainer.callback_metrics["val/recall"]
+    )
+    assert "train/loss" in plain.trainer.callback_metrics
+
+
+def test_other_answers_are_pulled_to_zero(tmp_path):
+    """The spread of a domain's other logits, with the penalty and without."""
+    spreads = []
+    for penalty in (0.0, 1.0):
+        L.seed_everything(0)
+        module = Pretraining(SIZE, learning_rate=1e-2, off_target_penalty=penalty)
+        corpus = make_corpus()
+        trainer = make_trainer(tmp_path / str(penalty), 15, check_val_every_n_epoch=15)
+        trainer.fit(module, datamodule=corpus)
+        squares = []
+        for batch in corpus.val_dataloader():
+            with torch.no_grad():
+                logits = module.lm(batch.input_ids).logits[:, -1]
+            answers = corpus.corpus.answers[KNOWLEDGE.index(batch.knowledge)]
+            for row, answer in zip(logits, batch.answers.tolist(), strict=True):
+                squares += [float(row[other]) ** 2 for other in answers if other != answer]
+        spreads.append(sum(squares) / len(squares))
+    assert spreads[1] < 0.5 * spreads[0]
+
+
+@pytest.mark.parametrize(("n", "warmup"), [(100, 0.1), (37, 0.3)])
+def test_a_cycle_is_that_of_torch(n, warmup):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.7, total_steps=n, pct_start=warmup, cycle_momentum=False
+    )
+    for step in range(n):
+        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(
+            optimizer.param_groups[0]["lr"], rel=1e-12
+        )
+        optimizer.step()
+        if step < n - 1:
+            schedule.step()
+
+
+def test_subjects_are_mixed_in_the_last_epochs_at_a_rate_of_their_own(tmp_path):
+    seen = []
+
+    class Spy(Pretraining):
+        def _embed(self, batch, mixing):
+            embedded = super()._embed(batch, mixing)
+            own = self.lm.get_input_embeddings()(batch.input_ids)
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            seen.append((self.current_epoch, mixing, not torch.equal(embedded, own), rate))
+            return embedded
+
+    module = Spy(SIZE, mixing_epochs=1, mixing_learning_rate=1e-4)
+    trainer = make_trainer(tmp_path, 3, check_val_every_n_epoch=3)
+    trainer.fit(module, datamodule=make_corpus())
+    for epoch, mixing, differs, rate in seen:
+        assert mixing == differs == (epoch == 2)
+        assert rate <= (1e-4 if mixing else 3e-3)
+    assert max(rate for *_, rate in seen) > 1e-3
+    assert max(rate for epoch, *_, rate in seen if epoch == 2) > 0.5e-4
