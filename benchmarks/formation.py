@@ -39,12 +39,12 @@ def share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def row(together: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
+def row(cooccurrence: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
     """One line of the table: the LM as it is at the end."""
     tie = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR][-1]
     recall = {point["knowledge"]: point for point in formed["formation"]["recall"]}
     return [
-        share(together),
+        share(cooccurrence),
         *(f"{tie[key]:.2f}" for key in ("label_mean", "control_label_mean")),
         *(share(tie[key]) for key in ("influenced", "influencing")),
         *(share(recall[name]["unsaid"]) for name in ("country", "city")),
@@ -52,9 +52,9 @@ def row(together: float, formed: dict[str, Any], taught: dict[str, Any]) -> list
     ]
 
 
-def curves(together: float, formed: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:
+def curves(cooccurrence: float, formed: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:
     """What the figure shows of one LM."""
-    name = f"{together:.0%}"
+    name = f"{cooccurrence:.0%}"
     ties = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR]
     country = [p for p in formed["formation"]["recall"] if p["knowledge"] == "country"]
     found = {
@@ -85,9 +85,9 @@ def main(
         shorter = [] if epochs is None else [
             f"--trainer.max_epochs={epochs}", f"--trainer.check_val_every_n_epoch={epochs}"
         ]  # fmt: skip
-        for together in shares:
+        for cooccurrence in shares:
             formed = run(
-                "--config=configs/formation.yaml", f"--data.together={together}",
+                "--config=configs/formation.yaml", f"--data.cooccurrence={cooccurrence}",
                 f"--trainer.default_root_dir={folder}", *shorter,
             )  # fmt: skip
             taught = run(
@@ -95,8 +95,8 @@ def main(
                 f"--model.lm.name_or_path={formed['model']}", "--model.lm.dtype=float32",
                 f"--trainer.default_root_dir={folder}",
             )  # fmt: skip
-            rows.append(row(together, formed, taught))
-            history |= curves(together, formed)
+            rows.append(row(cooccurrence, formed, taught))
+            history |= curves(cooccurrence, formed)
     print(markdown_table(COLUMNS, rows))
     if figure is not None:
         told = "by the share of people of whom the text states both city and country"

@@ -1,10 +1,10 @@
-"""What the watching callbacks cost: seconds per training step of the tiny world.
+"""What the callbacks cost: time per training step of the tiny world.
 
     python benchmarks/watching.py
 
-A plain LightningModule trains the LM on eight edits a step, bare and under each callback with its
-default watch set. What a callback does once, before the first step, is not counted. The least of
-some runs is shown.
+A plain LightningModule trains the LM on eight edits per step, without callbacks and with each of
+them at its defaults. What a callback does once, before the first step, is not counted. The fastest
+of several runs is shown.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from lincorr_lightning import LanguageModel
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.module import answer_losses
+from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.results.tables import markdown_table
 
 
 class Plain(L.LightningModule):
-    """A fine-tune that knows nothing of who watches it."""
+    """A fine-tune without code for the callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
-        lm = LanguageModel.from_pretrained("tiny-world")
-        self.model, self.tokenizer = lm.model, lm.tokenizer
+        self.lm = LanguageModel.from_pretrained("tiny-world")
+        self.model = self.lm.model
         self.model.requires_grad_(True)
         self.times: list[float] = []
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
-        """Loss of the answers' tokens."""
+        """Return the mean cross-entropy of the answers."""
         del batch_idx
         self.times.append(time.perf_counter())
         return answer_losses(self.model, batch).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=1e-5)
 
 
 def seconds_per_step(callbacks: Sequence[L.Callback], steps: int) -> float:
-    """From one step's start to the next one's, over the later half of them."""
+    """Return the mean time from one step to the next, over the second half of the steps."""
     module = Plain()
     trainer = L.Trainer(
         accelerator="cpu",
@@ -63,7 +63,7 @@ def seconds_per_step(callbacks: Sequence[L.Callback], steps: int) -> float:
         enable_model_summary=False,
         callbacks=list(callbacks),
     )
-    trainer.fit(module, datamodule=EditsDataModule(n_edits=64))
+    trainer.fit(module, datamodule=EditsDataModule(module.lm, n_edits=64))
     later = module.times[steps // 2 :]
     return (later[-1] - later[0]) / (len(later) - 1)
 
@@ -72,13 +72,13 @@ def main(steps: int = 200, repeats: int = 3) -> None:
     """Print the table.
 
     Args:
-        steps: Steps of each run.
-        repeats: Runs of each row.
+        steps: Number of steps of each run.
+        repeats: Number of runs per row.
     """
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
-    watched: dict[str, Any] = {
+    callbacks: dict[str, Any] = {
         "none": list,
         "GradientCorrelation": lambda: [GradientCorrelation()],
         "Generalization": lambda: [Generalization()],
@@ -91,11 +91,11 @@ def main(steps: int = 200, repeats: int = 3) -> None:
         ],
     }
     rows, bare = [], 0.0
-    for name, make in watched.items():
+    for name, make in callbacks.items():
         seconds = min(seconds_per_step(make(), steps) for _ in range(repeats))
         bare = bare or seconds
         rows.append([name, f"{1000 * seconds:.1f} ms", f"{seconds / bare:.2f}x"])
-    print(markdown_table(("callbacks", "step", "of a bare step"), rows))
+    print(markdown_table(("callbacks", "step", "relative to none"), rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What watches a run: Lightning callbacks, each usable on any LightningModule."""
+"""Lightning callbacks that show what an LM comes to believe, for any LightningModule."""
 
 from lincorr_lightning.callbacks.feature_movement import FeatureMovement
 from lincorr_lightning.callbacks.formation import Formation
@@ -6,7 +6,7 @@ from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
-from lincorr_lightning.callbacks.token_geometry import TokenGeometry
+from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 __all__ = [
     "FeatureMovement",
@@ -15,5 +15,5 @@ __all__ = [
     "GradientCorrelation",
     "PredictionWriter",
     "Resilience",
-    "TokenGeometry",
+    "TokenGeometryMonitor",
 ]

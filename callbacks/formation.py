@@ -1,16 +1,17 @@
-"""How do ties form? A probe at set steps of training (open in the paper, appendix B)."""
+"""How do correlations form? A probe at set steps of training (paper, appendix B, open there)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.watcher import RelationCallback
+from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.functional import (
     LeastSquares,
@@ -19,27 +20,27 @@ from lincorr_lightning.functional import (
     moments_of,
     summarize,
 )
-from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
-from lincorr_lightning.lm.query_cache import get_query_cache
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import usable_strings
+from lincorr_lightning.pretraining.batches import PackedStatements
+from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.style import write_picture
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.training_curves import training_curves
 
-_LEAST = 20
-"""X's that a map and its scores need."""
+MIN_SUBJECTS = 20
+"""Subjects that fitting and scoring a map needs."""
 
 
 @dataclass(frozen=True)
-class TiePoint:
-    """A pair at one step.
+class CorrelationPoint:
+    """Correlation of a pair at one step.
 
     Attributes:
-        step: Optimizer steps done.
-        pair: As ``city->country``.
-        label_mean: Mean label-wise r on held-out X's; None where no label varies.
-        control_label_mean: The same from the neutral prompt; None without.
+        step: Number of optimizer steps.
+        pair: Pair, as ``city->country``.
+        label_mean: Mean label-wise r on held-out subjects; None if no label varies.
+        control_label_mean: The same from the control prompt; None without one.
         influenced: Hit@1 of influenced targets; None without a reference.
         influencing: Hit@1 of influencing sources; None without a reference.
     """
@@ -54,23 +55,24 @@ class TiePoint:
 
 @dataclass(frozen=True)
 class RecallPoint:
-    """A knowledge at one step.
+    """Recall of a kind of knowledge at one step.
 
     Attributes:
-        step: Optimizer steps done.
-        knowledge: Its name.
-        said: Share of the facts in the training text that the LM gives back, of its labels.
-        unsaid: Share of the facts that the text never states; None if there is none.
+        step: Number of optimizer steps.
+        knowledge: Name of the kind of knowledge.
+        stated: Share of the facts in the training text that the LM answers right, among its
+            labels; None if there are none.
+        withheld: Share of the facts that the text withholds; None if there are none.
     """
 
     step: int
     knowledge: str
-    said: float | None
-    unsaid: float | None
+    stated: float | None
+    withheld: float | None
 
 
 class _Facts(NamedTuple):
-    """Prompts about people, and the column of each true answer."""
+    """Prompts, and the column of each right answer."""
 
     prompts: list[str]
     columns: Tensor
@@ -79,30 +81,33 @@ class _Facts(NamedTuple):
 class Formation(RelationCallback):
     """Fits and scores linear maps while any LightningModule trains a causal LM.
 
-    At each measurement the maps are fitted anew on half of the X's and scored on the other half.
-    Where the run's DataModule knows what is true (`CorpusDataModule.truths`), recall is told too,
-    of facts that the text states and of facts that it never does: what the LM infers. Training is
-    left as it is, bit for bit; every process asks the same, and the first one writes.
+    At each measurement, maps are fitted on half of the subjects and scored on the other half. Logs
+    ``formation_r/<pair>``, ``formation_control/<pair>``, ``formation_influenced/<pair>`` and
+    ``formation_influencing/<pair>``. If the training dataset is that of `CorpusDataModule`,
+    also ``formation_recall/<knowledge>``, the recall of stated facts, and
+    ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
         pairs: Ordered pairs, as ``city->country``.
-        n_subjects: X's, as far as the vocabulary has so many.
-        every_n_steps: Optimizer steps between two measurements; the beginning and the end are
-            always measured.
-        control: Neutral prompt in the source's place; None leaves it out.
-        ridge: Of the maps.
+        n_subjects: Number of subjects, or as many as the vocabulary has.
+        every_n_steps: Optimizer steps between two measurements; the LM before and after training
+            is always measured.
+        control: Control prompt in place of the source's; None leaves it out.
+        ridge: Ridge of the maps.
         lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of its tokenizer, if none is found.
-        knowledge_files: YAML files with knowledge of your own.
-        seed: Of the X's.
+        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of the subjects.
 
     Attributes:
-        ties: A row a pair and step.
-        recall: A row a knowledge and step.
+        correlations: A row per pair and step.
+        recall: A row per kind of knowledge and step.
 
     Raises:
-        ConfigError: A setting that no run can have.
+        ConfigError: A setting is out of range.
     """
+
+    study = "formation"
 
     def __init__(
         self,
@@ -116,194 +121,201 @@ class Formation(RelationCallback):
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        if not pairs:
-            raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         super().__init__(
             None, None, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files, seed
         )
+        if not pairs:
+            raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         if control is not None and control.count("{}") != 1:
-            raise ConfigError(f"Formation.control {control!r} must hold {{}} once, where X goes.")
+            raise ConfigError(
+                f"Formation.control {control!r} must hold {{}} once, in place of the subject."
+            )
         self.pairs = list(dict.fromkeys(pairs))
         self.control = control
 
-    @property
-    def state_key(self) -> str:
-        """Several may watch one run, each other pairs."""
-        return self._generate_state_key(pairs=self.pairs, lm=self.lm, seed=self.seed)
-
-    def begin(self) -> None:
-        """Forget all that was seen in another run."""
-        super().begin()
-        self.ties: list[TiePoint] = []
+    def reset(self) -> None:
+        """Forget the measurements of an earlier run."""
+        super().reset()
+        self.correlations: list[CorrelationPoint] = []
         self.recall: list[RecallPoint] = []
 
-    @property
-    def results(self) -> dict[str, Any]:
-        """Everything that was measured, for ``results.json``."""
-        return {
-            "ties": [asdict(point) for point in self.ties],
-            "recall": [asdict(point) for point in self.recall],
-        }
+    # -- measuring ---------------------------------------------------------------------------------
 
-    # -- a run -----------------------------------------------------------------------------------
+    def open(self, trainer: L.Trainer) -> None:
+        """Find the labels and the facts, and sample the subjects.
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin anew; of a run that is resumed, the checkpoint says the rest."""
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            run_folder(trainer)  # processes agree on it by a broadcast
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look the labels up, and measure before anything changes."""
-        self._lm = get_query_cache(trainer, pl_module, self.lm, self.tokenizer).lm
-        catalogue = self.catalogue(trainer)
-        tokenizer = self._lm.tokenizer
-        self._asked = {
+        Raises:
+            SubjectsError: There are too few subjects.
+        """
+        catalogue = self.load_catalogue(trainer)
+        tokenizer = self.cache.lm.tokenizer
+        self._relations = {
             name: TokenizedRelation.of(name, catalogue, tokenizer) for name in self.pairs
         }
         self._domains: dict[str, Domain] = {
             domain.knowledge.name: domain
-            for asked in self._asked.values()
-            for domain in (asked.source, asked.target)
+            for relation in self._relations.values()
+            for domain in (relation.source, relation.target)
         }
         n = min(self.n_subjects, len(usable_strings(tokenizer)))
-        if n < _LEAST:
+        if n < MIN_SUBJECTS:
             raise SubjectsError(
-                f"Formation needs {_LEAST} X's or more, and has {n}: raise its n_subjects, or take "
-                "an LM with a larger vocabulary."
+                f"Formation needs {MIN_SUBJECTS} subjects and has {n}: raise its n_subjects, or "
+                "take an LM with a larger vocabulary."
             )
-        self._inputs = sample_subjects(tokenizer, n, seed=self.seed)
-        self._facts = self._look_facts_up(trainer)
-        self.watch_from(trainer)
-        if not self.ties:
-            self.measure(trainer)
+        self._subjects = self.sample_subjects(n)
+        dataset = getattr(trainer.train_dataloader, "dataset", None)
+        corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
+        self._facts = {} if corpus is None else self._find_facts(corpus)
 
-    def _look_facts_up(self, trainer: L.Trainer) -> dict[str, tuple[_Facts, _Facts]]:
-        truths = getattr(getattr(trainer, "datamodule", None), "truths", None)
-        found: dict[str, tuple[_Facts, _Facts]] = {}
-        if not callable(truths):
-            return found
+    def _find_facts(self, corpus: Corpus) -> dict[str, tuple[_Facts, _Facts]]:
+        found = {}
         for name, domain in self._domains.items():
             column = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
             }
+
             parts = []
-            for statements in truths(name):
+            for statements in corpus.facts(name):
                 known = [s for s in statements if s.answer.identity in column]
                 columns = torch.tensor([column[s.answer.identity] for s in known])
                 parts.append(_Facts([s.prompt for s in known], columns))
-            found[name] = (parts[0], parts[1])
+            found[name] = parts[0], parts[1]
         return found
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure the end, and write the table and the figure."""
-        del pl_module
-        if self.ties[-1].step != trainer.global_step:
+    def start(self, trainer: L.Trainer) -> None:
+        """Measure before training."""
+        if not self.correlations:
             self.measure(trainer)
-        if trainer.is_global_zero and not is_dry_run(trainer):
-            self._write(trainer)
-
-    # -- measuring -------------------------------------------------------------------------------
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Fit and score the maps, and ask for the facts."""
+        """Fit and score the maps, and measure recall."""
         step = trainer.global_step
-        rows = {
-            name: self._lm.domain_logits(
-                [domain.knowledge.prompt(x) for x in self._inputs], domain.token_ids
+        logits = {
+            name: self.cache.lm.domain_logits(
+                [domain.knowledge.prompt(x) for x in self._subjects], domain.token_ids
             )
             for name, domain in self._domains.items()
         }
-        neutral: dict[str, Tensor] = {}
-        numbers: dict[str, float | None] = {}
-        for name, asked in self._asked.items():
-            source, target = (rows[d.knowledge.name] for d in (asked.source, asked.target))
-            r, weight = self._tie(source, target)
+        control_logits: dict[str, Tensor] = {}
+        scalars: dict[str, float | None] = {}
+        for pair, relation in self._relations.items():
+            source, target = (logits[d.knowledge.name] for d in (relation.source, relation.target))
+            r, weight = self._score(source, target)
             control = None
             if self.control is not None:
-                known = asked.source.knowledge.name
-                if known not in neutral:  # asked once for all pairs of a source
-                    prompts = [self.control.format(x) for x in self._inputs]
-                    neutral[known] = self._lm.domain_logits(prompts, asked.source.token_ids)
-                control, _ = self._tie(neutral[known], target)
+                name = relation.source.knowledge.name
+                if name not in control_logits:  # shared by all pairs of a source
+                    prompts = [self.control.format(x) for x in self._subjects]
+                    control_logits[name] = self.cache.lm.domain_logits(
+                        prompts, relation.source.token_ids
+                    )
+                control, _ = self._score(control_logits[name], target)
             hits: list[float | None] = [None, None]
-            if asked.has_reference:
-                right = torch.from_numpy(asked.right)
-                hits = [number(float(rates.rates[0])) for rates in hit_rates(weight.cpu(), right)]
-            self.ties.append(TiePoint(step, name, r, control, hits[0], hits[1]))
-            numbers |= {
-                f"formation_r/{name}": r, f"formation_control/{name}": control,
-                f"formation_influenced/{name}": hits[0], f"formation_influencing/{name}": hits[1],
-            }  # fmt: skip
-        for name, (said, unsaid) in self._facts.items():
-            point = RecallPoint(step, name, self._share(name, said), self._share(name, unsaid))
+            if relation.has_reference:
+                reference = torch.from_numpy(relation.right)
+                found = hit_rates(weight.cpu(), reference)
+                hits = [number(float(rates.rates[0])) for rates in found]
+            self.correlations.append(CorrelationPoint(step, pair, r, control, hits[0], hits[1]))
+            scalars |= {
+                f"formation_r/{pair}": r,
+                f"formation_control/{pair}": control,
+                f"formation_influenced/{pair}": hits[0],
+                f"formation_influencing/{pair}": hits[1],
+            }
+        for name, (stated, withheld) in self._facts.items():
+            point = RecallPoint(
+                step, name, self._recall(name, stated), self._recall(name, withheld)
+            )
             self.recall.append(point)
-            numbers |= {
-                f"formation_recall/{name}": point.said, f"formation_inferred/{name}": point.unsaid,
-            }  # fmt: skip
-        told = {name: value for name, value in numbers.items() if value is not None}
-        self.log_numbers(trainer, told, step)
+            scalars |= {
+                f"formation_recall/{name}": point.stated,
+                f"formation_inferred/{name}": point.withheld,
+            }
+        known = {name: value for name, value in scalars.items() if value is not None}
+        self.log_scalars(trainer, known, step)
 
-    def _tie(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
-        """Mean label-wise r on every second X of a map fitted on the others, and W."""
+    def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
+        """Fit W on every second subject; return the mean label-wise r on the others, and W."""
         n = x.shape[1]
         fit = moments_of(torch.cat([x[::2], y[::2]], 1))
         weight = LeastSquares(fit.scatter[:n, :n], fit.scatter[:n, n:]).weight(self.ridge)
         return number(summarize(labelwise_pearson(x[1::2] @ weight.T, y[1::2])).mean), weight
 
-    def _share(self, name: str, facts: _Facts) -> float | None:
+    def _recall(self, name: str, facts: _Facts) -> float | None:
         if not facts.prompts:
             return None
-        said = self._lm.domain_logits(facts.prompts, self._domains[name].token_ids).argmax(1)
-        return float((said.cpu() == facts.columns).double().mean())
+        logits = self.cache.lm.domain_logits(facts.prompts, self._domains[name].token_ids)
+        return float((logits.argmax(1).cpu() == facts.columns).double().mean())
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
-    def _write(self, trainer: L.Trainer) -> None:
-        from lincorr_lightning.results.loggers import add_picture, tensorboard_writers
-        from lincorr_lightning.results.style import to_picture
-        from lincorr_lightning.results.training_curves import training_curves
-
-        folder = run_folder(trainer)
-        tables: tuple[tuple[str, type, Sequence[object]], ...] = (
-            ("formation", TiePoint, self.ties),
-            ("formation_recall", RecallPoint, self.recall),
+    def finish(self, trainer: L.Trainer) -> Results:
+        """Return all measurements, as tables and curves."""
+        if self.correlations[-1].step != trainer.global_step:
+            self.measure(trainer)
+        correlations = [asdict(point) for point in self.correlations]
+        recall = [asdict(point) for point in self.recall]
+        tables = [
+            Table.from_dicts(
+                name,
+                sorted(rows, key=lambda row: -row["step"]),
+                [
+                    Column(field.name, format="" if field.name in text else ".3f")
+                    for field in fields(kind)
+                ],
+                caption=caption,
+                headline=True,
+            )
+            for name, kind, rows, text, caption in (
+                (
+                    self.name, CorrelationPoint, correlations, ("step", "pair"),
+                    "Correlation of each pair on held-out subjects, the last step first",
+                ),
+                (
+                    f"{self.name}_recall", RecallPoint, recall, ("step", "knowledge"),
+                    "Recall of facts that the text states or withholds, the last step first",
+                ),
+            )
+            if rows
+        ]  # fmt: skip
+        title = "How correlations form"
+        draw = partial(
+            training_curves, self._curves(), title, "r on held-out subjects at each step"
         )
-        for name, kind, points in tables:
-            columns = [field.name for field in fields(kind)]
-            if points:
-                rows = ([getattr(point, column) for column in columns] for point in points)
-                write_csv(folder / "tables" / f"{name}.csv", columns, rows)
-        picture = to_picture(
-            training_curves(self._curves(), "How ties form", "r on held-out X’s at each step")
-        )
-        write_picture(picture, folder / "figures" / "formation.png")
-        for writer in tensorboard_writers(trainer):
-            add_picture(writer, "formation", picture, trainer.global_step)
+        figure = Figure(self.name, f"{title} during training", draw)
+        values = {"correlations": correlations, "recall": recall}
+        return Results(self.study, values, tables=tables, figures=[figure])
 
     def _curves(self) -> dict[str, list[tuple[int, float]]]:
         curves: dict[str, list[tuple[int, float]]] = {}
-        for kind, points, key, of in (
-            ("label-wise r", self.ties, "label_mean", "pair"),
-            ("r of the control prompt", self.ties, "control_label_mean", "pair"),
-            ("Hit@1 influenced", self.ties, "influenced", "pair"),
-            ("Hit@1 influencing", self.ties, "influencing", "pair"),
-            ("recall of what is said", self.recall, "said", "knowledge"),
-            ("recall of what is never said", self.recall, "unsaid", "knowledge"),
+        for title, points, key, name in (
+            ("label-wise r", self.correlations, "label_mean", "pair"),
+            ("r of the control prompt", self.correlations, "control_label_mean", "pair"),
+            ("Hit@1 influenced", self.correlations, "influenced", "pair"),
+            ("Hit@1 influencing", self.correlations, "influencing", "pair"),
+            ("recall of stated facts", self.recall, "stated", "knowledge"),
+            ("recall of withheld facts", self.recall, "withheld", "knowledge"),
         ):
             for point in points:
                 value = getattr(point, key)
                 if value is not None:
-                    tag = f"{kind}/{getattr(point, of)}"
-                    curves.setdefault(tag, []).append((point.step, value))
+                    curve = curves.setdefault(f"{title}/{getattr(point, name)}", [])
+                    curve.append((point.step, value))
         return curves
 
+    # -- resuming ----------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """What was measured so far."""
-        return {**super().state_dict(), **self.results}
+        """Return the measurements so far."""
+        return {
+            **super().state_dict(),
+            "correlations": [asdict(point) for point in self.correlations],
+            "recall": [asdict(point) for point in self.recall],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        self.ties = [TiePoint(**point) for point in state_dict["ties"]]
+        self.correlations = [CorrelationPoint(**point) for point in state_dict["correlations"]]
         self.recall = [RecallPoint(**point) for point in state_dict["recall"]]

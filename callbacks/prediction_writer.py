@@ -11,28 +11,34 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lincorr_lightning.distributed import gather
+from lincorr_lightning.errors import require
 from lincorr_lightning.io import atomic_write, write_csv
 from lincorr_lightning.results.run_folder import run_folder
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes predicted logits of every pair: all of them, and the highest as a table.
+    """Writes the predicted logits of every pair: all of them, and the highest as a table.
 
-    For any LightningModule whose ``predict_step`` returns a dict with ``inputs`` (list of str),
-    ``first`` (position of the first input), ``logits`` (name to ``(n_subjects, n_labels)``) and
-    ``labels`` (name to list of str). ``predictions.safetensors`` holds one tensor a name, its rows
-    in the order of the inputs; ``tables/predictions.csv`` one row an input and name.
+    For any LightningModule whose ``predict_step`` returns a dict with ``inputs`` (list of
+    subjects), ``first`` (position of the first of them in the data), ``logits`` (pair ->
+    ``(n_subjects, n_labels)``) and ``labels`` (pair -> list of str). ``predictions.safetensors``
+    holds one tensor per pair, its rows in the order of the data; ``tables/predictions.csv`` has one
+    row per subject and pair.
 
     Args:
-        top: How many of the highest labels the table shows.
+        top: Number of highest labels in the table.
+
+    Raises:
+        ConfigError: `top` is less than 1.
     """
 
     def __init__(self, top: int = 3) -> None:
         super().__init__(write_interval="epoch")
+        require("PredictionWriter.top", top, at_least=1)
         self.top = top
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Agree on the run's folder: processes do so by a broadcast, so all of them must ask."""
+        """Choose the run's folder, which is a collective call."""
         super().setup(trainer, pl_module, stage)
         run_folder(trainer)
 
@@ -43,28 +49,27 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Any,
         batch_indices: Any,
     ) -> None:
-        """Gather the predictions of all processes and write them on the first."""
+        """Gather the predictions of all ranks and write them on rank 0."""
         del pl_module, batch_indices
-        own: list[dict[str, Any]] = list(predictions)
-        everybodys = [part for parts in gather(own) for part in parts]
-        # A study that writes its predictions itself returns none.
-        told = (part for part in everybodys if part and part["inputs"])
-        parts = sorted(told, key=lambda part: part["first"])
+        batches = [batch for part in gather(list(predictions)) for batch in part]
+        # A study that writes its predictions itself returns empty ones.
+        filled = (batch for batch in batches if batch and batch["inputs"])
+        parts: list[dict[str, Any]] = sorted(filled, key=lambda batch: batch["first"])
         if not trainer.is_global_zero or not parts:
             return
         folder = run_folder(trainer)
-        names = list(parts[0]["logits"])
-        logits = {name: torch.cat([part["logits"][name] for part in parts]) for name in names}
+        pairs = list(parts[0]["logits"])
+        logits = {pair: torch.cat([part["logits"][pair] for part in parts]) for pair in pairs}
         with atomic_write(folder / "predictions.safetensors") as path:
             save_file(logits, path)
-        inputs = [x for part in parts for x in part["inputs"]]
-        columns = ["x", "pair"]
+        subjects = [subject for part in parts for subject in part["inputs"]]
+        columns = ["subject", "pair"]
         for rank in range(1, self.top + 1):
             columns += [f"label_{rank}", f"logit_{rank}"]
         rows = [
-            [x, name, *self._highest(logits[name][i], parts[0]["labels"][name])]
-            for i, x in enumerate(inputs)
-            for name in names
+            [subject, pair, *self._highest(logits[pair][i], parts[0]["labels"][pair])]
+            for i, subject in enumerate(subjects)
+            for pair in pairs
         ]
         write_csv(folder / "tables" / "predictions.csv", columns, rows)
 

@@ -1,4 +1,4 @@
-"""How fast does a map that was fitted before training stop telling what the LM says?"""
+"""How long does a linear map hold that was fitted before training?"""
 
 from __future__ import annotations
 
@@ -6,34 +6,39 @@ from typing import Any
 
 import lightning as L
 
-from lincorr_lightning.callbacks.watcher import RelationCallback, enough, independent, queries
+from lincorr_lightning.callbacks.relation_callback import RelationCallback, check_subjects
+from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.results import Results
 
 
 class Resilience(RelationCallback):
-    """Label-wise r of an old map on the LM as it trains (paper, section 4.2).
+    """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
-    r is taken on subjects of the vocabulary. Where several edits are trained side by side, each in
-    a copy of the LM, the first copy is asked.
+    Logs ``resilience/<relation>``. If several edits are trained side by side, each in an adapter,
+    the first adapter is evaluated.
 
     Args:
-        linear_map: Folder of a linear map; None fits one on the LM as the run starts.
-        relation: As ``city->country``; None takes that of the run's edits.
-        subjects: What r is taken over; None samples the vocabulary.
-        n_watch: How many are sampled.
-        ridge: Of the map that is fitted.
-        n_subjects: Subjects that a map is fitted on, as far as the vocabulary has so many.
+        linear_map: Folder of a linear map; None fits one on the LM at the start of training.
+        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        subjects: Subjects that r is computed over; None samples the vocabulary.
+        n_watch: Number of sampled subjects.
+        ridge: Ridge of the fitted map.
+        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of its tokenizer, if none is found.
-        knowledge_files: YAML files with knowledge of your own.
-        seed: Of subjects that are sampled.
+        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of sampled subjects.
 
     Attributes:
-        results: ``before`` and ``after`` training, and ``worst`` on the way; None where no label
-            varied.
+        results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
+            None if no label varies.
     """
+
+    study = "resilience"
 
     def __init__(
         self,
@@ -53,71 +58,57 @@ class Resilience(RelationCallback):
             relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
             seed,
         )  # fmt: skip
-        self.subjects = enough(subjects, n_watch, "Resilience")
+        check_subjects(subjects, n_watch, "Resilience")
+        self.subjects = subjects
         self.n_watch = n_watch
 
-    def begin(self) -> None:
-        """Forget all that was seen in another run."""
-        super().begin()
-        self.results: dict[str, Any] = {}
-        self._history: list[tuple[int, float]] = []
-        self._who: int | None = None
+    def reset(self) -> None:
+        """Forget the measurements of an earlier run."""
+        super().reset()
+        self._r: list[tuple[int, float]] = []
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Fit or read the map, and score it before anything changes."""
-        self.open(trainer, pl_module)
-        self._x = self.subjects or self.sample_subjects(self.n_watch)
-        self.watch_from(trainer)
-        _ = self.maps  # fitted now, if it is not given
-        if not self._history:
+    def start(self, trainer: L.Trainer) -> None:
+        """Score the map before training."""
+        self._watched = self.subjects or self.sample_subjects(self.n_watch)
+        _ = self.maps  # fitted now, unless given
+        if not self._r:
             self.measure(trainer)
 
-    def _questions(self) -> tuple[list[Query], list[Query]]:
-        copy = [self._who] * len(self._x)
-        return (
-            queries(self.asked.source_prompts(self._x), copy),
-            queries(self.asked.target_prompts(self._x), copy),
-        )
+    def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
+        """Announce the prompts to read after this step."""
+        del edit_batch
+        if self.is_due(trainer.global_step + 1):
+            self.prefetch(self._queries(), trainer.global_step)
+
+    def _queries(self) -> list[list[Query]]:
+        return self.queries(self._watched, [self.adapter_id] * len(self._watched))
 
     def measure(self, trainer: L.Trainer) -> None:
         """Score the map."""
         step = trainer.global_step
-        labels = self.asked.source.token_ids, self.asked.target.token_ids
-        source, target = self.cache.read(list(zip(self._questions(), labels, strict=True)), step)
-        r = summarize(labelwise_pearson(self.maps.predict(source), target)).mean
-        self._history.append((step, r))
-        self.log_numbers(trainer, {f"resilience/{self.tag}": r}, step)
+        logits = self.read(self._queries(), step)
+        r = summarize(labelwise_pearson(self.maps.predict(logits.source), logits.target)).mean
+        self._r.append((step, r))
+        self.log_scalars(trainer, {f"resilience/{self.tag}": r}, step)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Say what will be asked after the step."""
-        del pl_module, batch_idx
-        edit_batch = independent(batch)
-        # A process that has no edit at this step asks the LM as it is.
-        self._who = 0 if edit_batch is not None and edit_batch.edits else None
-        if self.is_due(trainer.global_step + 1):
-            about = self._questions()
-            self.cache.prefetch([*about[0], *about[1]], trainer.global_step)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put the numbers together."""
-        del pl_module
-        if self._history[-1][0] != trainer.global_step:
+    def finish(self, trainer: L.Trainer) -> Results:
+        """Return r before and after training, with a table of all steps."""
+        if self._r[-1][0] != trainer.global_step:
             self.measure(trainer)
-        known = [r for _, r in self._history if r == r]
-        first, last = self._history[0][1], self._history[-1][1]
-        self.results = {
-            "before": None if first != first else first,
-            "after": None if last != last else last,
-            "worst": min(known, default=None),
+        values = {
+            "relation": self.tokenized.name,
+            "before": number(self._r[0][1]),
+            "after": number(self._r[-1][1]),
+            "worst": min((r for _, r in self._r if r == r), default=None),
         }
+        caption = f"Label-wise r of the linear map {self.tag} at each measured step"
+        return Results(self.study, values, tables=[self.history_table(caption)])
 
     def state_dict(self) -> dict[str, Any]:
-        """What was measured so far."""
-        return {**super().state_dict(), "r": [list(entry) for entry in self._history]}
+        """Return the measurements so far."""
+        return {**super().state_dict(), "r": [list(entry) for entry in self._r]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        self._history = [(int(step), float(r)) for step, r in state_dict["r"]]
+        self._r = [(int(step), float(r)) for step, r in state_dict["r"]]

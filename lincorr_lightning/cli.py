@@ -1,4 +1,4 @@
-"""The program `lincorr`: LightningCLI over every study, and a few commands beside it."""
+"""The program `lincorr`: the Trainer commands of LightningCLI, and a few commands beside them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.resources
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ COMMANDS = {
     "audit": (
         "lincorr_lightning.knowledge.audit",
         "audit",
-        "Show which answers an LM's tokenizer can speak of.",
+        "Show which answers are labels of an LM's tokenizer, and why others are not.",
     ),
     "report": (
         "lincorr_lightning.results.report",
@@ -30,7 +30,7 @@ TRAINER_COMMANDS = {
     "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
     "validate": "Score a checkpoint again.",
     "test": "Score a checkpoint again.",
-    "predict": "Write what a checkpoint predicts for some X's.",
+    "predict": "Predict with a checkpoint, or forecast edits.",
 }
 
 
@@ -38,13 +38,13 @@ def main(args: Sequence[str] | None = None) -> Any:
     """Run one command of `lincorr`.
 
     Args:
-        args: Command line without the program's name; None takes this process's own.
+        args: Command line without the program's name; None for the process's own.
 
     Returns:
         The LightningCLI object after a Trainer command, else what the command returns.
 
     Raises:
-        LincorrError: Whatever goes wrong for a reason that the user can do something about.
+        LincorrError: Something went wrong that the user can mend.
         SystemExit: The command line cannot be parsed.
     """
     argv = list(sys.argv[1:] if args is None else args)
@@ -52,61 +52,69 @@ def main(args: Sequence[str] | None = None) -> Any:
         sys.stdout.write(f"lincorr {__version__}\n")
         return None
     if argv in ([], ["-h"], ["--help"]):
-        # Without Lightning, whose import alone takes seconds.
+        # Importing Lightning takes seconds.
         sys.stdout.write(overview())
         return None
     if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
         sys.stderr.write(f"lincorr: error: there is no command {argv[0]!r}.\n\n{overview()}")
         raise SystemExit(2)
     if argv[0] in COMMANDS:
-        from jsonargparse import auto_cli
-
-        args = argv[1:]
-        if argv[0] == "report":
-            from lincorr_lightning.results.report.command import gather
-
-            # A shell's `*` gives many folders; jsonargparse takes one word for a list.
-            args = gather(args)
-        return auto_cli(_command(argv[0]), args=args, prog=f"lincorr {argv[0]}")
+        return _run_command(argv[0], argv[1:])
     from lincorr_lightning.lightning_cli import run_lightning_cli
 
     return run_lightning_cli([_find_packaged(argument) for argument in argv])
 
 
 def overview() -> str:
-    """What ``lincorr --help`` says: the commands, and the studies there are configs for."""
+    """Return the text of ``lincorr --help``: the commands, and a command for each study."""
     commands = TRAINER_COMMANDS | {name: text for name, (_, _, text) in COMMANDS.items()}
-    configs = importlib.resources.files("lincorr_lightning.configs")
-    studies = sorted(file.name for file in configs.iterdir() if file.name.endswith(".yaml"))
     lines = [
         "usage: lincorr COMMAND [options]",
         "",
-        "Measure, watch and explain the linear correlation between the pieces of knowledge in a",
+        "Measure, watch and explain the linear correlation between pieces of knowledge in a",
         "language model.",
         "",
         "commands:",
         *(f"  {name:<9} {text}" for name, text in commands.items()),
         "",
-        "studies (copy and change them, or lay options over them):",
-        *(f"  --config configs/{name}" for name in studies),
+        "studies (copy and change the configs, or override them with options):",
+        *(f"  {command}" for command in study_commands()),
         "",
         "examples:",
-        "  lincorr fit --config configs/linear_probe.yaml",
         "  lincorr fit --config configs/linear_probe.yaml --model.lm.name_or_path MY/CHECKPOINT",
         "  lincorr fit --model.help LinearProbe",
         "",
-        "`lincorr COMMAND --help` lists the options, `lincorr --version` tells the version.",
+        "`lincorr COMMAND --help` lists the options, `lincorr --version` shows the version.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str) -> Callable[..., Any]:
+def study_commands() -> list[str]:
+    """Return the command for each packaged config, as the comment at its head has it."""
+    from lincorr_lightning.results.saved_run import config_verb
+
+    configs = importlib.resources.files("lincorr_lightning.configs")
+    files = sorted(
+        (file for file in configs.iterdir() if file.name.endswith(".yaml")), key=lambda f: f.name
+    )
+    return [
+        f"lincorr {config_verb(file.read_text(encoding='utf-8')):<7} --config configs/{file.name}"
+        for file in files
+    ]
+
+
+def _run_command(name: str, args: Sequence[str]) -> Any:
     module, function, _ = COMMANDS[name]
-    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    command = getattr(importlib.import_module(module), function)
+    if name == "report":
+        return command(args)
+    from jsonargparse import auto_cli
+
+    return auto_cli(command, args=args, prog=f"lincorr {name}")
 
 
 def _find_packaged(argument: str) -> str:
-    """Let ``--config configs/linear_probe.yaml`` name the packaged file if no such file is."""
+    """Replace ``configs/linear_probe.yaml`` by the packaged file, unless that file exists."""
     prefix, equals, value = argument.rpartition("=")
     path = Path(value)
     if path.suffix != ".yaml" or (equals and prefix != "--config") or path.exists():
@@ -117,8 +125,8 @@ def _find_packaged(argument: str) -> str:
 
 
 def console() -> None:
-    """Entry point: what the user can mend is told in one line, without a traceback."""
-    # A frozen LM is asked in large matrix products; forked tokenizer threads only warn.
+    """Run the program: errors that the user can mend are one line, without a traceback."""
+    # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         main()
@@ -126,7 +134,7 @@ def console() -> None:
         sys.stderr.write(f"lincorr: error: {error}\n")
         sys.exit(1)
     except RuntimeError as error:
-        # gloo's and NCCL's words for a process that is gone; its own error is on the screen.
+        # Messages of gloo and NCCL about another process; its own error is on the screen.
         if not any(sign in str(error) for sign in ("closed by peer", "remote process exited")):
             raise
         sys.stderr.write("lincorr: error: another process of this run failed; see its error.\n")

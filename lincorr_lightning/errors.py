@@ -1,7 +1,7 @@
-"""Errors a caller may want to catch: one class per cause, all under `LincorrError`.
+"""Errors of this package: a class per cause, all below `LincorrError`.
 
-The program `lincorr` shows their message alone, without a traceback: it is written for the person
-who can act on it, and names the file, key, prompt or label and the way out.
+The program `lincorr` shows their messages without a traceback. A message names the file, key, prompt
+or label, and the way out.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import math
 
 
 class LincorrError(Exception):
-    """Base class of everything this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class KnowledgeError(LincorrError):
-    """A knowledge, relation or knowledge file is unknown or not valid."""
+    """A kind of knowledge, a relation or a knowledge file is unknown or not valid."""
 
 
 class DomainError(LincorrError):
-    """A tokenizer leaves a knowledge without usable labels."""
+    """A kind of knowledge has no usable labels in a tokenizer."""
 
 
 class LanguageModelError(LincorrError):
@@ -26,31 +26,31 @@ class LanguageModelError(LincorrError):
 
 
 class LinearMapError(LincorrError):
-    """A stored linear map is damaged, or belongs to other labels or another LM."""
+    """A saved linear map is damaged, or belongs to other labels or another LM."""
 
 
 class SubjectsError(LincorrError):
-    """The subjects X cannot be sampled, split or batched as asked."""
+    """Subjects cannot be sampled, split or batched as the settings say."""
 
 
 class NonFiniteError(LincorrError):
-    """An LM answered a prompt with NaN or infinite logits."""
+    """The LM's logits are NaN or infinite."""
 
 
 class ConfigError(LincorrError):
-    """Settings that contradict each other or that this study cannot run under."""
+    """Settings contradict each other, or the study cannot run with them."""
 
 
 class SparseAutoencoderError(LincorrError):
-    """A sparse autoencoder cannot be read, or does not fit the LM, place or feature asked for."""
+    """A sparse autoencoder cannot be read, or does not fit the LM, hook point or feature."""
 
 
 class ReportError(LincorrError):
-    """A run's folder cannot be told of, or not on one page with the others."""
+    """The folder of a run cannot be reported, or not on one page with the others."""
 
 
 class OutputError(LincorrError):
-    """The run's folder cannot be written."""
+    """A file or folder cannot be written."""
 
 
 def require(

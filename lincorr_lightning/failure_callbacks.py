@@ -1,4 +1,4 @@
-"""Callbacks of every run from the command line, for when something goes wrong in it."""
+"""Callbacks of every run from the command line, for runs that fail."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from torch import Tensor
 
 from lincorr_lightning.lm.memory import oom_reason
 
-# Time for a process that failed to tell its error.
+# Time for a process that failed to write its error.
 _GRACE_S = 5
-_LOOK_EVERY_S = 1.0
-# Settings that decide how much is in a batch.
-_SIZES = ("edits_per_step", "batch_size", "batch_tokens")
+_CHECK_EVERY_S = 1.0
+# Settings that decide how large a batch is.
+_BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")
 
 
 class AbortOnRankFailure(L.Callback):
-    """Ends all processes of a run when one of them fails.
+    """Ends all ranks of a run when one of them fails.
 
-    The first process ends those that it has started: they would wait for it, over NCCL for minutes.
-    If it failed because one of them did, that one is given the time to say why. Where the first
-    process is killed, the others see that whoever started them is gone, and end by themselves.
+    If rank 0 fails, it ends the processes that it started, which would wait for it, with NCCL for
+    minutes; one whose failure is the cause has time to write its error before. If rank 0 is killed,
+    the others notice that their parent process is gone, and exit.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Made in each process by itself: launchers that copy callbacks cannot copy it.
-        self._over: threading.Event | None = None
+        # Made in `setup`: launchers that copy callbacks to other processes cannot copy it.
+        self._finished: threading.Event | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin to look whether the process that started this one is there."""
+        """Watch the parent process, on ranks other than 0."""
         del pl_module, stage
         if trainer.world_size > 1 and not trainer.is_global_zero:
-            self._over = threading.Event()
-            told = (self._over, os.getppid())
-            threading.Thread(target=self._watch, args=told, daemon=True).start()
+            self._finished = threading.Event()
+            args = (self._finished, os.getppid())
+            threading.Thread(target=self._watch_parent, args=args, daemon=True).start()
 
     @staticmethod
-    def _watch(over: threading.Event, parent: int) -> None:
-        while not over.wait(_LOOK_EVERY_S):
+    def _watch_parent(finished: threading.Event, parent: int) -> None:
+        while not finished.wait(_CHECK_EVERY_S):
             if os.getppid() != parent:
                 sys.stderr.write(
-                    "lincorr: error: the process that started this one is gone; this one ends.\n"
+                    "lincorr: error: the process that started this rank is gone; it exits.\n"
                 )
                 sys.stderr.flush()
-                # Another thread may hang in a collective that nobody answers.
+                # Another thread may hang in a collective operation.
                 os._exit(1)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Look no more."""
+        """Stop watching."""
         del trainer, pl_module, stage
-        if self._over is not None:
-            self._over.set()
+        if self._finished is not None:
+            self._finished.set()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Wait a little, and end them."""
+        """End the processes that this one started, after some seconds."""
         del pl_module, exception
         end = monotonic() + _GRACE_S
         for process in getattr(trainer.strategy.launcher, "procs", ()):
@@ -75,9 +75,9 @@ class AbortOnRankFailure(L.Callback):
 
 
 class OOMHint(L.Callback):
-    """Says what to lower where a training step does not fit the memory.
+    """Reports the batch size, the length and the setting to reduce when memory runs out.
 
-    It is told as a note of the exception, see `memory_note`.
+    The report is a note of the exception, see `memory_note`. It covers training steps.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class OOMHint(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """What comes then is no training step."""
+        """Leave the training step."""
         del trainer, pl_module, outputs, batch, batch_idx
         self._trains = False
 
@@ -111,20 +111,20 @@ class OOMHint(L.Callback):
         why = oom_reason(exception)
         if why is None or not self._trains:
             return
-        told = "a training step"
+        step = "a training step"
         if self._shape is not None:
-            told += " of batch size {} and sequence length {}".format(*self._shape)
+            step += " of batch size {} and sequence length {}".format(*self._shape)
         parts = {"model": pl_module, "data": getattr(trainer, "datamodule", None)}
-        settings = {of: dict(getattr(part, "hparams", {})) for of, part in parts.items()}
-        lower = [
-            f"{of}.{name} (it is {own[name]})"
-            for of, own in settings.items()
-            for name in _SIZES
+        settings = {name: dict(getattr(part, "hparams", {})) for name, part in parts.items()}
+        reducible = [
+            f"{part}.{name} (it is {own[name]})"
+            for part, own in settings.items()
+            for name in _BATCH_SETTINGS
             if isinstance(own.get(name), int)
         ]
         exception.add_note(
-            f"{_MARK}{told} does not fit the memory: {why}. Lower "
-            f"{' or '.join(lower) or 'the batch size'}, or use a device with more memory."
+            f"{_MARK}{step} does not fit the memory: {why}. Lower "
+            f"{' or '.join(reducible) or 'the batch size'}, or use a device with more memory."
         )
 
 
@@ -132,13 +132,17 @@ _MARK = "lincorr: "
 
 
 def memory_note(error: BaseException) -> str | None:
-    """What `OOMHint` has to say of an exception, if it has."""
+    """Return the note that `OOMHint` added to an exception, if there is one.
+
+    Args:
+        error: The exception.
+    """
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_MARK)]
     return notes[0].removeprefix(_MARK) if notes else None
 
 
 def _shape_of(batch: Any) -> tuple[int, int] | None:
-    """Rows and length of the largest matrix of token ids or the like in a batch."""
+    """Return rows and length of the largest integer matrix in a batch, such as its token ids."""
     if is_dataclass(batch):
         parts = [getattr(batch, field.name) for field in fields(batch)]
     elif isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Where a run writes, and how: every file whole or not at all."""
+"""Writing files and folders: each is complete or not there at all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 
 from lincorr_lightning.errors import OutputError
-
-if TYPE_CHECKING:
-    pass
 
 _WAY_OUT = "Choose another folder, with --trainer.default_root_dir or the path you passed."
 _REASONS = {
@@ -45,7 +42,7 @@ def new_version(parent: Path) -> Path:
     Raises:
         OutputError: The folder cannot be made.
     """
-    with _told(parent):
+    with _as_output_error(parent):
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
         version = max(taken, default=-1) + 1
@@ -60,17 +57,17 @@ def new_version(parent: Path) -> Path:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Make a folder and try a small file in it, before hours of work are spent.
+    """Make a folder and write a small file in it, to find out before hours of work are spent.
 
     Args:
-        folder: Where the run will write.
+        folder: Folder that the run will write to.
 
     Raises:
-        OutputError: It cannot be made or written; the message says why.
+        OutputError: The folder cannot be made or written; the message says why.
     """
     trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
     try:
-        with _told(Path(folder)):
+        with _as_output_error(Path(folder)):
             trial.parent.mkdir(parents=True, exist_ok=True)
             with trial.open("xb") as file:
                 file.write(b"lincorr")
@@ -81,14 +78,27 @@ def check_writable(folder: str | Path) -> None:
             trial.unlink()
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if there is one.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OutputError: The file cannot be removed.
+    """
+    with _as_output_error(path):
+        path.unlink(missing_ok=True)
+
+
 # -- whole files -----------------------------------------------------------------------------
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
-    Folders that lack are made. What is at `path` stays until the new file is complete on the disk.
+    Missing folders are made. The file at `path` stays until the new one is complete on the disk.
 
     Args:
         path: The file to write.
@@ -97,12 +107,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
 
     Raises:
-        OutputError: It cannot be written; the message says why, and nothing is left behind.
+        OutputError: The file cannot be written; the message says why, and nothing is left behind.
     """
     path = Path(path)
     part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
-        with _told(path):
+        with _as_output_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             part.touch(exist_ok=False)
             mode = part.stat().st_mode
@@ -118,23 +128,24 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
-    """Write a folder whole or not at all.
+    """Write a folder completely or not at all.
 
     Args:
-        folder: The folder to write. If it is there, it is replaced once the new one is complete.
-        names: What the old one may hold. It is not replaced if it holds anything else.
+        folder: The folder to write. An existing one is replaced once the new one is complete.
+        names: Files that an existing folder may hold. With any other file it is not replaced.
 
     Yields:
         A folder beside it to write to in the ``with`` block.
 
     Raises:
-        OutputError: It cannot be written or holds other files; the old one, if any, is still there.
+        OutputError: The folder cannot be written, or holds other files; the old one, if any, is
+            still there.
     """
     folder = Path(folder)
     new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
     old = folder.with_name(f"{new.name}-old")
     try:
-        with _told(folder):
+        with _as_output_error(folder):
             others = (
                 sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
             )
@@ -148,7 +159,7 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
-    except OutputError as error:  # of a file in the new folder, whose name tells nobody anything
+    except OutputError as error:  # it names a file in the temporary folder
         raise OutputError(str(error).replace(str(new), str(folder))) from error.__cause__
     finally:
         if old.exists() and not folder.exists():
@@ -159,8 +170,8 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn an operating system's refusal into one that names the way out."""
+def _as_output_error(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into an `OutputError` that names the way out."""
     try:
         yield
     except OSError as error:
@@ -173,23 +184,24 @@ def _told(path: Path) -> Iterator[None]:
 
 def _reason(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        for place in (path, *path.parents):
-            if place.exists() and not place.is_dir():
-                return f"{place} is a file where a folder is needed. {_WAY_OUT}"
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                return f"{part} is a file where a folder is needed. {_WAY_OUT}"
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{reason}." if "another folder" in reason else f"{reason}. {_WAY_OUT}"
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Write data as JSON that any reader takes: no NaN, no Infinity.
+    """Write data as standard JSON, without NaN and Infinity.
 
     Args:
         path: The file to write.
-        obj: Mappings, sequences, strings, numbers, booleans, None; numpy's kinds and paths too.
+        obj: Mappings, sequences, strings, numbers, booleans, None, numpy's numbers and arrays, and
+            paths.
 
     Raises:
-        ValueError: A number is NaN or infinite; the message names its place. Pass None for it.
-        TypeError: A value that JSON has no form for; the message names its place.
+        ValueError: A number is NaN or infinite; the message names its key. Pass None for it.
+        TypeError: JSON has no form for a value; the message names its key.
         OutputError: The file cannot be written.
     """
     text = json.dumps(_plain(obj, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -197,24 +209,24 @@ def write_json(path: str | Path, obj: Any) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def _plain(value: Any, place: str) -> Any:
-    """The same data in Python's own kinds."""
+def _plain(value: Any, key: str) -> Any:
+    """Return the data in Python's own types."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{place or 'the value'} is {value}, which JSON cannot say: use None")
+            raise ValueError(f"{key or 'the value'} is {value}, which JSON does not have: use None")
         return value
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{place}.{k}" if place else str(k)) for k, v in value.items()}
+        return {str(k): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(member, f"{place}[{i}]") for i, member in enumerate(value)]
+        return [_plain(member, f"{key}[{i}]") for i, member in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
     raise TypeError(
-        f"{place or 'the value'} is a {type(value).__name__}, which JSON has no form for"
+        f"{key or 'the value'} is a {type(value).__name__}, which JSON has no form for"
     )
 
 
@@ -254,10 +266,10 @@ _SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
 
 
 def safe_names(names: Iterable[str]) -> dict[str, str]:
-    """Names as file systems and TensorBoard take them, each once.
+    """Return names that file systems and TensorBoard accept, each different from the others.
 
     Args:
-        names: Names of knowledges or pairs.
+        names: Names of kinds of knowledge, or of pairs.
 
     Example:
         >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])
@@ -271,7 +283,7 @@ def safe_names(names: Iterable[str]) -> dict[str, str]:
             safe = safe.replace(sign, word)
         safe = stem = re.sub(r"[^\w.-]", "_", safe) or "_"
         count = 1
-        while safe.lower() in taken:  # some file systems do not tell "A" from "a"
+        while safe.lower() in taken:  # some file systems ignore case
             count += 1
             safe = f"{stem}_{count}"
         taken.add(safe.lower())

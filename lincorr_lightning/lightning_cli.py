@@ -1,4 +1,4 @@
-"""LightningCLI as this project uses it."""
+"""The LightningCLI of `lincorr`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 # Imported, so that their classes can be named without a module path.
 import lincorr_lightning.ablation
@@ -28,22 +27,36 @@ import lincorr_lightning.sae  # noqa: F401
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
+from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.option_errors import OptionParser
 from lincorr_lightning.results.console import describe_run
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, study_name
+from lincorr_lightning.results.run_folder import (
+    RunLogger,
+    is_dry_run,
+    run_folder,
+    set_run_name,
+    study_name,
+)
+from lincorr_lightning.version import __version__
 
 
 class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run's folder, also when there is no logger."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Agree on the folder, on every process, before the first one writes."""
+        """Agree on the folder, on every rank, before the first one writes."""
         run_folder(trainer)
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Write the config that gives this run again."""
+        """Write the config that repeats this run, below the command that does so."""
+        command = {"fit": "fit", "validate": "validate", "test": "test"}.get(stage, "predict")
+        self.parser.dump_header = [
+            f"lincorr {command} --config {self.config_filename}",
+            f"lincorr-lightning=={__version__}, lightning=={L.__version__}",
+        ]
         with atomic_write(run_folder(trainer) / self.config_filename) as path:
             self.parser.save(self.config, path, skip_none=False, overwrite=True)
 
@@ -64,6 +77,10 @@ class LincorrCLI(LightningCLI):
         parser.link_arguments(
             "model", "data.init_args.lm", compute_fn=_language_model, apply_on="instantiate"
         )
+        # EditsDataModule distributes edits over steps as the study trains them.
+        parser.link_arguments(
+            "model", "data.init_args.schedule", compute_fn=_edit_schedule, apply_on="instantiate"
+        )
 
     def before_instantiate_classes(self) -> None:
         """Look for the checkpoint before anything is loaded.
@@ -77,17 +94,17 @@ class LincorrCLI(LightningCLI):
             raise ConfigError(f"--ckpt_path {path} does not exist.")
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the settings to config and command line.
+        """Do not let the checkpoint's hyper-parameters override the config.
 
-        Lightning would lay the checkpoint's over them, another LM that was asked for included. The
-        studies refuse a checkpoint that does not fit, and say why.
+        Lightning would replace even `model.lm` by the checkpoint's. The studies refuse a checkpoint
+        that does not fit the config.
         """
 
     def instantiate_classes(self) -> None:
-        """Make the study; what it refuses is told in its own words.
+        """Make the study and its data, with their own error messages.
 
         Raises:
-            LincorrError: Whatever the study or its data raises; jsonargparse buries it.
+            LincorrError: Error of the study or its data, which jsonargparse would bury in its own.
         """
         try:
             super().instantiate_classes()
@@ -100,27 +117,25 @@ class LincorrCLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Give a run that names no logger a new folder and a TensorBoard log of its own."""
+        """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
         config["callbacks"] = [*(config["callbacks"] or []), AbortOnRankFailure(), OOMHint()]
-        # Nobody else's `predict` output is touched: it writes what studies of ours return.
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
         check_writable(root)
+        name = self._get(self.config_init, "name") or study_name(self.model)
         if config["logger"] is None or config["logger"] is True:
-            kwargs["logger"] = TensorBoardLogger(
-                root,
-                name=self._get(self.config_init, "name") or study_name(self.model),
-                default_hp_metric=False,
-            )
-        return super().instantiate_trainer(**kwargs)
+            kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
+        trainer = super().instantiate_trainer(**kwargs)
+        set_run_name(trainer, name)
+        return trainer
 
-    def _tell(self) -> None:
+    def _describe(self) -> None:
         if self.trainer.is_global_zero and not is_dry_run(self.trainer):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
 
-    after_fit = after_validate = after_test = after_predict = _tell
+    after_fit = after_validate = after_test = after_predict = _describe
 
 
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
@@ -128,21 +143,30 @@ def _language_model(module: L.LightningModule) -> LanguageModel | None:
     return lm if isinstance(lm, LanguageModel) else None
 
 
+def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:
+    schedule = getattr(module, "edit_schedule", None)
+    return schedule if isinstance(schedule, EditSchedule) else None
+
+
 def run_lightning_cli(args: list[str]) -> LincorrCLI:
-    """Parse and run.
+    """Parse a command line and run it.
 
     Args:
         args: Command line without the program's name.
 
+    Returns:
+        The CLI object after the run.
+
     Raises:
         LanguageModelError: A training step does not fit the memory.
-        LincorrError: Whatever a study refuses.
+        LincorrError: Error of the study.
+        SystemExit: The command line cannot be parsed.
     """
-    _hush()
+    _silence_expected_warnings()
     # The help texts of settings such as those of the LM stand below their fields.
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    args = spell_nulls(args)
-    # Launchers start the other processes of a run with this process's own command line.
+    args = nulls_as_config(args)
+    # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     try:
         return LincorrCLI(
@@ -151,6 +175,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
+            parser_class=OptionParser,
             seed_everything_default=0,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
@@ -168,20 +193,20 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
 _NULLS = {"null", "Null", "NULL", "~"}
 
 
-def spell_nulls(args: Sequence[str]) -> list[str]:
-    """Pass nulls of a study's and its data's settings on as pieces of config.
+def nulls_as_config(args: Sequence[str]) -> list[str]:
+    """Return a command line with nulls of the study's and data's settings as pieces of config.
 
-    As a value of ``--model.lm.add_bos`` or ``--data.subjects``, jsonargparse takes null for the
-    text ``None``: it refuses it or, where a text may stand, believes it.
+    jsonargparse parses the null of ``--model.lm.add_bos null`` as the text ``None``: it refuses it
+    or, where a text is allowed, accepts it as that text.
 
     Args:
         args: Command line without the program's name.
 
     Example:
-        >>> spell_nulls(["fit", "--data.subjects", "null", "--data.seed=1"])
+        >>> nulls_as_config(["fit", "--data.subjects", "null", "--data.seed=1"])
         ['fit', '--config', '{"data": {"init_args": {"subjects": null}}}', '--data.seed=1']
     """
-    spelled: list[str] = []
+    passed: list[str] = []
     rest = list(args)
     while rest:
         argument = rest.pop(0)
@@ -189,30 +214,30 @@ def spell_nulls(args: Sequence[str]) -> list[str]:
         group, _, name = key.partition(".")
         path = name.removeprefix("init_args.").split(".")
         if group not in ("--model", "--data") or not name or path[0] in ("help", "dict_kwargs"):
-            spelled.append(argument)
+            passed.append(argument)
             continue
         if not equals and rest[:1] and rest[0] in _NULLS:
             value = rest.pop(0)
         if value not in _NULLS:
-            spelled.append(argument)
+            passed.append(argument)
             continue
         piece: Any = None
         for part in reversed([group.removeprefix("--"), "init_args", *path]):
             piece = {part: piece}
-        spelled += ["--config", json.dumps(piece)]
-    return spelled
+        passed += ["--config", json.dumps(piece)]
+    return passed
 
 
-def _hush() -> None:
-    """Keep out of the user's sight what is meant to be so, and advertisements."""
-    # The LM is frozen and asked in eval mode on purpose.
+def _silence_expected_warnings() -> None:
+    """Silence expected warnings and Lightning's tips."""
+    # The LM is frozen and read in eval mode on purpose.
     warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")
-    # X's are short strings: a worker process costs more than it saves.
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
+    # Subjects are short strings: a worker process costs more than it saves.
     warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")
-    # What is logged at an epoch's end was added up over all processes before.
+    # Numbers logged at the end of an epoch are reduced over all ranks before.
     warnings.filterwarnings("ignore", "It is recommended to use .*sync_dist=True")
-    # Of several processes one may have had no batch; it takes part in the sum all the same.
+    # A rank without a batch takes part in the reduction all the same.
     warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

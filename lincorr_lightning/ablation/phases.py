@@ -96,7 +96,7 @@ class PhaseDataset(Dataset[TextBatch]):
         }
 
     @property
-    def dealt(self) -> dict[str, Any]:
+    def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from; not the processes, which share each step."""
         return {**asdict(self._plan), "n_texts": {k: len(v) for k, v in self._texts.items()}}
 

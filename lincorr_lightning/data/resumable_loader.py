@@ -13,34 +13,34 @@ if TYPE_CHECKING:
     import lightning as L
 
 
-class Steps(Protocol):
-    """One process's steps of all epochs, each made from its number alone.
+class StepDataset(Protocol):
+    """The steps of one rank over all epochs, each made from its number alone.
 
-    That no state is kept is what lets a resumed run go on at any step with exactly the batches of
-    the run that was not interrupted.
+    It holds no state, so a resumed run continues at any step with exactly the batches of an
+    uninterrupted one.
     """
 
     @property
-    def dealt(self) -> dict[str, Any]:
-        """What the contents of a step follow from."""
+    def determined_by(self) -> dict[str, Any]:
+        """Settings that determine the content of a step."""
 
     def __len__(self) -> int:
-        """Steps of one epoch, the same on all processes."""
+        """Number of steps of an epoch, the same on all ranks."""
 
     def __getitem__(self, index: int) -> Any:
-        """The step of that number, counted over all epochs."""
+        """Return a step by its number, counted over all epochs."""
 
 
-class _FromThere(DistributedSampler[Any]):
-    """The steps of one epoch in their order, less those that a resumed run has done.
+class _ResumableSampler(DistributedSampler[Any]):
+    """Yields the steps of an epoch in order, without those that a resumed run has done.
 
-    Each process has steps of its own already; Lightning would replace any sampler that is no
-    `DistributedSampler` by one that deals them out again.
+    Each rank has its own steps already; Lightning replaces any sampler that is not a
+    `DistributedSampler` by one that distributes them again.
     """
 
-    def __init__(self, steps: Steps, epoch: int) -> None:
-        super().__init__(cast("Dataset[Any]", steps), num_replicas=1, rank=0, shuffle=False)
-        # A run that is resumed takes its first batch before Lightning tells the epoch.
+    def __init__(self, dataset: StepDataset, epoch: int) -> None:
+        super().__init__(cast("Dataset[Any]", dataset), num_replicas=1, rank=0, shuffle=False)
+        # A resumed run fetches its first batch before Lightning sets the epoch.
         self.set_epoch(epoch)
         self.done = (epoch, 0)
 
@@ -52,63 +52,65 @@ class _FromThere(DistributedSampler[Any]):
 
 
 class ResumableLoader(DataLoader[Any]):
-    """Loader of a process's steps that Lightning can resume in the middle of an epoch.
+    """Loader of one rank's steps that Lightning can resume in the middle of an epoch.
 
-    Its length stays that of a whole epoch: Lightning adds the batches that were done itself.
+    Its length stays that of a whole epoch: Lightning adds the batches that are done itself.
 
     Args:
         dataset: The steps.
-        trainer: Counts what is done; None for a loader that nobody resumes.
-        **options: Of a DataLoader, for Lightning, which makes some loaders anew.
+        trainer: The run's Trainer, which counts the steps that are done; None for a loader that is
+            never resumed.
+        **options: Other arguments of `DataLoader`, for Lightning, which recreates some loaders.
     """
 
-    def __init__(self, dataset: Steps, trainer: L.Trainer | None = None, **options: Any) -> None:
+    def __init__(
+        self, dataset: StepDataset, trainer: L.Trainer | None = None, **options: Any
+    ) -> None:
         self.trainer = trainer
-        # Not current_epoch, which a run resumed at the end of an epoch counts up only later.
-        epoch = 0 if trainer is None else _epochs(trainer).processed
-        own = {"batch_size": None, "sampler": _FromThere(dataset, epoch)}
+        # Not current_epoch, which a run resumed at the end of an epoch increments only later.
+        epoch = 0 if trainer is None else _epoch_progress(trainer).processed
+        own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
         super().__init__(cast("Dataset[Any]", dataset), **own | options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and how many of its steps are done."""
-        assert self.trainer is not None, "nobody counts"
-        epochs = _epochs(self.trainer)
+        """Return the epoch, and how many of its steps are done."""
+        assert self.trainer is not None, "a loader without a Trainer counts no steps"
+        epochs = _epoch_progress(self.trainer)
         batches: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         epoch, done = epochs.processed, 0
         if epochs.processed < epochs.started:
-            # A step whose weights are updated counts, though callbacks may still be at work on it.
+            # A step whose weights are updated is done, though callbacks may still work on it.
             done = batches.processed
             if done >= self.trainer.num_training_batches:
                 epoch, done = epoch + 1, 0
-        return {"epoch": epoch, "done": done, "dealt": self._steps.dealt}
+        return {"epoch": epoch, "done": done, "determined_by": self._steps.determined_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there.
+        """Continue after the steps that are done.
 
         Raises:
-            ConfigError: Within an epoch, edits are now dealt out otherwise than before.
+            ConfigError: The checkpoint is from the middle of an epoch, whose steps would differ.
         """
         epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
-        if done and state_dict["dealt"] != self._steps.dealt:
-            then, now = (_told(dealt) for dealt in (state_dict["dealt"], self._steps.dealt))
-            raise ConfigError(
-                f"the checkpoint is of the middle of an epoch, with {then}; this run has {now}, so "
-                "that some texts would be trained twice or not at all. Use the settings of the run "
-                "that wrote it, or begin anew."
+        if done and state_dict["determined_by"] != self._steps.determined_by:
+            then, now = (
+                ", ".join(f"{name} {value}" for name, value in settings.items())
+                for settings in (state_dict["determined_by"], self._steps.determined_by)
             )
-        if isinstance(self.sampler, _FromThere):
+            raise ConfigError(
+                f"the checkpoint is from the middle of an epoch, with {then}; this run has {now}, "
+                "so that some data would be trained twice or not at all. Use the settings of the "
+                "run that wrote it, or start a new run."
+            )
+        if isinstance(self.sampler, _ResumableSampler):
             self.sampler.done = (epoch, done)
             self.sampler.set_epoch(epoch)
 
     @property
-    def _steps(self) -> Steps:
-        return cast(Steps, self.dataset)
+    def _steps(self) -> StepDataset:
+        return cast(StepDataset, self.dataset)
 
 
-def _epochs(trainer: L.Trainer) -> Any:
-    """How many epochs are begun and done, as the checkpoint has it."""
+def _epoch_progress(trainer: L.Trainer) -> Any:
+    """Return how many epochs are started and done, as a checkpoint has it."""
     return trainer.fit_loop.epoch_progress.current
-
-
-def _told(dealt: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in dealt.items())

@@ -1,17 +1,17 @@
-"""LoRA on a whole LM, by peft: what is trained, kept and merged."""
+"""LoRA on a whole LM with peft: adding, saving and merging an adapter."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
+from torch import nn
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.linear_layers import target_layers
 
@@ -29,11 +29,14 @@ class AdapterSettings:
     """A low-rank adapter (LoRA).
 
     Attributes:
-        rank: Rank of the update of each matrix.
-        alpha: The update is scaled by alpha / rank.
-        target_modules: Names of the linear layers it changes, such as ``[q_proj, v_proj]``; null
-            takes all but the head.
-        seed: Of the initial weights.
+        rank: Rank of the update of each weight matrix.
+        alpha: Scale of the update, which is multiplied by alpha / rank.
+        target_modules: Names of the linear layers with an adapter, such as ``[q_proj, v_proj]``;
+            null takes all but the head.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     rank: int = 8
@@ -42,15 +45,14 @@ class AdapterSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no adapter can have."""
-        for name, value in (("rank", self.rank), ("alpha", self.alpha)):
-            if value <= 0:
-                raise ConfigError(f"model.adapter.{name} is {value}; it must be greater than 0.")
+        """Check the values."""
+        require("model.adapter.rank", self.rank, above=0)
+        require("model.adapter.alpha", self.alpha, above=0)
         if self.target_modules is not None and not self.target_modules:
             raise ConfigError("model.adapter.target_modules is empty; null takes all layers.")
 
     def to_peft(self) -> LoraConfig:
-        """The same for peft."""
+        """Return the settings as peft's `LoraConfig`."""
         from peft import LoraConfig
 
         return LoraConfig(
@@ -62,14 +64,14 @@ class AdapterSettings:
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
-    """Put an adapter into an LM, in place; only the adapter is trained from then on.
+    """Add an adapter to an LM, in place, and freeze all other weights.
 
     Args:
         model: A Hugging Face causal LM.
-        settings: Of the adapter.
+        settings: Settings of the adapter.
 
     Raises:
-        LanguageModelError: It has no such layers; the message names those it has.
+        LanguageModelError: The LM has no such layers; the message names those it has.
     """
     from peft import inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
@@ -79,7 +81,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     config.target_modules = list(layers)
     config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in layers.values())
     model.requires_grad_(False)
-    # peft draws the weights from torch's own stream, which is to go on as if nothing had been.
+    # peft draws the weights from torch's global generator, whose state is restored afterwards.
     stream = torch.get_rng_state()
     torch.default_generator.manual_seed(settings.seed)
     try:
@@ -88,27 +90,27 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
         torch.set_rng_state(stream)
 
 
-def adapter_keys(module: L.LightningModule) -> set[str]:
-    """Names of the weights that are trained."""
-    return {name for name, p in module.named_parameters() if p.requires_grad}
+def trained_names(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that are trained."""
+    return [name for name, p in module.named_parameters() if p.requires_grad]
 
 
-def name_states(checkpoint: dict[str, Any], module: L.LightningModule) -> None:
-    """Let the states of an optimizer over all that is trained be found by the weights' names.
+def name_optimizer_states(checkpoint: dict[str, Any], names: Sequence[str]) -> None:
+    """Replace the parameter numbers in a checkpoint's optimizer states by names, in place.
 
-    Their numbers count what is trained in one process, but all weights where the LM is in pieces.
+    The numbers count the trained parameters on one rank, but all parameters where the LM is
+    sharded; names are the same in both.
 
     Args:
-        checkpoint: As Lightning has it, on any process.
-        module: Has been trained.
+        checkpoint: Lightning's checkpoint, on any rank.
+        names: Names of the trained parameters, in the optimizer's order.
     """
-    names = [name for name, p in module.named_parameters() if p.requires_grad]
-    for told in checkpoint.get("optimizer_states", []):
-        # Of an LM in pieces, the first process alone has them.
-        for group in told.get("param_groups", []):
+    for state in checkpoint.get("optimizer_states", []):
+        # Of a sharded LM, rank 0 alone has states.
+        for group in state.get("param_groups", []):
             by_number = dict(zip(group["params"], names, strict=True))
-            group["params"] = names
-            told["state"] = {by_number[number]: state for number, state in told["state"].items()}
+            group["params"] = list(names)
+            state["state"] = {by_number[number]: one for number, one in state["state"].items()}
 
 
 def check_resumable(
@@ -117,16 +119,18 @@ def check_resumable(
     """Refuse a checkpoint whose weights mean something else in this run.
 
     Args:
-        checkpoint: Of a source fine-tune.
-        settings: This run's.
-        fingerprint: Of the LM before training.
+        checkpoint: A checkpoint of a source fine-tune.
+        settings: Hyper-parameters of this run.
+        fingerprint: Fingerprint of the LM before training.
 
     Raises:
         ConfigError: The checkpoint is of another study, LM, protocol, method or adapter.
     """
     stored, lm = checkpoint.get("hyper_parameters", {}), checkpoint.get("lm", {})
     if "protocol" not in stored or "weights" not in lm:
-        raise ConfigError("the checkpoint is none of a source fine-tune. Pass one that is.")
+        raise ConfigError(
+            "Not a SourceFinetune checkpoint. Pass one that `lincorr fit` wrote with this study."
+        )
     for name in ("protocol", "method", "adapter"):
         if name == "adapter" and settings["method"] == "full":
             continue
@@ -134,26 +138,26 @@ def check_resumable(
             raise ConfigError(
                 f"the checkpoint was trained with model.{name} {stored[name]}, this run has "
                 f"{settings[name]}. Use the settings of the run that wrote it (its config.yaml), "
-                "or begin anew."
+                "or start a new run."
             )
     other = [part for part, ours in fingerprint.items() if lm[part] != ours]
     if other:
         raise ConfigError(
             f"the checkpoint was trained from {lm['name_or_path']}, whose {other[0]} differs from "
             "that of this run's LM. Pass the LM it was trained from as model.lm.name_or_path, or "
-            "begin anew."
+            "start a new run."
         )
 
 
 def save_merged(lm: LanguageModel, folder: Path) -> None:
-    """Write an LM as a Hugging Face checkpoint, its adapters merged into its weights.
+    """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
 
     Args:
-        lm: The LM; it stays as it is.
-        folder: Where to; the tokenizer goes there as well.
+        lm: The LM; it does not change.
+        folder: The checkpoint's folder.
 
     Raises:
-        OutputError: It cannot be written.
+        OutputError: The folder cannot be written.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -163,7 +167,7 @@ def save_merged(lm: LanguageModel, folder: Path) -> None:
             part.merge()
             parent = model.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], part.get_base_layer())
-    # transformers would take an LM that peft has touched for an adapter, and write that alone.
+    # Otherwise transformers takes the LM for an adapter, and saves that alone.
     model._hf_peft_config_loaded = False
     with atomic_folder(folder, ()) as new:
         model.save_pretrained(new)

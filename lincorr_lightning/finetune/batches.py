@@ -1,4 +1,4 @@
-"""Dealing edits out: which are in which step, of which epoch, on which process."""
+"""Batches of edits: which edits are in which step, of which epoch, on which rank."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
 IGNORED = -100
-"""Target of a token that no loss is taken at."""
+"""Label of a position that has no loss."""
 
 Protocol = Literal["joint", "independent"]
 
 
 @dataclass(frozen=True)
 class EditSchedule:
-    """How edits are dealt into steps.
+    """How edits are distributed over optimizer steps.
 
     Attributes:
-        protocol: ``joint``: all edits train one LM, in an order of its own each epoch;
-            ``independent``: each begins at the base weights, in their own order.
-        edits_per_step: Edits in a batch; independent ones are trained side by side, each in a
-            copy of its own.
+        protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
+            each edit is trained from the base weights.
+        edits_per_step: Edits in a batch; independent edits of a batch are trained side by side,
+            each in an adapter of its own.
         steps_per_edit: Optimizer steps of each group of independent edits.
 
     Raises:
-        ConfigError: A value that no run can have.
+        ConfigError: A value is not allowed.
     """
 
     protocol: Protocol = "joint"
@@ -39,41 +41,43 @@ class EditSchedule:
     steps_per_edit: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check the values."""
         if self.protocol not in get_args(Protocol):
             raise ConfigError(
                 f"protocol is {self.protocol!r}; it must be {' or '.join(get_args(Protocol))}."
             )
-        for name in ("edits_per_step", "steps_per_edit"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        require("edits_per_step", self.edits_per_step, at_least=1)
+        require("steps_per_edit", self.steps_per_edit, at_least=1)
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class EditBatch:
-    """Edits of one step.
+    """The edits of one optimizer step.
 
     Attributes:
-        input_ids: Prompt and answer, padded on the right, ``(n, length)``.
-        attention_mask: 1 at true tokens, same shape.
-        labels: The token that follows each position, same shape; -100 but where that is one of
-            the answer's.
-        edits: Index of each row's edit in `EditsDataModule.edits`; empty for a batch that only
-            keeps a process in step with the others, whose one row asks for nothing.
-        step: Of an independent group: which of its steps, from 0; 0 begins at the base weights.
-        n_steps: Of an independent group: how many steps it has; 0 under the joint protocol.
+        edits: The edits, one per row of the tensors. Empty for a padding batch, which keeps a rank
+            in step with the others: its single row has no loss.
+        ids: Position of each edit in the run, from 0.
+        input_ids: Token ids of prompt and answer, padded on the right, ``(n, length)``.
+        attention_mask: 1 at tokens and 0 at padding, same shape.
+        labels: The token that follows each position if it is one of the answer's, else -100; same
+            shape.
+        step: For independent edits, which of their steps this is, from 0; step 0 starts from the
+            base weights.
+        n_steps: For independent edits, the number of their steps; 0 under the joint protocol.
     """
 
+    edits: list[Edit]
+    ids: list[int]
     input_ids: Tensor
     attention_mask: Tensor
     labels: Tensor
-    edits: list[int]
     step: int = 0
     n_steps: int = 0
 
     @property
     def first(self) -> bool:
-        """Whether these edits begin here, at the base weights."""
+        """Whether these edits start here, from the base weights."""
         return self.n_steps > 0 and self.step == 0
 
     @property
@@ -82,69 +86,121 @@ class EditBatch:
         return self.n_steps > 0 and self.step == self.n_steps - 1
 
 
-class EditDataset(Dataset[EditBatch]):
-    """One process's steps of all epochs, each made from the seed and its own number.
-
-    That no state is kept is what lets a resumed run go on at any step with exactly the batches of
-    the run that was not interrupted.
+def edit_batch(
+    edits: Sequence[Edit],
+    ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    step: int = 0,
+    n_steps: int = 0,
+) -> EditBatch:
+    """Make a batch of edits.
 
     Args:
-        rows: Tokens of the prompt and of the answer, of each edit.
-        plan: How they are dealt out.
-        seed: Of the order of joint edits.
-        rank: Number of the process.
-        n_processes: How many there are.
+        edits: The edits; none for a padding batch.
+        ids: Position of each edit in the run.
+        prompts: Token ids of the source prompt of each edit; of any one prompt for a padding batch.
+        step: See `EditBatch`.
+        n_steps: See `EditBatch`.
+
+    Returns:
+        The batch, on the CPU.
+    """
+    answers = [edit.tokens for edit in edits] or [()]
+    rows = list(zip(prompts, answers, strict=True))
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    input_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    labels = torch.full_like(input_ids, IGNORED)
+    for i, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        input_ids[i, :end] = torch.tensor([*prompt, *answer])
+        mask[i, :end] = 1
+        # The last position of the prompt predicts the answer's first token.
+        labels[i, len(prompt) - 1 : end - 1] = torch.tensor(answer, dtype=torch.long)
+    return EditBatch(list(edits), list(ids), input_ids, mask, labels, step, n_steps)
+
+
+class EditDataset(Dataset[EditBatch]):
+    """The steps of one rank over all epochs; each follows from the seed and its own number.
+
+    It holds no state, so a resumed run continues at any step with exactly the batches of an
+    uninterrupted one.
+
+    Args:
+        edits: All edits of the run, the same on every rank.
+        relation: The relation that the edits are about.
+        prompts: Token ids of the source prompt of each edit.
+        schedule: How the edits are distributed over steps.
+        seed: Seed of the order of joint edits.
+        rank: Index of this rank's data shard.
+        n_shards: Number of data shards.
+        catalogue: All knowledge of the run, for other relations of the same run; None is the
+            knowledge that the package ships.
+        subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
+
+    Attributes:
+        edits: As given.
+        relation: As given.
+        schedule: As given.
+        catalogue: As given.
+        subwords: As given.
     """
 
     def __init__(
         self,
-        rows: Sequence[tuple[Sequence[int], Sequence[int]]],
-        plan: EditSchedule,
+        edits: Sequence[Edit],
+        relation: TokenizedRelation,
+        prompts: Sequence[Sequence[int]],
+        schedule: EditSchedule,
         seed: int = 0,
         rank: int = 0,
-        n_processes: int = 1,
+        n_shards: int = 1,
+        catalogue: Catalogue | None = None,
+        subwords: bool = False,
     ) -> None:
-        self._rows = rows
-        self._plan = plan
+        self.edits = list(edits)
+        self.relation = relation
+        self.schedule = schedule
+        self.catalogue = Catalogue.load() if catalogue is None else catalogue
+        self.subwords = subwords
+        self._prompts = prompts
         self._seed = seed
         self._rank = rank
-        self._n_processes = n_processes
-        self._n_repeats = plan.steps_per_edit if plan.protocol == "independent" else 1
+        self._n_shards = n_shards
+        self._n_repeats = schedule.steps_per_edit if schedule.protocol == "independent" else 1
 
     @property
-    def dealt(self) -> dict[str, Any]:
-        """What the contents of a step follow from, beside the edits."""
-        return {**asdict(self._plan), "n_processes": self._n_processes}
+    def determined_by(self) -> dict[str, Any]:
+        """Settings that determine the content of a step, apart from the edits."""
+        return {**asdict(self.schedule), "n_processes": self._n_shards}
 
     def __len__(self) -> int:
-        """Steps of one epoch, the same on all processes."""
-        together = self._plan.edits_per_step * self._n_processes
-        return -(-len(self._rows) // together) * self._n_repeats
+        """Number of steps of an epoch, the same on all ranks."""
+        per_step = self.schedule.edits_per_step * self._n_shards
+        return -(-len(self.edits) // per_step) * self._n_repeats
 
     def __getitem__(self, index: int) -> EditBatch:
         epoch, step = divmod(index, len(self))
         turn, repeat = divmod(step, self._n_repeats)
-        n, size = len(self._rows), self._plan.edits_per_step
-        if self._plan.protocol == "independent":
-            group = turn * self._n_processes + self._rank
-            members = range(n)[group * size : (group + 1) * size]
-            return self._batch(list(members), repeat, self._n_repeats)
+        n, size = len(self.edits), self.schedule.edits_per_step
+        if self.schedule.protocol == "independent":
+            group = turn * self._n_shards + self._rank
+            return self._batch(range(n)[group * size : (group + 1) * size], repeat, self._n_repeats)
         order = np.random.default_rng([self._seed, epoch]).permutation(n)
-        together = size * self._n_processes
-        shares = np.array_split(order[turn * together : (turn + 1) * together], self._n_processes)
-        return self._batch(shares[self._rank].tolist(), 0, 0)
+        per_step = size * self._n_shards
+        parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self._n_shards)
+        return self._batch(parts[self._rank].tolist(), 0, 0)
 
-    def _batch(self, members: list[int], step: int, n_steps: int) -> EditBatch:
-        # A process that has no edit at this step takes part with a row that asks for nothing.
-        rows = [self._rows[i] for i in members] or [(self._rows[0][0], ())]
-        length = max(len(prompt) + len(answer) for prompt, answer in rows)
-        input_ids = torch.zeros(len(rows), length, dtype=torch.long)
-        mask = torch.zeros_like(input_ids)
-        labels = torch.full_like(input_ids, IGNORED)
-        for i, (prompt, answer) in enumerate(rows):
-            end = len(prompt) + len(answer)
-            input_ids[i, :end] = torch.tensor([*prompt, *answer])
-            mask[i, :end] = 1
-            # The answer's first token is predicted where the prompt ends.
-            labels[i, len(prompt) - 1 : end - 1] = torch.tensor(answer, dtype=torch.long)
-        return EditBatch(input_ids, mask, labels, members, step, n_steps)
+    def _batch(self, ids: Sequence[int], step: int, n_steps: int) -> EditBatch:
+        prompts = [self._prompts[i] for i in ids] or [self._prompts[0]]
+        return edit_batch([self.edits[i] for i in ids], ids, prompts, step, n_steps)
+
+
+def edit_dataset(trainer: Any) -> EditDataset | None:
+    """Return the run's edits: the training dataset if it is an `EditDataset`, else None.
+
+    Args:
+        trainer: The run's Trainer, from ``on_train_start`` on.
+    """
+    dataset = getattr(trainer.train_dataloader, "dataset", None)
+    return dataset if isinstance(dataset, EditDataset) else None

@@ -1,10 +1,11 @@
-"""The figures of edits: what they did, what W said of them, and how well that was foreseen."""
+"""Figures of edits: what they did, W of their references, and how good the forecasts were."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from lincorr_lightning.finetune.results import IMPRECISE, LOW_PRIOR, NOT_LEARNED
-from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
+from lincorr_lightning.finetune.forecasts import Forecasts
+from lincorr_lightning.functional.outcomes import Cause, Outcome
 from lincorr_lightning.results.heat_maps import short
 from lincorr_lightning.results.style import (
     BLUE,
@@ -27,43 +29,44 @@ from lincorr_lightning.results.style import (
     new_figure,
 )
 
-if TYPE_CHECKING:
-    from lincorr_lightning.finetune.forecast_results import ForecastReport
-    from lincorr_lightning.finetune.results import EditCase, EditReport
-
 _FLOATS = npt.NDArray[np.floating[Any]]
 _PALE_ORANGE = "#F2B183"
-_CAUSES = {IMPRECISE: ORANGE, LOW_PRIOR: _PALE_ORANGE, NOT_LEARNED: "#FBE3D6"}
+_CAUSES = {
+    Cause.IMPRECISE: ORANGE, Cause.LOW_PRIOR: _PALE_ORANGE, Cause.NOT_LEARNED: "#FBE3D6",
+}  # fmt: skip
 _WIDTH = 7.5  # inches
 _COLOURS = {
     Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE, Outcome.UNCHANGED: "#B0B0B0",
 }  # fmt: skip
 
 
-def reference_weights_figure(report: EditReport) -> Figure:
-    """W of the reference in generalized and in hallucinated cases (paper, figure 5).
+def reference_weights_figure(
+    cases: Sequence[EditCase], relation: str, taught: bool = True
+) -> Figure:
+    """Draw W of the reference in generalized and in hallucinated cases (paper, figure 5).
 
     Args:
-        report: What the edits did.
+        cases: The cases of a run.
+        relation: Name of the relation.
+        taught: Whether the LM was taught; False if its subjects were watched without edits.
     """
-    numbers = report.numbers["weight_reference"]
-    rows = (("generalized", BLUE), ("hallucinated", ORANGE))
+    numbers = case_statistics(cases)["weight_reference"]
+    rows = ((Outcome.GENERALIZED, BLUE), (Outcome.HALLUCINATED, ORANGE))
     p = numbers["rank_test_p"]
-    told = (
-        f"W in the column of the {'taught' if report.taught else 'source'} answer, highest of the "
-        "right labels; line: median; box: middle half"
+    subtitle = (
+        f"W in the column of the {'taught' if taught else 'source'} answer, highest of the "
+        "reference labels; line: median; box: middle half"
     )
-    told += "" if p is None else f"; Mann-Whitney test, two-sided: {_p(p)}"
-    title = f"W of the reference in edits of {report.relation}"
-    figure = new_figure(_WIDTH, 3.1, title, told)
+    subtitle += "" if p is None else f"; Mann-Whitney test, two-sided: {_p(p)}"
+    figure = new_figure(_WIDTH, 3.1, f"W of the reference in edits of {relation}", subtitle)
     axes = figure.add_subplot()
     axes.axvline(0, color=PALE, linewidth=1, zorder=0)
-    cases = [_weighed(report, outcome) for outcome, _ in rows]
-    everything = np.array([c.weight_reference for group in cases for c in group], dtype=float)
+    groups = [weighed_cases(cases, outcome) for outcome, _ in rows]
+    everything = np.array([c.weight_reference for group in groups for c in group], dtype=float)
     low, high = (everything.min(), everything.max()) if len(everything) else (0.0, 1.0)
-    for y, ((outcome, colour), group) in enumerate(zip(rows, cases, strict=True)):
+    for y, ((outcome, colour), group) in enumerate(zip(rows, groups, strict=True)):
         values = np.array([case.weight_reference for case in group], dtype=float)
-        dark = np.array([case.cause != LOW_PRIOR for case in group], dtype=bool)
+        dark = np.array([case.cause != Cause.LOW_PRIOR for case in group], dtype=bool)
         _strip(axes, y, values, colour, dark, (high - low) or 1.0)
         median = numbers[outcome]["median"]
         if median is not None:
@@ -78,9 +81,9 @@ def reference_weights_figure(report: EditReport) -> Figure:
     axes.set_xlim(min(low, 0) - margin, max(high, 0) + margin)
     _bare(axes)
     axes.set_xlabel("W of the reference", color=INK)
-    if any(case.cause for case in cases[1]):
-        causes = [case.cause for case in cases[1]]
-        for cause, face in ((IMPRECISE, ORANGE), (LOW_PRIOR, "white")):
+    causes = [case.cause for case in groups[1]]
+    if any(causes):
+        for cause, face in ((Cause.IMPRECISE, ORANGE), (Cause.LOW_PRIOR, "white")):
             axes.plot([], [], "o", color=ORANGE, markerfacecolor=face, markersize=5,
                       label=f"{cause} ({causes.count(cause)})")  # fmt: skip
         figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8,
@@ -89,18 +92,10 @@ def reference_weights_figure(report: EditReport) -> Figure:
     return finish(figure)
 
 
-def _weighed(report: EditReport, outcome: str) -> list[EditCase]:
-    return [
-        case
-        for case in report.of_outcome(Outcome(outcome))
-        if case.source_learned and case.weight_reference is not None
-    ]
-
-
 def _strip(
     axes: Axes, y: int, values: _FLOATS, colour: str, dark: npt.NDArray[np.bool_], span: float
 ) -> None:
-    """A point a case, beside one another where they are close, over a box of the middle half."""
+    """Draw a point per case, side by side where they are close, over a box of the middle half."""
     if not len(values):
         return
     at = y + _spread(values, span / 70)
@@ -115,7 +110,7 @@ def _strip(
 
 
 def _spread(values: _FLOATS, width: float) -> _FLOATS:
-    """Heights that keep points of one bin apart, about a middle of 0."""
+    """Return heights around 0 that keep points of one bin apart."""
     bins = np.floor(values / width).astype(np.int64)
     heights = np.zeros(len(values))
     for found in np.unique(bins):
@@ -126,32 +121,39 @@ def _spread(values: _FLOATS, width: float) -> _FLOATS:
     return heights * min(0.075, 0.38 / max(1.0, np.abs(heights).max()))
 
 
-def outcomes_figure(report: EditReport) -> Figure:
-    """Shares of what became of the edits, beside chance.
+def outcomes_figure(
+    cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True
+) -> Figure:
+    """Draw the share of each outcome, beside chance.
 
     Args:
-        report: What the edits did.
+        cases: The cases of a run.
+        relation: Name of the relation.
+        random: Share of edits for which a random label would be right; None if unknown.
+        taught: Whether the LM was taught; False if its subjects were watched without edits.
     """
-    n = max(len(report.cases), 1)
-    causes = report.numbers["causes"]
+    n = max(len(cases), 1)
+    counts = Counter(case.outcome for case in cases)
+    causes = Counter(case.cause for case in cases if case.cause)
     bars: list[tuple[str, list[tuple[int, str]]]] = []
-    if report.taught:
-        learned = sum(case.source_learned for case in report.cases)
-        bars.append(("source learned", [(learned, GREEN)]))
+    if taught:
+        bars.append(("source learned", [(sum(case.source_learned for case in cases), GREEN)]))
     bars += [
-        ("target generalized", [(len(report.of_outcome(Outcome.GENERALIZED)), BLUE)]),
+        ("target generalized", [(counts[Outcome.GENERALIZED], BLUE)]),
         ("target hallucinated", [(causes[cause], face) for cause, face in _CAUSES.items()]),
-        ("target unchanged", [(len(report.of_outcome(Outcome.UNCHANGED)), GREY)]),
+        ("target unchanged", [(counts[Outcome.UNCHANGED], GREY)]),
     ]
-    what = "edits" if report.taught else "watched subjects"
-    title = f"What became of {len(report.cases)} {what} of {report.relation}"
-    told = "" if report.random is None else f"dashed: a random label is right ({report.random:.1%})"
-    if any(causes.values()):
-        told += f"; hallucinated by {IMPRECISE} ({causes[IMPRECISE]}, dark) or "
-        told += f"{LOW_PRIOR} ({causes[LOW_PRIOR]}, pale)"
-        if causes[NOT_LEARNED]:
-            told += f", or the source was not learned ({causes[NOT_LEARNED]}, palest)"
-    figure = new_figure(_WIDTH, 0.5 * len(bars) + 0.5, title, told.lstrip("; "))
+    title = f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}"
+    notes = [] if random is None else [f"dashed: a random label is right ({random:.1%})"]
+    if causes:
+        shades = zip(_CAUSES, ("dark", "pale", "palest"), strict=True)
+        listed = [
+            f"{cause} ({causes[cause]}, {shade})"
+            for cause, shade in shades
+            if causes[cause] or cause is not Cause.NOT_LEARNED
+        ]
+        notes.append(f"causes of hallucination: {', '.join(listed)}")
+    figure = new_figure(_WIDTH, 0.5 * len(bars) + 0.5, title, "; ".join(notes))
     axes = figure.add_subplot()
     for y, (_, parts) in enumerate(bars):
         left = 0
@@ -160,9 +162,9 @@ def outcomes_figure(report: EditReport) -> Figure:
             left += count
         axes.text(left / n + 0.008, y, f"{left / n:.1%}", va="center", fontsize=9.5,
                   fontweight="bold", color=INK, bbox=_halo(), zorder=4)  # fmt: skip
-    if report.random is not None:
+    if random is not None:
         row = len(bars) - 3
-        axes.vlines(report.random, row - 0.47, row + 0.47, color=INK, linestyle=(0, (3, 2)),
+        axes.vlines(random, row - 0.47, row + 0.47, color=INK, linestyle=(0, (3, 2)),
                     linewidth=1.4, zorder=5)  # fmt: skip
     axes.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize=9.5)
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -176,29 +178,29 @@ def outcomes_figure(report: EditReport) -> Figure:
 # -- forecasts ---------------------------------------------------------------------------------
 
 
-def risk_figure(report: ForecastReport) -> Figure:
-    """How each forecaster's risks lie, before the edits are made.
+def risk_figure(forecasts: Forecasts) -> Figure:
+    """Draw a histogram of each forecaster's risks.
 
     Args:
-        report: The forecasts.
+        forecasts: The forecasts.
     """
-    names = list(report.forecasts)
-    title = f"Forecast of {len(report.subjects)} edits of {report.relation}"
-    told = (
-        "risk: how far the best wrong target label is foreseen ahead of the reference; "
-        "blue: will generalize, orange: hallucinate, grey: stay unchanged"
+    names = list(forecasts.predicted)
+    title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
+    subtitle = (
+        "risk: how far the best wrong target label is predicted ahead of the reference; "
+        "prediction: blue generalizes, orange hallucinates, grey stays unchanged"
     )
     n_columns = 1 if len(names) <= 4 else 2
     n_rows = max(math.ceil(len(names) / n_columns), 1)
-    figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, told)
+    figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, subtitle)
     panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
     for i, name in enumerate(names):
-        outcomes = report.foreseen(name)
-        _risk_panel(panels[i], report.forecasts[name].risks, outcomes)
+        outcomes = forecasts.outcomes(name)
+        _risk_panel(panels[i], forecasts.risks(name), outcomes)
         panels[i].set_title(legible([name], 24)[0][0], loc="left", fontsize=10, color=INK)
         if outcomes:
             share = outcomes.count(Outcome.HALLUCINATED) / len(outcomes)
-            panels[i].set_title(f"foreseen hallucinations: {share:.0%}", loc="right", fontsize=9,
+            panels[i].set_title(f"predicted hallucinations: {share:.0%}", loc="right", fontsize=9,
                                 color=ORANGE, fontweight="bold")  # fmt: skip
         if i + n_columns >= len(names):
             panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
@@ -211,7 +213,7 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
     at = np.array(risks, dtype=float)
     known = np.isfinite(at)
     if known.any():
-        # Edges that hold 0, so that no bar is on both sides of it.
+        # 0 is an edge, so that no bar lies on both sides of it.
         low, high = at[known].min(), at[known].max()
         width = ((high - low) or 1.0) / 30
         edges = width * np.arange(np.floor(low / width), np.floor(high / width) + 2)
@@ -226,33 +228,40 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
     axes.set_ylabel("edits", fontsize=8, color=INK)
 
 
-def forecast_figure(report: ForecastReport) -> Figure:
-    """How good each forecast was, beside baselines.
+def scores_figure(
+    scores: Mapping[str, Mapping[str, float | None]],
+    forecasters: Sequence[str],
+    relation: str,
+    outcomes: Sequence[str],
+) -> Figure:
+    """Draw how good each forecast was, beside baselines.
 
     Args:
-        report: The forecasts with their scores.
+        scores: ``accuracy`` and ``auroc`` by forecaster and baseline.
+        forecasters: Names of the forecasters; the others are baselines.
+        relation: Name of the relation.
+        outcomes: Outcome of each edit.
     """
-    names = [name for name in report.scores if name in report.forecasts]
-    baselines = [name for name in report.scores if name not in report.forecasts]
+    names = [name for name in scores if name in forecasters]
+    baselines = [name for name in scores if name not in forecasters]
     rows = [*names, *baselines]
-    title = f"How well {len(report.subjects)} edits of {report.relation} were foreseen"
-    outcomes = list(report.outcomes or ())
-    shares = ", ".join(
-        f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome if outcomes
-    )
-    note = legible(rows)[1]
-    told = "; ".join(
-        part for part in (shares, "grey: baselines" if baselines else "", note) if part
-    )
-    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, told)
+    counts = Counter(outcomes)
+    notes = [
+        ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if outcomes),
+        "grey: baselines" if baselines else "",
+        legible(rows)[1],
+    ]
+    title = f"Scores of the forecasts of {len(outcomes)} edits of {relation}"
+    subtitle = "; ".join(note for note in notes if note)
+    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, subtitle)
     left, right = figure.subplots(1, 2, sharey=True)
     colours = [BLUE] * len(names) + ["#B0B0B0"] * len(baselines)
-    _bars(left, [report.scores[row].get("accuracy") for row in rows], colours)
-    _bars(right, [report.scores[row].get("auroc") for row in rows], colours)
+    _bars(left, [scores[row].get("accuracy") for row in rows], colours)
+    _bars(right, [scores[row].get("auroc") for row in rows], colours)
     right.axvline(0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, zorder=3)
     left.set_yticks(range(len(rows)), legible(rows, 34)[0], fontsize=9)
     left.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    left.set_xlabel("accuracy of the foreseen answer", fontsize=9, color=INK)
+    left.set_xlabel("accuracy of the predicted answer", fontsize=9, color=INK)
     right.set_xlabel("AUROC of the risk (dashed: chance)", fontsize=9, color=INK)
     return finish(figure)
 
@@ -270,7 +279,7 @@ def _bars(axes: Axes, values: Sequence[float | None], colours: Sequence[str]) ->
     axes.tick_params(labelsize=9)
 
 
-# -- what they share ---------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------
 
 
 def _bare(axes: Axes, grid: str = "x") -> None:
@@ -281,7 +290,7 @@ def _bare(axes: Axes, grid: str = "x") -> None:
 
 
 def _halo() -> dict[str, Any]:
-    """Keeps lines out of a number."""
+    """Return a box that keeps grid lines out of a number."""
     return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 

@@ -1,4 +1,4 @@
-"""Which way an LM's logits go at the first step of an edit."""
+"""How an LM's logits change at the first step of an edit, to first order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 
+LEAD = 12.0
+"""Default lead of the answer after a virtual step, in logits: where training leaves it when it
+continues until the loss is next to nothing. Chosen on the tiny world, on edits of another seed than
+the config's (``benchmarks/forecast_lead.py``); on real LMs it forecasts little."""
 _ADAM_EPSILON = 1e-8
-# Virtual steps, relative to all weights: 1e-3, and each half as long again, up to 0.3.
-_FIRST, _GROWTH, _MOST_STEPS = 1e-3, 1.5, 15
+# Virtual steps, relative to the norm of all weights: from 1e-3, each 1.5 times the last, to 0.3.
+_FIRST_STEP, _STEP_GROWTH, _MAX_STEPS = 1e-3, 1.5, 15
 
 _Weights = dict[str, Tensor]
 
@@ -29,10 +33,10 @@ class VirtualEdits(NamedTuple):
 
     Attributes:
         d_source: Derivative of the source logits along the update, ``(n, n_source)``.
-        d_target: Derivative of the target logits along it, ``(n, n_target)``.
-        target: Target logits after a virtual step along the update that is just long enough for
-            the answer to lead the source, ``(n, n_target)``; after the longest one tried, 0.3
-            of the weights' own length, where it never does.
+        d_target: Derivative of the target logits along the update, ``(n, n_target)``.
+        target: Target logits after the shortest virtual step along the update at which the answer
+            leads the source, ``(n, n_target)``; after the longest one tried, 0.3 of the weights'
+            own norm, if it never leads.
     """
 
     d_source: Tensor
@@ -49,37 +53,36 @@ def virtual_edits(
     target_tokens: Sequence[int],
     labels: Sequence[int],
     update: Literal["adam", "gradient"] = "adam",
-    lead: float = 12.0,
+    lead: float = LEAD,
 ) -> VirtualEdits:
-    """Foretell the first update of each edit's own fine-tune, without making it.
+    """Forecast the first update of each edit's own fine-tune, without making it.
 
     One backward pass of the loss on the answer's tokens gives the direction, a forward-mode product
-    the derivative along it (for an LM that has no forward mode, a central difference). Then the LM
-    is asked after steps along the direction, to find how long a step makes the answer lead. It is
-    asked with other weights in place of its own: weights, gradients, random streams and modes stay
-    as they are.
+    the derivative along it (a central difference for an LM without forward mode). Then forward
+    passes after steps along the direction find how long a step makes the answer lead. They use
+    other weights in place of the LM's: weights, gradients, random streams and modes do not change.
 
     Args:
-        lm: As it is before the edits.
-        source_rows: Tokens of each edit's source prompt.
-        answers: Tokens of each edit's answer.
-        target_rows: Tokens of each edit's target prompt.
-        source_tokens: Labels of the source.
-        target_tokens: Labels of the target.
-        labels: The source label that each edit teaches.
-        update: ``adam``: Adam's first update, which is the gradient's sign wherever it is not
-            tiny; ``gradient``: that of plain gradient descent.
-        lead: By how much the answer's logit is to lead: 12 is where training leaves it when it
-            goes on until the loss is next to nothing.
+        lm: The LM before the edits.
+        source_rows: Token ids of each edit's source prompt.
+        answers: Token ids of each edit's answer.
+        target_rows: Token ids of each edit's target prompt.
+        source_tokens: Token ids of the source labels.
+        target_tokens: Token ids of the target labels.
+        labels: Index of the source label that each edit teaches.
+        update: ``adam`` for Adam's first update, which is the gradient's sign wherever it is not
+            tiny; ``gradient`` for that of plain gradient descent.
+        lead: By how many logits the answer is to lead after the virtual step.
 
     Raises:
-        NonFiniteError: The loss, the gradient or a logit of an edit is NaN or infinite.
+        NonFiniteError: The loss, the gradient or a logit of an edit is NaN or infinite; the message
+            names the edit.
     """
     n_source = len(source_tokens)
     device = lm.model.device
     tokens = torch.tensor([*source_tokens, *target_tokens], device=device)
     found: list[VirtualEdits] = []
-    # Lightning predicts in inference mode, in which no gradient can be asked for.
+    # Lightning predicts in inference mode, in which there are no gradients.
     with (
         torch.inference_mode(False),
         evaluating(lm),
@@ -94,11 +97,11 @@ def virtual_edits(
             ids = pad_sequence([torch.tensor([*r]) for r in (source, target)], batch_first=True)
             lengths = torch.tensor([[len(source)], [len(target)]])
             mask = (torch.arange(ids.shape[1]) < lengths).long()
-            asked = (ids.to(device), mask.to(device), tokens)
+            inputs = (ids.to(device), mask.to(device), tokens)
 
-            def logits(weights: _Weights, asked: tuple[Tensor, ...] = asked) -> Tensor:
-                said: Tensor = functional_call(lm, weights, asked)
-                return said
+            def logits(weights: _Weights, inputs: tuple[Tensor, ...] = inputs) -> Tensor:
+                output: Tensor = functional_call(lm, weights, inputs)
+                return output
 
             direction = _direction(lm, base, source, answer, update, name)
             with torch.no_grad():
@@ -109,8 +112,8 @@ def virtual_edits(
                         raise
                     slope_at = _central_difference
                     slope = slope_at(logits, base, direction)
-                after = _until_it_leads(logits, base, direction, label, n_source, lead)
-            _check(name, "a logit along its update", slope, after)
+                after = _step_until_leading(logits, base, direction, label, n_source, lead)
+            _require_finite(name, "a logit along its update", slope, after)
             found.append(VirtualEdits(slope[0, :n_source], slope[1, n_source:], after))
     if not found:
         empty = torch.zeros(0, len(target_tokens), dtype=torch.float64)
@@ -126,8 +129,8 @@ def _direction(
     update: str,
     name: str,
 ) -> _Weights:
-    """The first update at a learning rate of 1, for every weight."""
-    # Others that share the weights' memory, so that a frozen LM need not be thawed.
+    """Return the first update at a learning rate of 1, for every weight."""
+    # New leaves that share the weights' memory, so that a frozen LM stays frozen.
     leaves = {n: weight.detach().requires_grad_() for n, weight in base.items()}
     ids = torch.tensor([[*prompt, *answer]], device=lm.model.device)
     inner = {n.removeprefix("model."): leaf for n, leaf in leaves.items()}
@@ -138,17 +141,17 @@ def _direction(
             kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False},
         ).logits
         predicting = logits[0, len(prompt) - 1 : -1]
-        wanted = ids[0, len(prompt) :].to(predicting.device)
-        loss = cross_entropy(predicting.to(_wide(predicting)), wanted)
+        expected = ids[0, len(prompt) :].to(predicting.device)
+        loss = cross_entropy(predicting.to(_at_least_float32(predicting)), expected)
         gradient = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     found = {
         n: torch.zeros_like(weight) if g is None else g
         for (n, weight), g in zip(base.items(), gradient, strict=True)
     }
-    _check(name, f"its loss ({loss.item()}) or its gradient", loss, *found.values())
+    _require_finite(name, f"its loss ({loss.item()}) or its gradient", loss, *found.values())
     if update == "adam":
         # In float16 the epsilon would be zero, and 0 / 0 the update of an unused weight.
-        wide = {n: g.to(_wide(g)) for n, g in found.items()}
+        wide = {n: g.to(_at_least_float32(g)) for n, g in found.items()}
         return {
             n: (g / g.abs().add_(_ADAM_EPSILON).neg_()).to(base[n].dtype) for n, g in wide.items()
         }
@@ -158,7 +161,7 @@ def _direction(
 def _forward_mode(
     logits: Callable[[_Weights], Tensor], base: _Weights, direction: _Weights
 ) -> Tensor:
-    # Of the attention kernels only this one has a forward mode.
+    # The only attention kernel that has a forward mode.
     with sdpa_kernel(SDPBackend.MATH):
         slope: Tensor = jvp(logits, (base,), (direction,))[1]
     return slope
@@ -167,8 +170,8 @@ def _forward_mode(
 def _central_difference(
     logits: Callable[[_Weights], Tensor], base: _Weights, direction: _Weights
 ) -> Tensor:
-    # Short, for logits bend soon along an update; long enough for the digits of the weights, and
-    # for those of the norms and the attention, which no LM takes in more than float32.
+    # Short, because logits bend soon along an update; long enough for the digits of the weights,
+    # and for those of norms and attention, which no LM computes in more than float32.
     coarsest = [torch.finfo(weight.dtype).eps for weight in base.values()]
     precision = max(*coarsest, torch.finfo(torch.float32).eps)
     step = 0.02 * precision ** (1 / 3) * _unit(base, direction)
@@ -177,7 +180,7 @@ def _central_difference(
     return slope
 
 
-def _until_it_leads(
+def _step_until_leading(
     logits: Callable[[_Weights], Tensor],
     base: _Weights,
     direction: _Weights,
@@ -185,19 +188,20 @@ def _until_it_leads(
     n_source: int,
     lead: float,
 ) -> Tensor:
-    """Target logits after the step just long enough for the answer to lead, ``(n_target,)``."""
+    """Return the target logits after the shortest step with the answer ahead, ``(n_target,)``."""
     unit = _unit(base, direction)
-    said: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
 
     def leads(power: int) -> bool:
-        said[power] = logits(_moved(base, direction, _FIRST * _GROWTH**power * unit))
-        own, others = said[power][0, label], said[power][0, :n_source].clone()
+        step = _FIRST_STEP * _STEP_GROWTH**power * unit
+        after[power] = logits(_moved(base, direction, step))
+        own, others = after[power][0, label], after[power][0, :n_source].clone()
         others[label] = -torch.inf
         return bool(own >= others.max() + lead)
 
-    # An answer that leads goes on leading, nearly always: a bisection asks four times, not fifteen.
-    found = bisect_left(range(_MOST_STEPS), True, key=leads)
-    return said[min(found, _MOST_STEPS - 1)][1, n_source:]
+    # An answer that leads nearly always keeps leading: a bisection needs 4 passes instead of 15.
+    power = bisect_left(range(_MAX_STEPS), True, key=leads)
+    return after[min(power, _MAX_STEPS - 1)][1, n_source:]
 
 
 def _moved(base: _Weights, direction: _Weights, step: float) -> _Weights:
@@ -205,7 +209,7 @@ def _moved(base: _Weights, direction: _Weights, step: float) -> _Weights:
 
 
 def _unit(base: _Weights, direction: _Weights) -> float:
-    """The step that is as long as all weights together."""
+    """Return the step whose norm is that of all weights together."""
     return _norm(base) / max(_norm(direction), 1e-30)
 
 
@@ -215,14 +219,14 @@ def _norm(weights: _Weights) -> float:
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm())
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _check(name: str, what: str, *values: Tensor) -> None:
-    # Extremes carry NaN along, and cost a fifth of asking every number.
+def _require_finite(name: str, what: str, *values: Tensor) -> None:
+    # Extremes propagate NaN, at a fifth of the cost of checking every number.
     if not all(bool(torch.stack(value.aminmax()).isfinite().all()) for value in values):
         raise NonFiniteError(
-            f"{name}: {what} is not finite, so nothing can be foretold of it. Set lm.dtype to "
-            "float32, or leave the first-order forecast out."
+            f"{name}: {what} is not finite, so it cannot be forecast. Set lm.dtype to float32, or "
+            "disable the first-order forecast."
         )

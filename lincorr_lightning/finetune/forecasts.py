@@ -1,246 +1,203 @@
-"""Forecasts of a run's edits, made before training and judged after it."""
+"""Forecasts of edits, made before training and scored after it (paper, section 4.1)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.first_order import virtual_edits
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.first_order import LEAD, virtual_edits
 from lincorr_lightning.functional import (
+    Outcome,
     auroc,
     forecast_from_direction,
     forecast_from_map,
+    outcome_codes,
     risk,
 )
-from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
-
-if TYPE_CHECKING:
-    from lincorr_lightning.finetune.forecast_results import ForecastReport
-    from lincorr_lightning.finetune.results import EditReport
+from lincorr_lightning.results.numbers import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto", 1.0, 10.0, 100.0, 1000.0)
-N_INPUTS = 2000
-LEAD = 12.0
-"""Chosen on edits of another seed than the config's (``benchmarks/forecast_lead.py``)."""
+N_SUBJECTS = 2000
+DEFAULT_FORECASTER = "map_auto"
+"""The forecaster to rely on: its ridge is chosen on the LM at hand, so nothing of it is tuned."""
 
 
 @dataclass(frozen=True)
-class EditForecasts:
-    """What each forecaster says the target's logits will be.
+class Forecasts:
+    """What each forecaster predicts for the target of each edit.
 
     Attributes:
-        relation: As ``city->country``.
-        edits: Subject, source answer and reference of each edit.
-        labels: Of the target.
+        relation: Name of the relation, as ``city->country``.
+        subjects: Subject of each of the n edits.
+        source_answers: New source answer of each edit.
+        references: Target labels that are right for it, joined by ``|``.
+        labels: The n_target target labels.
         before: Target logits before the edits, ``(n, n_target)``.
-        right: Which labels are right then, ``(n, n_target)`` bool.
-        predicted: By forecaster, target logits, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by
-            W of that ridge; ``first_order`` along the gradient of each edit's own loss;
-            ``virtual_step`` after a step along it that is long enough to teach the answer.
+        reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
+        predicted: Target logits by forecaster, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by W
+            of that ridge (``map`` for a given W); ``first_order`` along the gradient of each edit's
+            loss; ``virtual_step`` after a step along it that is long enough to teach the answer.
     """
 
     relation: str
-    edits: Sequence[tuple[str, str, str]]
+    subjects: Sequence[str]
+    source_answers: Sequence[str]
+    references: Sequence[str]
     labels: Sequence[str]
     before: Tensor
-    right: Tensor
+    reference_mask: Tensor
     predicted: Mapping[str, Tensor]
 
-    @classmethod
-    def make(
-        cls,
-        lm: LanguageModel,
-        data: EditsDataModule,
-        ridges: Sequence[float | str] = RIDGES,
-        linear_map: str | None = None,
-        n_subjects: int = N_INPUTS,
-        first_order: bool = True,
-        lead: float = LEAD,
-    ) -> EditForecasts:
-        """Forecast edits from the LM as it is now.
+    @property
+    def default(self) -> str:
+        """Name of the forecaster to rely on; the first one if there is no `DEFAULT_FORECASTER`."""
+        names = list(self.predicted)
+        return DEFAULT_FORECASTER if DEFAULT_FORECASTER in names else names[0]
 
-        Args:
-            lm: As it is before the edits.
-            data: The edits.
-            ridges: Of the maps that are fitted, ``auto`` among them if wanted.
-            linear_map: Folder of a map to use instead.
-            n_subjects: Subjects that maps are fitted on, as far as the vocabulary has so many.
-            first_order: Whether to follow the gradient as well.
-            lead: How far, in logits, the answer must lead after ``virtual_step``.
+    @property
+    def answers_before(self) -> list[str]:
+        """Target label that leads before each edit."""
+        return self._leading(self.before)
 
-        Raises:
-            LinearMapError: The folder's map is of other labels.
-        """
-        edits = data.prepare_edits(lm)
-        asked = data.asked
-        subjects = [edit.subject for edit in edits]
-        source_prompts, target_prompts = (
-            asked.source_prompts(subjects),
-            asked.target_prompts(subjects),
-        )
-        source = lm.domain_logits(source_prompts, asked.source.token_ids).cpu()
-        target = lm.domain_logits(target_prompts, asked.target.token_ids).cpu()
-        answer = torch.tensor([edit.label for edit in edits])
-        right = torch.zeros(len(edits), target.shape[1], dtype=torch.bool)
-        for row, edit in enumerate(edits):
-            right[row, list(edit.rights)] = True
-        if linear_map is not None:
-            maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
-        else:
-            n = min(n_subjects, len(usable_strings(lm.tokenizer)))
-            fitted = fit_linear_maps(lm, asked, sample_subjects(lm.tokenizer, n), ridges)
-            maps = dict(zip(map(_map_name, ridges), fitted, strict=True))
-        predicted = {
-            name: forecast_from_map(source, target, answer, each.weight(asked.name).cpu())
-            for name, each in maps.items()
-        }
-        if first_order:
-            tried = virtual_edits(
-                lm,
-                lm.rows(source_prompts),
-                [edit.tokens for edit in edits],
-                lm.rows(target_prompts),
-                asked.source.token_ids,
-                asked.target.token_ids,
-                [edit.label for edit in edits],
-                update="gradient",
-                lead=lead,
-            )
-            predicted["first_order"] = forecast_from_direction(
-                source, target, tried.d_source, tried.d_target, answer
-            )
-            predicted["virtual_step"] = tried.target
-        texts = asked.target.texts
-        described = [
-            (edit.subject, edit.answer, "|".join(texts[i] for i in edit.rights)) for edit in edits
-        ]
-        return cls(asked.name, described, texts, target, right, predicted)
+    def answers(self, name: str) -> list[str]:
+        """Return the target label that a forecaster predicts for each edit."""
+        return self._leading(self.predicted[name])
 
-    # -- judging ---------------------------------------------------------------------------------
+    def risks(self, name: str) -> list[float]:
+        """Return a forecaster's risk of each edit: how far a wrong label is ahead, in logits."""
+        return risk(self.predicted[name], self.reference_mask).tolist()
+
+    def outcomes(self, name: str) -> list[Outcome]:
+        """Return the outcome that a forecaster predicts for each edit."""
+        leading = self.predicted[name].argmax(1)
+        codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
+        return [list(Outcome)[code] for code in codes.tolist()]
+
+    def _leading(self, logits: Tensor) -> list[str]:
+        return [self.labels[i] for i in logits.argmax(1).tolist()]
 
     def scores(
-        self, after: Sequence[str], outcomes: Sequence[str]
+        self, answers_after: Sequence[str], outcomes: Sequence[str]
     ) -> dict[str, dict[str, float | None]]:
-        """How good each forecaster was, beside two that need no forecast.
+        """Score the forecasters, and two baselines that use no forecast.
 
         Args:
-            after: Label that each target has after its edit.
-            outcomes: What became of each, as in `Outcome`.
+            answers_after: Target label that leads after each edit.
+            outcomes: Outcome of each edit, see `Outcome`.
 
         Returns:
-            By forecaster, ``accuracy`` of the answer foreseen, and ``auroc`` of the risk against
-            not generalizing (None if all or none did). ``answer_before`` foresees what the LM says
-            already, and takes the reference's distance there for the risk; ``most_frequent``
-            foresees the commonest answer after, whatever the edit.
+            By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
+            not generalizing (None if all or no edits generalized). The baseline ``answer_before``
+            predicts the answer before the edit, and its risk is how far the reference's logit is
+            behind there; ``most_frequent`` always predicts the most frequent answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
-        scores = {
-            name: self._score(logits, after, failed)
-            for name, logits in (*self.predicted.items(), ("answer_before", self.before))
-        }
-        (_, commonest), *_ = Counter(after).most_common(1)
-        scores["most_frequent"] = {"accuracy": commonest / len(after), "auroc": 0.5}
+        n = len(answers_after)
+        scores: dict[str, dict[str, float | None]] = {}
+        for name, logits in (*self.predicted.items(), ("answer_before", self.before)):
+            pairs = zip(self._leading(logits), answers_after, strict=True)
+            hits = sum(predicted == after for predicted, after in pairs)
+            area = auroc(risk(logits, self.reference_mask), failed)
+            scores[name] = {"accuracy": hits / n, "auroc": number(area)}
+        (_, most_frequent), *_ = Counter(answers_after).most_common(1)
+        scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
         return scores
 
-    def _score(
-        self, logits: Tensor, after: Sequence[str], failed: Tensor
-    ) -> dict[str, float | None]:
-        said = [self.labels[i] for i in logits.argmax(1).tolist()]
-        hits = [ours == theirs for ours, theirs in zip(said, after, strict=True)]
-        area = auroc(risk(logits, self.right), failed)
-        return {
-            "accuracy": sum(hits) / len(hits),
-            "auroc": None if area != area else area,
-        }
-
-    def write(self, folder: Path, report: EditReport | None) -> dict[str, Any]:
-        """Write the table and the picture.
-
-        Args:
-            folder: The run's.
-            report: What became of the same edits; None before that is known.
-
-        Returns:
-            Numbers for ``results.json``.
-        """
-        told = self.told(report)
-        told.write(folder)
-        if told.scores:
-            return dict(told.scores)
-        return {
-            "foreseen": {
-                name: {
-                    outcome.value: told.foreseen(name).count(outcome) / len(self.edits)
-                    for outcome in Outcome
-                }
-                for name in self.predicted
-            }
-        }
-
-    def told(self, report: EditReport | None) -> ForecastReport:
-        """The forecasts as they are shown.
-
-        Args:
-            report: What became of the same edits; None before that is known.
-        """
-        from lincorr_lightning.finetune.forecast_results import Forecast, ForecastReport
-
-        forecasts = {
-            name: Forecast(
-                [self.labels[i] for i in logits.argmax(1).tolist()],
-                risk(logits, self.right).tolist(),
-            )
-            for name, logits in self.predicted.items()
-        }
-        # Watched may be other edits than those that were trained, or not all of them.
-        cases = () if report is None else report.cases
-        taught = [(subject, answer) for subject, answer, _ in self.edits]
-        known = taught == [(case.subject, case.source_answer) for case in cases]
-        after = [case.answer_after for case in cases] if known else None
-        outcomes = [str(case.outcome) for case in cases] if known else None
-        scores = self.scores(after, outcomes) if after and outcomes else {}
-        subjects, answers, references = zip(*self.edits, strict=True)
-        return ForecastReport(
-            relation=self.relation,
-            subjects=subjects,
-            source_answers=answers,
-            references=references,
-            answers_before=[self.labels[i] for i in self.before.argmax(1).tolist()],
-            forecasts=forecasts,
-            outcomes=outcomes,
-            answers_after=after,
-            scores=scores,
-        )
-
-    # -- checkpoints -----------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint."""
-        return {
-            "relation": self.relation,
-            "edits": [list(edit) for edit in self.edits],
-            "labels": list(self.labels),
-            "before": self.before,
-            "right": self.right,
-            "predicted": dict(self.predicted),
-        }
+    def to_state(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint."""
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**state, "predicted": dict(self.predicted)}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> EditForecasts:
-        """The forecasts of a checkpoint."""
-        edits = [(subject, answer, reference) for subject, answer, reference in state["edits"]]
-        return cls(**{**state, "edits": edits})
+    def from_state(cls, state: Mapping[str, Any]) -> Forecasts:
+        """Restore forecasts from `to_state`."""
+        return cls(**state)
+
+
+def forecast_edits(
+    lm: LanguageModel,
+    edits: Sequence[Edit],
+    relation: TokenizedRelation,
+    ridges: Sequence[float | str] = RIDGES,
+    linear_map: str | None = None,
+    n_subjects: int = N_SUBJECTS,
+    first_order: bool = True,
+    lead: float = LEAD,
+) -> Forecasts:
+    """Forecast edits from the LM as it is now.
+
+    Args:
+        lm: The LM before the edits.
+        edits: The edits.
+        relation: The relation that they are about.
+        ridges: Ridges of the maps that are fitted; ``auto`` chooses one on held-out subjects.
+        linear_map: Folder of a linear map to use instead of fitting maps.
+        n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
+        first_order: Whether to use the gradient of each edit's loss as well.
+        lead: Lead of the answer after the step of ``virtual_step``, in logits.
+
+    Raises:
+        LinearMapError: The linear map of the folder has other labels.
+        NonFiniteError: A loss, gradient or logit is NaN or infinite; the message names the edit.
+    """
+    subjects = [edit.subject for edit in edits]
+    source_ids, target_ids = relation.source.token_ids, relation.target.token_ids
+    source_prompts = relation.source_prompts(subjects)
+    target_prompts = relation.target_prompts(subjects)
+    source = lm.domain_logits(source_prompts, source_ids).cpu()
+    target = lm.domain_logits(target_prompts, target_ids).cpu()
+    labels = torch.tensor([edit.label for edit in edits])
+    mask = torch.zeros(len(edits), target.shape[1], dtype=torch.bool)
+    for row, edit in enumerate(edits):
+        mask[row, list(edit.reference)] = True
+    if linear_map is not None:
+        maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
+    else:
+        n = min(n_subjects, len(usable_strings(lm.tokenizer)))
+        fitted = fit_linear_maps(lm, relation, sample_subjects(lm.tokenizer, n), ridges)
+        maps = dict(zip(map(_map_name, ridges), fitted, strict=True))
+    predicted = {
+        name: forecast_from_map(source, target, labels, one.weight(relation.name).cpu())
+        for name, one in maps.items()
+    }
+    if first_order:
+        virtual = virtual_edits(
+            lm,
+            lm.rows(source_prompts),
+            [edit.tokens for edit in edits],
+            lm.rows(target_prompts),
+            source_ids,
+            target_ids,
+            labels.tolist(),
+            update="gradient",
+            lead=lead,
+        )
+        predicted["first_order"] = forecast_from_direction(
+            source, target, virtual.d_source, virtual.d_target, labels
+        )
+        predicted["virtual_step"] = virtual.target
+    texts = relation.target.texts
+    return Forecasts(
+        relation=relation.name,
+        subjects=subjects,
+        source_answers=[edit.answer for edit in edits],
+        references=["|".join(texts[i] for i in edit.reference) for edit in edits],
+        labels=texts,
+        before=target,
+        reference_mask=mask,
+        predicted=predicted,
+    )
 
 
 def _map_name(ridge: float | str) -> str:

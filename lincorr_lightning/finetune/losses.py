@@ -1,4 +1,4 @@
-"""The loss of edits, and which edits went nonfinite_error."""
+"""The loss of edits, and the edits to blame where it or a weight is not finite."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.finetune.datamodule import IGNORED, EditBatch
-from lincorr_lightning.finetune.sampling import Edit
+from lincorr_lightning.finetune.batches import IGNORED, EditBatch
+from lincorr_lightning.finetune.edits import Edit
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
-    """Mean cross-entropy of each edit's answer tokens.
+    """Return the mean cross-entropy of each edit's answer tokens (paper, section 4.1).
 
     Args:
         model: A Hugging Face causal LM.
         batch: The edits.
 
     Returns:
-        ``(n_rows,)``; 0 for a row that asks for nothing.
+        ``(n_rows,)``, in nats; 0 for the row of a padding batch.
     """
     labels = batch.labels
     positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
@@ -50,47 +51,46 @@ def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
-def edits_by_loss(in_step: Sequence[tuple[Sequence[int], Tensor]]) -> list[int]:
-    """The edits of a step on all processes, by their losses; all processes must ask.
+def edits_by_loss(batches: Sequence[tuple[EditBatch, Tensor]]) -> list[Edit]:
+    """Return the edits of a step on all ranks, highest loss first; all ranks must call it.
 
     Args:
-        in_step: This process's batches: their edits, and the loss of each.
+        batches: This rank's batches of the step, and the losses of their rows.
     """
     own = [
-        (loss, edit)
-        for edits, losses in in_step
-        for edit, loss in zip(edits, losses.tolist(), strict=False)
+        (loss, number, edit)
+        for batch, losses in batches
+        for loss, number, edit in zip(losses.tolist(), batch.ids, batch.edits, strict=False)
     ]
-    every = [own]
-    if distributed.is_initialized():
-        every = [[] for _ in range(distributed.get_world_size())]
-        distributed.all_gather_object(every, own)
-    return [edit for _, edit in sorted((pair for part in every for pair in part), reverse=True)]
+    found = sorted(
+        (row for part in gather(own) for row in part), key=lambda row: row[:2], reverse=True
+    )
+    return [edit for *_, edit in found]
 
 
 def nonfinite_error(
-    trainer: L.Trainer, what: str, edits: Sequence[Edit], together: bool, learning_rate: float
+    trainer: L.Trainer, what: str, edits: Sequence[Edit], all_ranks: bool, learning_rate: float
 ) -> NonFiniteError:
-    """What to raise where edits went nonfinite_error.
+    """Return the error for a loss or weight that is not finite.
 
     Args:
-        trainer: The run's trainer.
-        what: That is not finite, and of what.
-        edits: Which may be why; the first three are named.
-        together: They are those of all processes, the highest loss first.
-        learning_rate: Of the run.
+        trainer: The run's Trainer.
+        what: Subject and verb of the message, such as ``the loss is``.
+        edits: The edits that may be the cause; the first three are named.
+        all_ranks: Whether they are those of all ranks, highest loss first.
+        learning_rate: The run's learning rate, which the message suggests to lower.
     """
-    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:_MOST_NAMED])
-    where = f"at the edit {named}" if edits else "where there is no edit"
-    if len(edits) > _MOST_NAMED:
-        where += f" and {len(edits) - _MOST_NAMED} more"
-    if together and len(edits) > 1:
-        where += " (all of the step, the highest loss first)"
-    elif trainer.world_size > 1 and not together:
-        where += f" (on process {trainer.global_rank} of {trainer.world_size})"
+    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:_MAX_NAMED])
+    where = f"at the edit {named}" if edits else "in a padding batch"
+    if len(edits) > _MAX_NAMED:
+        where += f" and {len(edits) - _MAX_NAMED} more"
+    if all_ranks and len(edits) > 1:
+        where += " (all edits of the step, highest loss first)"
+    elif trainer.world_size > 1 and not all_ranks:
+        where += f" (on rank {trainer.global_rank} of {trainer.world_size})"
     kept = any(c.best_model_path for c in trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
     return NonFiniteError(
         f"{what} NaN or infinite at step {trainer.global_step}, {where}. "
         f"Lower model.learning_rate (it is {learning_rate}), or set model.lm.dtype to float32; "
-        + ("the last checkpoint is that of before." if kept else "no checkpoint was kept.")
+        + ("the last checkpoint was saved before." if kept else "no checkpoint was kept.")
     )

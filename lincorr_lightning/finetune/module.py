@@ -1,4 +1,4 @@
-"""Teaches an LM source knowledge only (paper, sections 4.1 and 5)."""
+"""Source fine-tune: teaches an LM source knowledge only (paper, sections 4.1 and 5)."""
 
 from __future__ import annotations
 
@@ -14,60 +14,70 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.distributed import gather
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
-    adapter_keys,
     add_adapter,
     check_resumable,
-    name_states,
+    name_optimizer_states,
     save_merged,
+    trained_names,
 )
-from lincorr_lightning.finetune.datamodule import IGNORED, EditBatch, EditSchedule, EditsDataModule
-from lincorr_lightning.finetune.forecasts import LEAD, EditForecasts
+from lincorr_lightning.finetune.batches import IGNORED, EditBatch, EditSchedule, edit_dataset
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.first_order import LEAD
+from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
-from lincorr_lightning.finetune.run_results import write_results
+from lincorr_lightning.finetune.results import FinetuneRun, finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_if_asked
+from lincorr_lightning.results.run_folder import (
+    collect_callback_results,
+    is_dry_run,
+    run_folder,
+    write_results,
+)
 
 PROTOCOLS, METHODS = ("joint", "independent"), ("full", "lora")
 
 
 class SourceFinetune(L.LightningModule):
-    """Trains an LM on edits of its source knowledge; callbacks watch what else it comes to believe.
+    """Trains an LM on edits of its source knowledge; callbacks measure what else changes.
 
     The loss is the cross-entropy of the answer's tokens alone. Under the ``joint`` protocol all
     edits are trained in one run. Under ``independent`` each is trained from the base weights, which
-    are restored exactly afterwards: what the paper's tables 4 to 6 count. Independent edits with
-    LoRA are trained many at a time, each in an adapter of its own.
+    are restored exactly afterwards: this is what the paper's tables 4 to 6 count. Independent edits
+    with LoRA are trained many at a time, each in an adapter of its own.
 
-    The LM is trained in eval mode, without dropout: an edit then depends on nothing but itself, and
-    a resumed run ends where an unbroken one does.
+    The LM is trained in eval mode, without dropout, so that an edit depends on nothing but itself
+    and a resumed run ends where an uninterrupted one does.
+
+    It trains on any DataLoader that yields `EditBatch`, such as that of `EditsDataModule`.
 
     Args:
         lm: The LM that is taught.
         protocol: ``joint`` or ``independent``.
         method: ``full``, or ``lora`` for low-rank adapters.
         adapter: Rank, alpha and target modules of the adapters.
-        edits_per_step: Under ``joint`` the batch size; under ``independent`` with ``lora`` the
-            edits trained side by side. Independent full fine-tuning does one at a time.
+        edits_per_step: Batch size under ``joint``; edits trained side by side under ``independent``
+            with ``lora``. Independent full fine-tuning trains one at a time.
         steps_per_edit: Optimizer steps of each independent edit.
-        learning_rate: Of AdamW; the paper's is 5e-6.
-        weight_decay: Of AdamW.
-        betas: AdamW's decay of its two averages.
+        learning_rate: Learning rate of AdamW; the paper's is 5e-6.
+        weight_decay: Weight decay of AdamW.
+        betas: Decay rates of AdamW's two averages.
         forecast: Whether to forecast each edit's outcome before training, from W and from the
-            gradient, and to tell afterwards how good the forecasts were.
-        forecast_lead: How far, in logits, the answer must lead in the forecast ``virtual_step``.
-        save_model: Whether ``model/`` in the run's folder is to hold the trained LM, adapters
-            merged, as a Hugging Face checkpoint; under ``joint`` only.
+            gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
+        forecast_lead: Lead of the answer, in logits, in the forecast ``virtual_step``.
+        save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
+            in ``model/`` of the run's folder; under ``joint`` only.
 
     Raises:
         LanguageModelError: The LM cannot be read, or has no such target modules.
-        ConfigError: Settings that contradict each other.
+        ConfigError: Settings contradict each other.
     """
 
     def __init__(
@@ -86,44 +96,38 @@ class SourceFinetune(L.LightningModule):
         save_model: bool = False,
     ) -> None:
         super().__init__()
+        # Mappings come from a checkpoint's hyper-parameters.
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
         adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
         for name, text, known in (("protocol", protocol, PROTOCOLS), ("method", method, METHODS)):
             if text not in known:
                 raise ConfigError(f"model.{name} is {text!r}; it must be {' or '.join(known)}.")
-        for name, value in (("edits_per_step", edits_per_step), ("steps_per_edit", steps_per_edit)):
-            if value < 1:
-                raise ConfigError(f"model.{name} is {value}; it must be at least 1.")
+        require("model.edits_per_step", edits_per_step, at_least=1)
+        require("model.steps_per_edit", steps_per_edit, at_least=1)
         if save_model and protocol == "independent":
             raise ConfigError(
                 "model.save_model is true, but independent edits leave the LM as it was. "
                 "Set model.protocol to joint, or model.save_model to false."
             )
+        self.save_hyperparameters({"lm": asdict(lm), "adapter": asdict(adapter)}, logger=False)
+        self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
         self.lm = LanguageModel(lm)
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "protocol": protocol, "method": method,
-                "adapter": asdict(adapter), "edits_per_step": edits_per_step,
-                "steps_per_edit": steps_per_edit, "learning_rate": learning_rate,
-                "weight_decay": weight_decay, "betas": tuple(betas), "forecast": forecast,
-                "forecast_lead": forecast_lead, "save_model": save_model,
-            },
-            logger=False,
-        )  # fmt: skip
-        # Of LoRA, a checkpoint holds the adapter alone.
+        # With LoRA, a checkpoint holds the adapter alone.
         self.strict_loading = method == "full"
         self.adapter_settings = adapter
         self.adapters: StackedLoRA | None = None
-        self.forecasts: EditForecasts | None = None
+        self.forecasts: Forecasts | None = None
+        self._lm_info: dict[str, Any] = {}
         self._base: list[Tensor] = []
         self._batch: EditBatch | None = None
-        self._in_step: list[tuple[list[int], Tensor]] = []
+        self._step_losses: list[tuple[EditBatch, Tensor]] = []
+        self._seen: set[int] = set()
         self._started = 0.0
         self._n_own_steps = 0
 
     @property
     def language_model(self) -> LanguageModel:
-        """The LM, for the DataModule and the callbacks."""
+        """The LM, for callbacks."""
         return self.lm
 
     @property
@@ -138,25 +142,30 @@ class SourceFinetune(L.LightningModule):
 
     @property
     def edit_schedule(self) -> EditSchedule:
-        """How the DataModule deals edits into steps."""
-        alone = self.is_independent and not self.is_stacked
+        """How edits are distributed over steps; `EditsDataModule` takes it as ``schedule``."""
+        one_at_a_time = self.is_independent and not self.is_stacked
         return EditSchedule(
             self.hparams["protocol"],
-            1 if alone else self.hparams["edits_per_step"],
+            1 if one_at_a_time else self.hparams["edits_per_step"],
             self.hparams["steps_per_edit"] if self.is_independent else 1,
         )
 
-    def adapter_context(self, which: Sequence[int]) -> AbstractContextManager[object]:
-        """Context in which row i of a forward is answered by the copy of the which[i]-th edit."""
-        return nullcontext() if self.adapters is None else self.adapters.rows(which)
+    def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
+        """Return a context in which row i of a forward pass uses adapter ``adapter_ids[i]``.
 
-    # -- setting up ------------------------------------------------------------------------------
+        Args:
+            adapter_ids: The adapter of each row: the position of its edit in the batch. Without
+                stacked adapters it is ignored.
+        """
+        return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
+
+    # -- setup -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse what cannot work, before the LM is loaded.
+        """Refuse settings that cannot work, before the LM is loaded.
 
         Raises:
-            ConfigError: Settings that contradict each other.
+            ConfigError: Settings contradict each other.
             OutputError: The run's folder cannot be written.
         """
         del stage
@@ -165,40 +174,27 @@ class SourceFinetune(L.LightningModule):
             wrong = [name for name in ("forecast", "save_model") if self.hparams[name]]
             if self.is_independent or wrong:
                 raise ConfigError(
-                    "an LM in pieces is taught joint edits, without forecast and without "
+                    "a sharded LM is trained on joint edits only, without forecast and without "
                     "save_model: set model.protocol to joint, model.forecast and model.save_model "
-                    "to false, or lay configs/trainer/ddp.yaml over the study."
+                    "to false, or add --config configs/trainer/ddp.yaml, which does not shard."
                 )
         if self.is_independent and self.trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 "trainer.accumulate_grad_batches is "
-                f"{self.trainer.accumulate_grad_batches}, but independent edits are trained a step "
-                "a batch. Leave it at 1, or set model.protocol to joint."
+                f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
+                "step per batch. Leave it at 1, or set model.protocol to joint."
             )
         if not is_dry_run(self.trainer):
             folder = run_folder(self.trainer)
             if self.trainer.is_global_zero:
                 check_writable(folder)
 
-    def configure_callbacks(self) -> list[L.Callback]:
-        """Watch the edits' own relation, also where the config names no callback that does."""
-        from lincorr_lightning.callbacks import Generalization, GradientCorrelation
-
-        relation = self._edits_data.relation.name
-        found: list[L.Callback] = []
-        for kind in (Generalization, GradientCorrelation):
-            given = [c for c in self.trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]
-            if not any(c.relation in (None, relation) for c in given):
-                # Lightning puts those that are returned in the place of all others of their kind.
-                found += [*given, kind()]
-        return found
-
     def configure_model(self) -> None:
-        """Load the LM and say which weights are trained."""
+        """Load the LM, and freeze the weights that are not trained."""
         if self.lm.is_loaded:
             return
         model = self.lm.load().model
-        self._fingerprint = self.lm.fingerprint
+        self._lm_info = self.lm.info
         if self.is_stacked:
             self.adapters = StackedLoRA(
                 model,
@@ -213,10 +209,10 @@ class SourceFinetune(L.LightningModule):
             model.requires_grad_(True)
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
-        shard_lm(self.lm, self.device_mesh)
+        shard_if_asked(self.lm, self)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over what is trained."""
+        """Return AdamW over the weights that are trained."""
         return torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.hparams["learning_rate"],
@@ -224,41 +220,67 @@ class SourceFinetune(L.LightningModule):
             weight_decay=self.hparams["weight_decay"],
         )
 
-    # -- training --------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Forecast, while the LM is as it was."""
+        """Make the forecasts, from the LM before training.
+
+        Raises:
+            ConfigError: The training dataset does not list its edits, which a forecast needs.
+        """
         self._started = monotonic()
         if self.is_independent and self.trainer.world_size > 1:
-            # Each process trains edits of its own: their gradients have nothing to do with others'.
+            # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
         if self.hparams["forecast"] and self.forecasts is None:
-            self.forecasts = EditForecasts.make(
-                self.lm, self._edits_data, lead=self.hparams["forecast_lead"]
+            dataset = edit_dataset(self.trainer)
+            if dataset is None:
+                raise ConfigError(
+                    "model.forecast is true, but the training dataset is no EditDataset, which "
+                    "lists all edits before training. Use EditsDataModule, or set model.forecast "
+                    "to false."
+                )
+            self.forecasts = forecast_edits(
+                self.lm, dataset.edits, dataset.relation, lead=self.hparams["forecast_lead"]
             )
-
-    @property
-    def _edits_data(self) -> EditsDataModule:
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, EditsDataModule):
-            raise ConfigError(
-                f"SourceFinetune is taught by an EditsDataModule; data is {type(data).__name__}. "
-                "Pass --data EditsDataModule."
-            )
-        return data
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
-        """Begin an independent edit from the base weights."""
+        """Start independent edits from the base weights.
+
+        Raises:
+            ConfigError: The batch is none of edits, or of the other protocol.
+        """
         del batch_idx
+        self._check_batch(batch)
         if not batch.first:
             return
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         optimizer.state.clear()
         if self.adapters is not None:
-            self.adapters.reset([self.adapter_settings.seed + edit for edit in batch.edits])
+            self.adapters.reset([self.adapter_settings.seed + number for number in batch.ids])
         else:
             self._restore()
+
+    def _check_batch(self, batch: Any) -> None:
+        if not isinstance(batch, EditBatch):
+            raise ConfigError(
+                f"SourceFinetune trains on batches of edits (EditBatch), not {type(batch).__name__}"
+                ". Pass --data EditsDataModule, or a DataLoader that yields EditBatch."
+            )
+        if (batch.n_steps > 0) != self.is_independent:
+            kind = "independent" if batch.n_steps else "joint"
+            raise ConfigError(
+                f"model.protocol is {self.hparams['protocol']}, but a batch is of {kind} edits. "
+                "Pass EditsDataModule(..., schedule=module.edit_schedule)."
+            )
+        size = self.edit_schedule.edits_per_step
+        if self.is_independent and len(batch.input_ids) > size:
+            raise ConfigError(
+                f"a batch has {len(batch.input_ids)} independent edits, but at most {size} are "
+                "trained side by side. Make smaller batches, or raise model.edits_per_step (with "
+                "model.method lora)."
+            )
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -266,36 +288,36 @@ class SourceFinetune(L.LightningModule):
             parameter.copy_(base)
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy of the answers' tokens.
+        """Return the cross-entropy of the answers' tokens.
 
         Raises:
-            NonFiniteError: The loss is NaN or infinite; it says at which edits.
+            NonFiniteError: The loss is NaN or infinite; the message names the edits.
         """
         del batch_idx
         self._batch = batch
-        copies = list(range(len(batch.input_ids)))
-        with self.adapter_context(copies) if self.is_stacked else nullcontext():
+        self._seen.update(batch.ids)
+        with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
-        self._require("the loss is", losses.isfinite())
-        self._in_step.append((batch.edits, losses.detach()))
-        asked = (batch.labels != IGNORED).any(1)
-        summed, share = (losses * asked).sum(), self._share(asked)
-        # The mean over the edits of all processes, of which each knows its own.
-        self.log("loss", summed.detach() * share, prog_bar=True, batch_size=1, sync_dist=True)
-        # Of edits side by side each has its own mean; the gradient of one does not see the others.
-        return summed if self.is_independent else summed * share
+        self._require_finite("the loss is", losses.isfinite())
+        self._step_losses.append((batch, losses.detach()))
+        has_loss = (batch.labels != IGNORED).any(1)
+        total, weight = (losses * has_loss).sum(), self._edit_weight(has_loss)
+        # The mean over the edits of all ranks, each of which knows its own edits only.
+        self.log("train/loss", total.detach() * weight, prog_bar=True, batch_size=1, sync_dist=True)
+        # Edits side by side are summed: the gradient of one does not depend on the others.
+        return total if self.is_independent else total * weight
 
-    def _share(self, asked: Tensor) -> float:
-        """Weight of one edit, so that the mean over processes is the mean over their edits."""
-        n = asked.sum().double()
+    def _edit_weight(self, has_loss: Tensor) -> float:
+        """Return the weight of one edit with which the mean over ranks is the mean over edits."""
+        n = has_loss.sum().double()
         total = self.trainer.strategy.reduce(n.clone(), reduce_op="sum")
         return self.trainer.world_size / max(float(total), 1.0)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update, and look at the weights before a callback or a checkpoint does.
+        """Update, and check the weights before a callback or a checkpoint uses them.
 
         Raises:
-            NonFiniteError: A weight is NaN or infinite; it says at which edits.
+            NonFiniteError: A weight is NaN or infinite; the message names the edits.
         """
         super().optimizer_step(*args, **kwargs)
         assert self._batch is not None
@@ -305,33 +327,36 @@ class SourceFinetune(L.LightningModule):
                 parts = [p.flatten(1).isfinite().all(1) for p in self.adapters.parameters()]
                 finite = torch.stack(parts).all(0)[: len(self._batch.input_ids)]
             else:
-                # One pass over the weights, where a look at each of them would take several.
+                # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
                 if isinstance(norm, DTensor):
                     norm = norm.full_tensor()
                 finite = norm.isfinite().expand(len(self._batch.input_ids))
-        # Of joint edits the weights are the same everywhere: all processes stop here, or none.
-        self._require("after the update a weight is", finite, together=not self.is_independent)
-        self._in_step.clear()
+        # Joint training has the same weights on all ranks: all of them stop here, or none.
+        self._require_finite(
+            "after the update a weight is", finite, all_ranks=not self.is_independent
+        )
+        self._step_losses.clear()
 
-    def _require(self, what: str, finite: Tensor, together: bool = False) -> None:
-        """Stop at edits that went nonfinite_error.
+    def _require_finite(self, what: str, finite: Tensor, all_ranks: bool = False) -> None:
+        """Stop if something is not finite.
 
         Args:
-            what: That is not finite, and of what.
-            finite: Whether each row of the batch is as it should be.
-            together: All processes stop here, and any edit of any of them may be why.
+            what: Subject and verb of the message.
+            finite: Whether each row of the batch is finite.
+            all_ranks: Whether all ranks stop here, and any edit of any rank may be the cause.
         """
         if bool(finite.all()):
             return
         assert self._batch is not None
-        # The row of a process that has no edit belongs to none.
+        # The row of a padding batch has no edit.
         rows = zip(self._batch.edits, finite.tolist(), strict=False)
-        bad = edits_by_loss(self._in_step) if together else [i for i, good in rows if not good]
-        raise nonfinite_error(
-            self.trainer, what, [self._edits_data.edits[i] for i in bad], together,
-            self.hparams["learning_rate"],
-        )  # fmt: skip
+        edits: list[Edit] = (
+            edits_by_loss(self._step_losses)
+            if all_ranks
+            else [edit for edit, is_finite in rows if not is_finite]
+        )
+        raise nonfinite_error(self.trainer, what, edits, all_ranks, self.hparams["learning_rate"])
 
     def configure_gradient_clipping(
         self,
@@ -339,62 +364,91 @@ class SourceFinetune(L.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip; of edits side by side each by its own norm, as if it were alone."""
+        """Clip gradients; those of stacked adapters by each adapter's own norm."""
         if self.adapters is not None and gradient_clip_val and gradient_clip_algorithm != "value":
             self.adapters.clip_gradients(float(gradient_clip_val))
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def on_train_end(self) -> None:
-        """Leave the LM as the protocol says, and write the numbers."""
+        """Restore the base weights of independent edits, and write the results."""
         seconds = monotonic() - self._started
-        n_steps = self._count_steps()
+        n_steps, n_seen = self._count_steps(), len(set().union(*gather(self._seen)))
         if self._base:
             self._restore()
-        if is_dry_run(self.trainer):
+        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
             return
-        folder = run_folder(self.trainer)
-        if self.trainer.is_global_zero:
-            if self.hparams["save_model"]:
-                save_merged(self.lm, folder / "model")
-            write_results(self, self._edits_data, folder, seconds, n_steps)
+        if self.hparams["save_model"]:
+            save_merged(self.lm, run_folder(self.trainer) / "model")
+        dataset = edit_dataset(self.trainer)
+        callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        run = FinetuneRun(
+            protocol=self.hparams["protocol"],
+            method=self.hparams["method"],
+            learning_rate=self.hparams["learning_rate"],
+            n_edits=n_seen if dataset is None else len(dataset.edits),
+            n_steps=n_steps,
+            seconds=seconds,
+            edits=() if dataset is None else dataset.edits,
+            relation=None if dataset is None else dataset.relation,
+            history={
+                key: points
+                for callback in callbacks
+                for key, points in getattr(callback, "history", {}).items()
+            },
+        )
+        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
+        # LightningCLI adds keys of its own, which begin with an underscore.
+        settings, data = (
+            {key: value for key, value in hparams.items() if not key.startswith("_")}
+            for hparams in (self.hparams, data)
+        )
+        results = finetune_results(
+            run,
+            collect_callback_results(self.trainer),
+            self.forecasts,
+            self._lm_info,
+            {**settings, "data": data},
+        )
+        write_results(self.trainer, results)
 
     def _count_steps(self) -> int:
-        """Optimizer steps; of independent edits each process takes its own."""
+        """Return the optimizer steps of all ranks; each takes its own in independent training."""
         if not self.is_independent or self.trainer.world_size == 1:
             return self.global_step
         own = torch.tensor(self._n_own_steps, device=self.device)
         return int(self.trainer.strategy.reduce(own, reduce_op="sum"))
 
-    # -- checkpoints -----------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Of LoRA keep the adapter only; say which LM it is for, and what was foreseen."""
+        """Keep the adapter alone with LoRA; note the LM and the forecasts."""
+        names = trained_names(self)
         if self.hparams["method"] == "lora":
-            kept = adapter_keys(self)
             state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: state[name] for name in state if name in kept}
-        name_states(checkpoint, self)
-        checkpoint["lm"] = {"name_or_path": self.lm.config.name_or_path, **self._fingerprint}
+            checkpoint["state_dict"] = {name: state[name] for name in state if name in names}
+        name_optimizer_states(checkpoint, names)
+        lm = {"name_or_path": self.lm.config.name_or_path, **self._lm_info["fingerprint"]}
+        checkpoint["lm"] = lm
         checkpoint["n_processes"] = self.trainer.world_size
-        checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.state()
+        checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.to_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take back what was foreseen before training.
+        """Check that the checkpoint fits, and take over its forecasts.
 
         Raises:
             ConfigError: The checkpoint is of another study, LM, or way of training.
         """
-        check_resumable(checkpoint, self.hparams, self._fingerprint)
+        check_resumable(checkpoint, self.hparams, self._lm_info["fingerprint"])
         n_processes = max(self.trainer.world_size, checkpoint.get("n_processes", 1))
         if self.is_independent and n_processes > 1:
-            # A checkpoint holds the first process's edit and numbers alone.
+            # A checkpoint holds the edits and numbers of rank 0 alone.
             raise ConfigError(
-                f"independent edits on {n_processes} processes cannot be resumed: each process "
-                "trains edits of its own, and the checkpoint holds those of the first. Begin anew, "
-                "or train them on one process."
+                f"independent edits on {n_processes} ranks cannot be resumed: each rank trains "
+                "edits of its own, and the checkpoint holds those of rank 0. Start a new run, or "
+                "train them on one device."
             )
         if checkpoint.get("forecasts") is not None:
-            self.forecasts = EditForecasts.restored(checkpoint["forecasts"])
+            self.forecasts = Forecasts.from_state(checkpoint["forecasts"])

@@ -1,297 +1,475 @@
-"""What edits of a source did to its target, case by case, and all forms in which it is told."""
+"""Tables, figures and `Results` of edits and of their forecasts.
+
+`cases_table`, `outcome_figures` and `outcome_charts` serve callbacks that measure what edits do,
+in any run; `finetune_results` and `forecast_results` are those of the two studies.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
-from itertools import chain, zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.edit_file import SEPARATOR
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.io import write_csv
-from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.results.base import Drawings, Pictured
+from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.results import Column, Figure, Results, Table
 
-if TYPE_CHECKING:
-    from lincorr_lightning.knowledge import TokenizedRelation
+_LOGITS = dict.fromkeys(("prior_reference", "prior_winner"), ".2f")
+_WEIGHTS = dict.fromkeys(("weight_reference", "weight_answer", "weight_max"), ".3f")
+_SHARES = dict.fromkeys(("probability_reference_before", "probability_reference_after"), ".1%")
+_HEADINGS = {
+    "answer_before": "before", "answer_after": "after", "source_learned": "learned",
+    "weight_reference": "W of reference", "weight_answer": "W of answer",
+    "weight_max": "maximum of W", "prior_reference": "logit of reference before",
+    "prior_winner": "logit of answer before",
+    "probability_reference_before": "p of reference before",
+    "probability_reference_after": "p of reference after",
+}  # fmt: skip
 
-_FLOATS = npt.NDArray[np.floating[Any]]
 
-IMPRECISE, LOW_PRIOR = "imprecise W", "low prior"
-NOT_LEARNED = "source not learned"
-_MARKS = {Outcome.GENERALIZED: " ✓", Outcome.HALLUCINATED: " ✗", Outcome.UNCHANGED: ""}
+def cases_table(
+    cases: Sequence[EditCase], relation: str, taught: bool = True, suffix: str = ""
+) -> Table:
+    """Return the table ``cases`` with a row per edit, in the order of the edits (paper, table 6).
 
-
-@dataclass(frozen=True, slots=True)
-class EditCase:
-    """What one edit did (paper, table 6). Numbers are None where there are none.
-
-    Attributes:
-        subject: X.
-        source_answer: What the LM was taught of it, or says of it where it was taught nothing.
-        reference: Labels that are then right in the target, joined by ``|``.
-        answer_before: The target's label before training.
-        answer_after: The same after it.
-        outcome: As in `Outcome`.
-        source_learned: Whether the LM gives the source answer that it was taught.
-        weight_reference: Highest W among right labels, in the column of the source answer's label.
-        weight_answer: W of `answer_after` in that column.
-        weight_max: The column's maximum.
-        prior_reference: Highest target logit before training among right labels.
-        prior_winner: Target logit before training of `answer_after`.
-        probability_reference_before: Of all right labels, in a softmax over the target's labels.
-        probability_reference_after: The same after training.
-        cause: Of a hallucination, ``imprecise W`` or ``low prior``, or ``source not learned``,
-            where W has nothing to answer for; else empty.
-        completeness: How much the label of the reference says of it: ``whole``, ``phrase`` or
-            ``subword``; of several right labels the one that says most. Empty without a reference.
+    Args:
+        cases: The cases of a run.
+        relation: Name of the relation, for the caption.
+        taught: Whether the LM was taught; False if its subjects were watched without edits.
+        suffix: Appended to the table's name where a run has several.
     """
-
-    subject: str
-    source_answer: str
-    reference: str
-    answer_before: str
-    answer_after: str
-    outcome: str
-    source_learned: bool
-    weight_reference: float | None
-    weight_answer: float | None
-    weight_max: float | None
-    prior_reference: float | None
-    prior_winner: float | None
-    probability_reference_before: float | None
-    probability_reference_after: float | None
-    cause: str
-    completeness: str = ""
+    formats = _LOGITS | _WEIGHTS | _SHARES
+    names = [one.name for one in fields(EditCase)]
+    headings = _HEADINGS | {"source_answer": "taught" if taught else "source answer"}
+    columns = [Column(name, headings.get(name, ""), formats.get(name, "")) for name in names]
+    what = "each edit" if taught else "training"
+    return Table(
+        f"cases{suffix}", columns, [astuple(case) for case in cases],
+        f"What {what} did to the target of {relation} (paper, table 6).",
+        "W stands in the column of the source answer; logits are those before training.",
+    )  # fmt: skip
 
 
-COLUMNS = tuple(field.name for field in fields(EditCase))
+def outcome_figures(
+    cases: Sequence[EditCase],
+    relation: str,
+    random: float | None = None,
+    taught: bool = True,
+    suffix: str = "",
+) -> list[Figure]:
+    """Return the figures ``reference_weights`` (paper, figure 5) and ``outcomes``.
+
+    Args:
+        cases: The cases of a run.
+        relation: Name of the relation, for titles.
+        random: Share of edits for which a random label would be right; None if unknown.
+        taught: Whether the LM was taught; False if its subjects were watched without edits.
+        suffix: Appended to the figures' names where a run has several.
+    """
+    from lincorr_lightning.finetune import figures
+
+    return [
+        Figure(
+            f"reference_weights{suffix}",
+            f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
+            "figure 5).",
+            partial(figures.reference_weights_figure, cases, relation, taught),
+        ),
+        Figure(
+            f"outcomes{suffix}",
+            f"Share of each outcome of the edits of {relation}.",
+            partial(figures.outcomes_figure, cases, relation, random, taught),
+        ),
+    ]
+
+
+def outcome_charts(
+    relation: str, controls: Sequence[str], prefix: str = "", by_edit_step: bool = False
+) -> dict[str, dict[str, list[str]]]:
+    """Return the curves of a run that TensorBoard lays over one another, see `Results.charts`.
+
+    Args:
+        relation: Name of the relation; it becomes the group.
+        controls: Kinds of knowledge that must not change.
+        prefix: Prefix of the log keys of outcomes and controls, where several relations are
+            measured.
+        by_edit_step: Whether the x axis is the step within an edit, as for independent edits.
+
+    Returns:
+        Group -> chart -> regular expressions of log keys, as TensorBoard takes them.
+    """
+    steps = "edit_step/" if by_edit_step else ""
+    outcomes = f"{prefix}{steps}" + ("" if by_edit_step else "generalization/")
+    correlations = (
+        "gradient_correlation", "gradient_correlation_auto", "permuted_gradient_correlation",
+        "logit_correlation",
+    )  # fmt: skip
+    keys = {
+        "generalized and hallucinated": [
+            f"{outcomes}{o}" for o in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
+        ],
+        "all outcomes": [f"{outcomes}{name}" for name in (*Outcome, "source_learned")],
+        "probability": [f"{prefix}{steps}probability/{p}" for p in ("reference", "old_answer")],
+        "controls unchanged": [f"{prefix}{steps}control_unchanged/{name}" for name in controls],
+        "correlation": [f"{steps}{name}/{relation}" for name in correlations],
+    }
+    after = " after each step of an edit" if by_edit_step else ""
+    # TensorBoard takes all log keys that a pattern matches from their beginning.
+    charts = {
+        f"{title}{after}": [f"{re.escape(key)}$" for key in chosen]
+        for title, chosen in keys.items()
+        if chosen
+    }
+    return {relation: charts}
+
+
+# -- forecasts -------------------------------------------------------------------------------------
+
+
+def forecast_table(
+    forecasts: Forecasts,
+    answers_after: Sequence[str] | None = None,
+    outcomes: Sequence[str] | None = None,
+) -> Table:
+    """Return the table ``forecast`` with a row per edit, in the order of the edits.
+
+    Args:
+        forecasts: The forecasts.
+        answers_after: Target label that leads after each edit; None before training.
+        outcomes: Outcome of each edit; None before training.
+    """
+    cells: dict[Column, Sequence[Any]] = {
+        Column("subject"): forecasts.subjects,
+        Column("source_answer", "to be taught"): forecasts.source_answers,
+        Column("reference"): forecasts.references,
+        Column("answer_before", "before"): forecasts.answers_before,
+    }
+    for name in forecasts.predicted:
+        cells[Column(f"{name}_answer", f"{name}: answer")] = forecasts.answers(name)
+        risks = [number(risk) for risk in forecasts.risks(name)]
+        cells[Column(f"{name}_risk", "risk", ".2f")] = risks
+    if answers_after is not None and outcomes is not None:
+        cells[Column("answer_after", "after")] = answers_after
+        cells[Column("outcome")] = outcomes
+    return Table(
+        "forecast", list(cells), list(zip(*cells.values(), strict=True)),
+        f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
+        "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
+    )  # fmt: skip
+
+
+def forecast_results(
+    forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Results:
+    """Return the results of a forecast without training.
+
+    Args:
+        forecasts: The forecasts.
+        lm: See `LanguageModel.info`.
+        settings: Settings of the study and its data.
+    """
+    from lincorr_lightning.finetune import figures
+
+    n, shares = len(forecasts.subjects), _foreseen(forecasts)
+    table = Table.from_dicts(
+        "forecast_outcomes",
+        [{"forecaster": name, **row} for name, row in shares.items()],
+        ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
+        caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
+        note=f"The forecaster to rely on is {forecasts.default}.",
+        headline=True,
+    )
+    return Results(
+        "forecast",
+        values={
+            "relation": forecasts.relation,
+            "n_edits": n,
+            "foreseen": shares,
+            "forecast_default": forecasts.default,
+        },
+        tables=[table, forecast_table(forecasts)],
+        figures=[
+            Figure(
+                "forecast",
+                f"Risks of {n} edits of {forecasts.relation}, by forecaster.",
+                partial(figures.risk_figure, forecasts),
+            )
+        ],
+        lm=lm,
+        settings=settings,
+    )
+
+
+def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
+    """Return the share of each predicted outcome by forecaster."""
+    found = {}
+    for name in forecasts.predicted:
+        outcomes = forecasts.outcomes(name)
+        found[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
+    return found
+
+
+# -- a fine-tune -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class EditReport(Pictured):
-    """All cases of a run.
+class FinetuneRun:
+    """A finished fine-tune, as `finetune_results` describes it.
 
     Attributes:
-        cases: In the order of the edits.
-        relation: As ``city->country``.
-        numbers: Of cases whose source was learned, ``weight_reference`` (n and median in
-            generalized and in hallucinated ones, p of a Mann-Whitney test between them) and
-            ``given_learned`` (share of each outcome); ``causes`` of hallucinations; outcomes by
-            ``completeness`` of the reference's label; as JSON has them.
-        random: Share of edits that a random label would be right for; None without cases.
-        taught: Whether the LM was taught anything; else its subjects were watched only.
+        protocol: ``joint`` or ``independent``.
+        method: ``full`` or ``lora``.
+        learning_rate: Learning rate of the optimizer.
+        n_edits: Number of edits.
+        n_steps: Optimizer steps of all ranks.
+        seconds: Duration of the training.
+        edits: The edits; empty if the run's dataset does not list them.
+        relation: The relation that they are about; None if the run's dataset does not say.
+        history: ``(step, value)`` pairs by log key that callbacks measured.
     """
 
-    cases: tuple[EditCase, ...]
-    relation: str
-    numbers: dict[str, Any]
-    random: float | None
-    taught: bool
-
-    @classmethod
-    def of(
-        cls,
-        asked: TokenizedRelation,
-        subjects: Sequence[str],
-        answers: Sequence[str] | None,
-        labels: Sequence[int],
-        right: npt.NDArray[np.bool_],
-        target_before: _FLOATS,
-        target_after: _FLOATS,
-        outcomes: Sequence[Outcome],
-        learned: Sequence[bool],
-        weight: _FLOATS,
-    ) -> EditReport:
-        """Put the cases together.
-
-        Args:
-            asked: The relation, n_source and n_target labels.
-            subjects: X of each edit, n of them.
-            answers: What was taught of each; None if subjects were watched without edits.
-            labels: Index of each answer's label in the source.
-            right: Which target labels are right for each edit, ``(n, n_target)``.
-            target_before: Target logits before training, ``(n, n_target)``.
-            target_after: The same after it.
-            outcomes: What became of each.
-            learned: Whether the source answer was learned.
-            weight: W, ``(n_target, n_source)``.
-        """
-        source, target = asked.source.texts, asked.target.texts
-        kinds = asked.target.completeness
-        before, after = target_before.argmax(1), target_after.argmax(1)
-        chance_before, chance_after = _softmax(target_before), _softmax(target_after)
-        cases = []
-        for i, subject in enumerate(subjects):
-            rights, column = right[i], weight[:, labels[i]]
-            hallucinated = outcomes[i] is Outcome.HALLUCINATED
-            cases.append(
-                EditCase(
-                    subject=subject,
-                    source_answer=source[labels[i]] if answers is None else answers[i],
-                    reference="|".join(target[t] for t in np.flatnonzero(rights)),
-                    answer_before=target[before[i]],
-                    answer_after=target[after[i]],
-                    outcome=outcomes[i].value,
-                    source_learned=bool(learned[i]),
-                    weight_reference=_highest(column[rights]),
-                    weight_answer=number(column[after[i]]),
-                    weight_max=_highest(column),
-                    prior_reference=_highest(target_before[i, rights]),
-                    prior_winner=number(target_before[i, after[i]]),
-                    probability_reference_before=number(chance_before[i, rights].sum()),
-                    probability_reference_after=number(chance_after[i, rights].sum()),
-                    cause=_cause(column, rights, bool(learned[i])) if hallucinated else "",
-                    completeness=_most_complete(kinds, rights),
-                )
-            )
-        random = number(right.mean()) if right.size else None
-        return cls(tuple(cases), asked.name, _numbers(cases), random, answers is not None)
-
-    def write(self, folder: str | Path, suffix: str = "") -> None:
-        """Write ``tables/cases.csv`` and the figures.
-
-        Args:
-            folder: The run's folder.
-            suffix: Behind the files' names, where another report takes these.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
-        folder = Path(folder)
-        write_csv(folder / "tables" / f"cases{suffix}.csv", COLUMNS, map(astuple, self.cases))
-        self.write_pictures(folder, suffix)
-
-    def drawings(self) -> Drawings:
-        """The figures, by their file names without suffix."""
-        from lincorr_lightning.finetune import figures as edit_figures
-
-        return {
-            "reference_weights": partial(edit_figures.reference_weights_figure, self),
-            "outcomes": partial(edit_figures.outcomes_figure, self),
-        }
-
-    def of_outcome(self, outcome: Outcome) -> list[EditCase]:
-        """The cases that ended so."""
-        return [case for case in self.cases if case.outcome == outcome]
-
-    def markdown(self, limit: int = 30) -> str:
-        """The case table (paper, table 6), hallucinations first; right answers are ticked.
-
-        Args:
-            limit: How many cases it shows at most; each outcome gets its share of them.
-        """
-        order = (Outcome.HALLUCINATED, Outcome.GENERALIZED, Outcome.UNCHANGED)
-        groups = [self.of_outcome(outcome) for outcome in order]
-        # In turn, so that many hallucinations do not hide all that went well.
-        in_turn = [case for case in chain.from_iterable(zip_longest(*groups)) if case is not None]
-        shown = sorted(in_turn[:limit], key=lambda case: order.index(Outcome(case.outcome)))
-        table = markdown_table(
-            ("subject", "taught" if self.taught else "source", "reference", "before", "after",
-             "W of reference", "W of answer", "maximum of W", "logit of reference before",
-             "logit of answer before", "p of reference before", "after training", "cause"),
-            [_line(case) for case in shown],
-        )  # fmt: skip
-        n = len(self.cases)
-        note = "" if len(shown) == n else f"\n\n{len(shown)} of {n} cases; all: tables/cases.csv"
-        return table + note
+    protocol: str
+    method: str
+    learning_rate: float
+    n_edits: int
+    n_steps: int
+    seconds: float
+    edits: Sequence[Edit] = ()
+    relation: TokenizedRelation | None = None
+    history: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
 
-def _line(case: EditCase) -> list[Any]:
-    answer_after = case.answer_after + _MARKS[Outcome(case.outcome)]
-    return [
-        case.subject, case.source_answer, case.reference, case.answer_before, answer_after,
-        case.weight_reference, case.weight_answer, case.weight_max,
-        case.prior_reference, case.prior_winner,
-        case.probability_reference_before, case.probability_reference_after, case.cause,
-    ]  # fmt: skip
+def finetune_results(
+    run: FinetuneRun,
+    measured: Sequence[Results],
+    forecasts: Forecasts | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Results:
+    """Return the results of a fine-tune, with those of its callbacks.
 
-
-def _cause(column: _FLOATS, right: npt.NDArray[np.bool_], learned: bool) -> str:
-    """Why a target went wrong (paper, section 5).
+    The values of the ``generalization`` on the run's own relation, and the correlations of the
+    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
+    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
 
     Args:
-        column: W of each target label for the source answer, ``(n_target,)``.
-        right: Which of them are right.
-        learned: Whether the source went where it was to go.
-
-    Returns:
-        ``imprecise W`` if some wrong label has a higher weight than every right one: moving the
-        source moves the wrong label more. Else ``low prior``: the reference was moved most, and
-        began too far behind.
+        run: The finished run.
+        measured: Results of callbacks, see `collect_callback_results`.
+        forecasts: Forecasts made before training; None if there are none.
+        lm: See `LanguageModel.info`, before training.
+        settings: Settings of the study and its data.
     """
-    if not learned:
-        return NOT_LEARNED
-    wrong = column[~right].max(initial=-np.inf)
-    return IMPRECISE if wrong > column[right].max(initial=-np.inf) else LOW_PRIOR
+    from lincorr_lightning.finetune import figures
 
-
-def _most_complete(kinds: Sequence[Completeness], right: npt.NDArray[np.bool_]) -> str:
-    found = {kinds[int(t)] for t in np.flatnonzero(right)}
-    return next((str(kind) for kind in Completeness if kind in found), "")
-
-
-def _by_completeness(cases: Sequence[EditCase]) -> dict[str, dict[str, float | int]]:
-    """How many generalized, by what the label of the reference says of it (paper, table 18)."""
-    outcomes: dict[str, list[str]] = {}
-    for kind in Completeness:
-        mine = [case.outcome for case in cases if case.completeness == kind]
-        if mine:
-            outcomes[str(kind)] = mine
-    return {
-        kind: {"n": len(mine), **{o.value: mine.count(o) / len(mine) for o in Outcome}}
-        for kind, mine in outcomes.items()
-    }
-
-
-def _numbers(cases: Sequence[EditCase]) -> dict[str, Any]:
-    weights = {
-        outcome: [
-            case.weight_reference
-            for case in cases
-            if case.outcome == outcome and case.source_learned and case.weight_reference is not None
-        ]
-        for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
-    }
-    found: dict[str, Any] = {
-        outcome.value: {"n": len(w), "median": number(float(np.median(w))) if w else None}
-        for outcome, w in weights.items()
-    }
-    found["rank_test_p"] = _rank_test(*weights.values())
-    causes = Counter(case.cause for case in cases)
-    learned = [case.outcome for case in cases if case.source_learned]
-    return {
-        "weight_reference": found,
-        "causes": {cause: causes[cause] for cause in (IMPRECISE, LOW_PRIOR, NOT_LEARNED)},
-        "completeness": _by_completeness(cases),
-        "given_learned": {
-            "n": len(learned),
-            **{o.value: learned.count(o) / len(learned) if learned else None for o in Outcome},
+    outcomes = [one for one in measured if _is_kind(one, "generalization")]
+    gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
+    name = None if run.relation is None else run.relation.name
+    if name is None and outcomes:
+        name = outcomes[0].values["relation"]
+    own = next((one for one in outcomes if one.values.get("relation") == name), None)
+    by_relation = _by_relation(gradients)
+    values: dict[str, Any] = {
+        "relation": name,
+        "n_edits": run.n_edits,
+        "protocol": run.protocol,
+        "method": run.method,
+        **dict.fromkeys(("source_learned", *(o.value for o in Outcome), "random", "controls")),
+        **({} if own is None else own.values),
+        **{
+            key: by_relation.get(name or "", {}).get(key)
+            for key in ("gradient_correlation", "logit_correlation")
         },
+        "gradients": by_relation,
+        "forecast": None,
+        "forecast_default": None if forecasts is None else forecasts.default,
     }
+    others = _by_relation([one for one in outcomes if one is not own])
+    if others:
+        values["generalizations"] = others
+    tables = [_outcomes_table(outcomes, own)] if outcomes else []
+    if gradients:
+        tables.append(_gradients_table(by_relation))
+    drawings = []
+    if run.history:
+        drawings.append(_training_figure(run, name, lm))
+    if forecasts is not None:
+        after = _after_training(forecasts, own)
+        tables.append(forecast_table(forecasts, *after))
+        if after:
+            answers, found = after
+            scores = forecasts.scores(answers, found)
+            values["forecast"] = scores
+            tables.insert(-1, _scores_table(scores, forecasts))
+            caption = "Accuracy of the predicted answers and AUROC of the risks, by forecaster."
+            names = list(forecasts.predicted)
+            draw = partial(figures.scores_figure, scores, names, forecasts.relation, found)
+        else:
+            values["foreseen"] = _foreseen(forecasts)
+            caption = "Risks of the edits, by forecaster."
+            draw = partial(figures.risk_figure, forecasts)
+        drawings.append(Figure("forecast", caption, draw))
+    if run.relation is not None and run.edits:
+        tables.append(edits_table(run.edits, run.relation))
+    values |= {"seconds": round(run.seconds, 2), "n_steps": run.n_steps}
+    # Values that stand in this study's own are not repeated under the callbacks' names.
+    merged = {id(one) for one in (*outcomes, *gradients)}
+    return Results(
+        "source_finetune",
+        values=values,
+        tables=tables,
+        figures=drawings,
+        lm=lm,
+        settings=settings,
+        included=[replace(one, values={}) if id(one) in merged else one for one in measured],
+    )
 
 
-def _rank_test(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Two-sided p of a Mann-Whitney test; None if a side is empty."""
-    if not one or not other:
-        return None
-    from scipy.stats import mannwhitneyu
-
-    return number(mannwhitneyu(one, other, alternative="two-sided").pvalue)
+def _is_kind(one: Results, study: str) -> bool:
+    """Whether results are of a kind of callback, the second of which is numbered."""
+    return re.fullmatch(rf"{study}(_\d+)?", one.study) is not None
 
 
-def _highest(values: _FLOATS) -> float | None:
-    return number(values.max()) if values.size else None
+def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
+    """Return values by relation; the second result of a relation is numbered."""
+    found: dict[str, dict[str, Any]] = {}
+    counts: Counter[str] = Counter()
+    for one in measured:
+        relation = one.values["relation"]
+        counts[relation] += 1
+        key = relation if counts[relation] == 1 else f"{relation} ({counts[relation]})"
+        found[key] = {name: value for name, value in one.values.items() if name != "relation"}
+    return found
 
 
-def _softmax(logits: _FLOATS) -> _FLOATS:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+def _after_training(
+    forecasts: Forecasts, own: Results | None
+) -> tuple[Sequence[str], Sequence[str]] | tuple[()]:
+    """Return answers and outcomes after training if they are those of the forecast edits.
+
+    A callback may measure other edits than those that are trained, or not all of them.
+    """
+    table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
+    if table is None:
+        return ()
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=False))
+    measured = list(zip(cells.get("subject", ()), cells.get("source_answer", ()), strict=True))
+    if measured != list(zip(forecasts.subjects, forecasts.source_answers, strict=True)):
+        return ()
+    return cells["answer_after"], cells["outcome"]
+
+
+def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
+    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads.
+
+    Args:
+        edits: The edits.
+        relation: The relation that they are about.
+    """
+    source, target = relation.source.texts, relation.target.texts
+    rows = [
+        (
+            edit.subject,
+            edit.answer,
+            SEPARATOR.join(target[i] for i in edit.reference),
+            source[edit.source_before],
+            target[edit.target_before],
+        )
+        for edit in edits
+    ]
+    return Table(
+        "edits",
+        ["subject", "answer", "reference", "source_before", "target_before"],
+        rows,
+        f"The edits of {relation.name}, with the LM's answers before training.",
+    )
+
+
+def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
+    first = [one for one in outcomes if one is own]
+    rows = [
+        {
+            **one.values,
+            **{
+                f"{name}_unchanged": control["unchanged"]
+                for name, control in one.values.get("controls", {}).items()
+            },
+        }
+        for one in (*first, *(one for one in outcomes if one is not own))
+    ]
+    controls = dict.fromkeys(key for row in rows for key in row if key.endswith("_unchanged"))
+    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
+    columns = ["relation", Column("n_edits", "edits"), *(Column(s, format=".1%") for s in shares)]
+    return Table.from_dicts(
+        "outcomes", rows, columns, headline=True,
+        caption="Share of edits by outcome (paper, table 5).",
+        note="random: a random target label is right; color_unchanged: an unrelated answer stays.",
+    )  # fmt: skip
+
+
+def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
+    keys = {
+        "gradient_correlation": "gradient r",
+        "permuted_gradient_correlation": "permuted",
+        "gradient_correlation_auto": "ridge auto",
+        "logit_correlation": "logit r",
+    }
+    return Table.from_dicts(
+        "correlations",
+        [{"relation": name, **row} for name, row in by_relation.items()],
+        ["relation", *(Column(key, heading, ".2f") for key, heading in keys.items())],
+        caption="Label-wise r between the predicted and the measured change of the target logits "
+        "(paper, table 4).",
+        note="permuted: with the rows of W permuted.",
+        headline=True,
+    )
+
+
+def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts) -> Table:
+    return Table.from_dicts(
+        "forecast_scores",
+        [{"forecaster": name, **row} for name, row in scores.items()],
+        [
+            "forecaster",
+            Column("auroc", "AUROC of the risk", ".2f"),
+            Column("accuracy", "accuracy of the answer", ".1%"),
+        ],
+        caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
+        note=f"The forecaster to rely on is {forecasts.default}; answer_before and most_frequent "
+        "use no forecast.",
+        headline=True,
+    )
+
+
+def _training_figure(run: FinetuneRun, relation: str | None, lm: Mapping[str, Any]) -> Figure:
+    from lincorr_lightning.results.style import short_name
+    from lincorr_lightning.results.training_curves import training_curves
+
+    history: dict[str, list[tuple[int, float]]] = {}
+    for key, points in run.history.items():
+        history.setdefault(_panel(key, relation or "the source"), []).extend(points)
+    name = short_name(str(lm["name_or_path"]))
+    title = f"{relation}: training of {name}" if relation else f"Training of {name}"
+    subtitle = f"{run.protocol}, {run.method}, learning rate {run.learning_rate:g}"
+    return Figure(
+        "training",
+        "Outcomes, probabilities and correlations in the course of training.",
+        partial(training_curves, history, title, subtitle),
+    )
+
+
+def _panel(key: str, relation: str) -> str:
+    """Return a key whose first part names its panel: one per relation's correlations."""
+    group, _, name = key.removeprefix("edit_step/").rpartition("/")
+    if group in ("probability", "control_unchanged"):
+        return f"{group.replace('_', ' ')}/{name}"
+    if "correlation" in group:
+        return f"{name}/{group.replace('_', ' ')}"
+    return f"target of {relation}/{name}" if key.startswith("edit_step/") else key

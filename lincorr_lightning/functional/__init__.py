@@ -1,5 +1,6 @@
-"""The maths: plain tensors in, plain tensors out. Imports torch alone."""
+"""The maths: plain tensors in, plain tensors out. Imports torch and scipy alone."""
 
+from lincorr_lightning.functional.auroc import auroc, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
     instancewise_pearson,
@@ -9,7 +10,6 @@ from lincorr_lightning.functional.correlation import (
     summarize,
 )
 from lincorr_lightning.functional.forecast import (
-    auroc,
     forecast_from_direction,
     forecast_from_map,
     risk,
@@ -23,9 +23,8 @@ from lincorr_lightning.functional.moments import Moments, merge_moments, moments
 from lincorr_lightning.functional.outcomes import (
     Cause,
     Outcome,
-    attribute_cause,
+    attribute_causes,
     outcome_codes,
-    outcome_rates,
 )
 from lincorr_lightning.functional.precision import HIT_RANKS, hit_rates
 
@@ -37,8 +36,10 @@ __all__ = [
     "LeastSquares",
     "Moments",
     "Outcome",
-    "attribute_cause",
+    "attribute_causes",
     "auroc",
+    "class_auroc",
+    "counted_auroc",
     "forecast_from_direction",
     "forecast_from_map",
     "hit_rates",
@@ -49,7 +50,6 @@ __all__ = [
     "moments_of",
     "no_moments",
     "outcome_codes",
-    "outcome_rates",
     "risk",
     "segmented_pearson",
     "strongest_within",

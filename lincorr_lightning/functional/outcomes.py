@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Outcome(StrEnum):
-    """Where the target went.
+    """Where the target of an edit went.
 
     The paper reports the first only; the three-way split is this package's.
     """
@@ -24,53 +24,53 @@ class Cause(StrEnum):
 
     IMPRECISE = "imprecise W"
     LOW_PRIOR = "low prior"
+    NOT_LEARNED = "source not learned"
 
 
-def outcome_codes(before: Tensor, after: Tensor, right: Tensor) -> Tensor:
-    """Judge edits by the target label that leads.
+def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return the outcome of each edit, judged by the leading target label.
 
     Args:
-        before: Leading target label before the edit, ``(n,)``.
-        after: Leading target label after it, ``(n,)``.
-        right: Which target labels are the new answer's reference, ``(n, n_target)`` bool.
+        before: Index of the leading target label before the edit, ``(n,)``.
+        after: Index of the leading target label after the edit, ``(n,)``.
+        reference_mask: Target labels that are right for the new answer, ``(n, n_target)`` bool.
 
     Returns:
-        Positions in `Outcome`, ``(n,)``: generalized if the label after is right; else unchanged
-        if it is the one before, and hallucinated if it is another.
+        Positions in `Outcome`, ``(n,)``: generalized if the label after the edit is right; else
+        unchanged if it is the same as before, and hallucinated if it is another.
 
     Example:
-        >>> right = torch.tensor([[True, False, False]] * 3)
-        >>> outcome_codes(torch.tensor([2, 2, 2]), torch.tensor([0, 1, 2]), right).tolist()
+        >>> mask = torch.tensor([[True, False, False]] * 3)
+        >>> outcome_codes(torch.tensor([2, 2, 2]), torch.tensor([0, 1, 2]), mask).tolist()
         [0, 1, 2]
     """
-    generalized = right.gather(1, after[:, None]).squeeze(1)
+    generalized = reference_mask.gather(1, after[:, None]).squeeze(1)
     moved = torch.where(after == before, 2, 1)
     return torch.where(generalized, 0, moved)
 
 
-def outcome_rates(codes: Tensor) -> dict[str, float]:
-    """Share of each outcome; NaN if there is no edit.
+def attribute_causes(
+    weight: Tensor, taught: Tensor, reference_mask: Tensor, learned: Tensor
+) -> list[Cause]:
+    """Return why each hallucinated target went wrong.
 
-    Args:
-        codes: What `outcome_codes` returns, ``(n,)``.
-    """
-    return {str(outcome): (codes == i).double().mean().item() for i, outcome in enumerate(Outcome)}
-
-
-def attribute_cause(weight: Tensor, taught: Tensor, right: Tensor) -> list[Cause]:
-    """Say of hallucinated edits what misled the target.
-
-    If W gives some wrong target label a higher weight for the taught source label than to each
-    right one, W is imprecise there. Else the reference was moved most, and still did not lead: it
-    had too far to go, its prior was low.
+    If the source was not learned, W has nothing to explain. If some wrong target label has a higher
+    weight for the taught source label than every right one, W is imprecise there. Otherwise the
+    reference was moved most and still does not lead: its prior was too low.
 
     Args:
         weight: W, ``(n_target, n_source)``.
-        taught: Source label that each edit taught, ``(n,)``.
-        right: Which target labels are right for it, ``(n, n_target)`` bool.
+        taught: Index of the source label that each edit taught, ``(n,)``.
+        reference_mask: Target labels that are right for it, ``(n, n_target)`` bool.
+        learned: Whether each source answer was learned, ``(n,)`` bool.
     """
     columns = weight.T[taught]
-    best_right = columns.masked_fill(~right, -torch.inf).amax(1)
-    best_wrong = columns.masked_fill(right, -torch.inf).amax(1)
+    best_right = columns.masked_fill(~reference_mask, -torch.inf).amax(1)
+    best_wrong = columns.masked_fill(reference_mask, -torch.inf).amax(1)
     imprecise = (best_wrong > best_right).tolist()
-    return [Cause.IMPRECISE if wrong else Cause.LOW_PRIOR for wrong in imprecise]
+    return [
+        Cause.NOT_LEARNED if not known else Cause.IMPRECISE if imprecise else Cause.LOW_PRIOR
+        for known, imprecise in zip(
+            learned.tolist(), (best_wrong > best_right).tolist(), strict=True
+        )
+    ]

@@ -1,4 +1,4 @@
-"""Asking an LM in training, on behalf of several watchers, each thing once."""
+"""A cache of the logits that several callbacks read from an LM in training."""
 
 from __future__ import annotations
 
@@ -19,122 +19,126 @@ if TYPE_CHECKING:
 
 _TOKENIZER_NAMES = ("tokenizer", "processing_class", "processor")
 
+AdapterContext = Callable[[Sequence[int]], AbstractContextManager[object]]
+"""Function from adapter ids, one per row, to a context in which the rows use these adapters."""
+
 
 class Query(NamedTuple):
-    """A prompt, and who is asked.
+    """A prompt, and the adapter that the LM reads it with.
 
     Attributes:
         prompt: The prompt.
-        which: Where the LM is trained as several copies side by side: the copy; else None.
+        adapter_id: Index of the adapter if the LM trains several side by side; None for the LM
+            without any of them.
     """
 
     prompt: str
-    which: int | None = None
+    adapter_id: int | None = None
 
 
 class QueryCache:
-    """What the watchers of one LM want to know at one moment of its training.
+    """Logits of an LM in training, computed once for all callbacks that read them.
 
-    Watchers say beforehand what they will want; the first of them that asks at a new moment has
-    all of it asked, in one forward as far as memory allows, and the others read it.
+    Callbacks announce with `prefetch` what they read after the next optimizer step. The first
+    `read` after the step evaluates all of it, in one forward pass if memory allows.
 
     Attributes:
         lm: The LM.
-        shared: For watchers to leave what the others need as well.
+        shared: Other results that callbacks share, by key.
 
     Args:
         lm: The LM, with the weights that are trained.
-        copies: Makes a context from copies' numbers, one a row, in which the rows of a forward
-            belong to these copies; None if there is one LM only.
+        adapter_context: See `AdapterContext`; None if the LM does not train adapters side by side.
     """
 
-    def __init__(
-        self,
-        lm: LanguageModel,
-        copies: Callable[[Sequence[int]], AbstractContextManager[object]] | None = None,
-    ) -> None:
+    def __init__(self, lm: LanguageModel, adapter_context: AdapterContext | None = None) -> None:
         self.lm = lm
-        self.shared: dict[str, Any] = {}
-        self._copies = copies
-        self._column: dict[int, int] = {}
+        self.shared: dict[Hashable, Any] = {}
+        self._adapter_context = adapter_context
+        self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
-        self._wanted: dict[Query, Hashable] = {}
+        self._prefetched: dict[Query, Hashable] = {}
         self._state: Hashable = None
-        self._known: dict[Query, Tensor] = {}
+        self._logits: dict[Query, Tensor] = {}
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
-        """Announce tokens; what is known of other tokens only is forgotten."""
-        new = [token for token in dict.fromkeys(token_ids) if token not in self._column]
-        if new:
-            self._column |= {token: len(self._column) + i for i, token in enumerate(new)}
-            self._known.clear()
-
-    def prefetch(self, queries: Sequence[Query], moment: Hashable) -> None:
-        """Announce queries that are asked after the next update, if not later.
+        """Add tokens whose logits are kept; logits that lack them are dropped.
 
         Args:
-            queries: Prompts, and of which copy.
-            moment: The present one; what is asked at it is asked without these.
+            token_ids: Token ids.
         """
-        self._wanted |= dict.fromkeys(queries, moment)
+        new = [token for token in dict.fromkeys(token_ids) if token not in self._columns]
+        if new:
+            self._columns |= {token: len(self._columns) + i for i, token in enumerate(new)}
+            self._logits.clear()
+
+    def prefetch(self, queries: Sequence[Query], step: Hashable) -> None:
+        """Announce queries that are read after the next optimizer step, or later.
+
+        Args:
+            queries: The queries.
+            step: The current step; reads at this step do not evaluate them.
+        """
+        self._prefetched |= dict.fromkeys(queries, step)
 
     def read(
-        self, about: Sequence[tuple[Sequence[Query], Sequence[int]]], moment: Hashable
+        self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]], step: Hashable
     ) -> list[Tensor]:
-        """Logits of some tokens after some prompts, and of others after others.
+        """Return the logits of some tokens after some prompts.
 
         Args:
-            about: Prompts, and of which copy, with the tokens to read after them.
-            moment: Another one after each update, such as the number of updates.
+            requests: Queries, and the ids of the tokens whose logits are returned for them.
+            step: Number of optimizer steps so far, or anything else that changes with each.
 
         Returns:
-            ``(n_questions, n_tokens)`` of each, float64, on the CPU.
+            ``(n_queries, n_tokens)`` per request, float64, on the CPU.
         """
-        self.register_tokens([token for _, tokens in about for token in tokens])
-        # A module may also change weights between two steps, such as to begin from a base anew.
-        state = moment, sum(parameter._version for parameter in self.lm.model.parameters())
+        self.register_tokens([token for _, tokens in requests for token in tokens])
+        # A module may also change weights between two steps, such as to restore base weights.
+        state = step, sum(parameter._version for parameter in self.lm.model.parameters())
         if state != self._state:
             self._state = state
-            self._known.clear()
-        asked = [question for queries, _ in about for question in queries]
-        missing = dict.fromkeys(q for q in asked if q not in self._known)
+            self._logits.clear()
+        read = [query for queries, _ in requests for query in queries]
+        missing = dict.fromkeys(query for query in read if query not in self._logits)
         if missing:
-            due = [question for question, since in self._wanted.items() if since != moment]
-            missing |= dict.fromkeys(q for q in due if q not in self._known)
-            for question in due:
-                del self._wanted[question]
-            self._known |= zip(missing, self._ask(list(missing)), strict=True)
-        return [self._columns(*part) for part in about]
+            due = [query for query, since in self._prefetched.items() if since != step]
+            missing |= dict.fromkeys(query for query in due if query not in self._logits)
+            for query in due:
+                del self._prefetched[query]
+            self._logits |= zip(missing, self._evaluate(list(missing)), strict=True)
+        return [self._select(*request) for request in requests]
 
-    def _columns(self, queries: Sequence[Query], token_ids: Sequence[int]) -> Tensor:
-        columns = torch.tensor([self._column[token] for token in token_ids])
+    def _select(self, queries: Sequence[Query], token_ids: Sequence[int]) -> Tensor:
+        columns = torch.tensor([self._columns[token] for token in token_ids])
         if not queries:
             return torch.zeros(0, len(columns), dtype=torch.float64)
-        return torch.stack([self._known[question] for question in queries])[:, columns]
+        return torch.stack([self._logits[query] for query in queries])[:, columns]
 
-    def _ask(self, queries: Sequence[Query]) -> Tensor:
+    def _evaluate(self, queries: Sequence[Query]) -> Tensor:
         new = [q.prompt for q in dict.fromkeys(queries) if q.prompt not in self._rows]
         self._rows |= zip(new, self.lm.rows(new), strict=True)
-        rows = [self._rows[question.prompt] for question in queries]
-        around = self.around([question.which for question in queries])
-        return self.lm.logits_of_rows(rows, list(self._column), around).cpu()
+        rows = [self._rows[query.prompt] for query in queries]
+        contexts = self.contexts([query.adapter_id for query in queries])
+        return self.lm.logits_of_rows(rows, list(self._columns), contexts).cpu()
 
-    def around(
-        self, which: Sequence[int | None]
+    def contexts(
+        self, adapter_ids: Sequence[int | None]
     ) -> Callable[[list[int]], AbstractContextManager[object]] | None:
-        """Contexts for forwards in which each row belongs to a copy of the LM.
+        """Return the contexts that forward passes run in, so that each row uses its adapter.
 
         Args:
-            which: Of each row: the copy, or None for the LM as it is.
+            adapter_ids: Adapter of each row; None for the LM without any.
 
         Returns:
-            From the numbers of a forward's rows to its context; None if no row is of a copy.
+            Function from the indices of a forward pass's rows to its context; None if no row uses
+            an adapter.
         """
-        copies = self._copies
-        if copies is None or all(copy is None for copy in which):
+        context = self._adapter_context
+        if context is None or all(index is None for index in adapter_ids):
             return None
-        numbers = [-1 if copy is None else copy for copy in which]
-        return lambda batch: copies([numbers[row] for row in batch])
+        ids = [-1 if index is None else index for index in adapter_ids]
+        return lambda rows: context([ids[row] for row in rows])
 
 
 _caches: WeakKeyDictionary[Any, dict[int, QueryCache]] = WeakKeyDictionary()
@@ -146,15 +150,15 @@ def get_query_cache(
     lm: str | None = None,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
 ) -> QueryCache:
-    """Get the one cache at which all watchers of an LM in a run ask.
+    """Return the cache that all callbacks of a run share for an LM.
 
     Args:
-        run: What the cache lives as long as: the Trainer.
-        module: Holds the LM somewhere inside. If it has a method ``adapter_context``, that makes
-            the context of `QueryCache`.
-        lm: The LM's name in ``module.named_modules()``, if there are several.
+        run: The Trainer; the cache lives as long as it does.
+        module: Module that holds the LM at any depth. If it has a method ``adapter_context``, that
+            is the `AdapterContext`.
+        lm: Name of the LM in ``module.named_modules()``, if there are several.
         tokenizer: The LM's tokenizer, or a folder or hub id; None looks for one in the module, and
-            then beside the checkpoint that the LM came from.
+            then in the checkpoint that the LM was loaded from.
 
     Raises:
         LanguageModelError: There is no causal LM, or no tokenizer.
@@ -162,18 +166,18 @@ def get_query_cache(
     model = causal_lm_of(module, lm)
     caches = _caches.setdefault(run, {})
     if id(model) not in caches:
-        asked = getattr(module, "language_model", None)
-        if not (isinstance(asked, LanguageModel) and asked.is_loaded and asked.model is model):
-            asked = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
-        caches[id(model)] = QueryCache(asked, getattr(module, "adapter_context", None))
+        found = getattr(module, "language_model", None)
+        if not (isinstance(found, LanguageModel) and found.is_loaded and found.model is model):
+            found = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
+        caches[id(model)] = QueryCache(found, getattr(module, "adapter_context", None))
     return caches[id(model)]
 
 
 def close_query_caches(run: object) -> None:
-    """Forget what was asked in a run.
+    """Drop the caches of a run.
 
     Args:
-        run: As passed to `get_query_cache`.
+        run: The Trainer, as passed to `get_query_cache`.
     """
     _caches.pop(run, None)
 
@@ -186,12 +190,12 @@ def tokenizer_of(
     """Find the tokenizer of an LM that a module holds.
 
     Args:
-        module: Holds the LM, and perhaps the tokenizer.
+        module: Module that holds the LM, and perhaps the tokenizer.
         model: The LM.
         tokenizer: The tokenizer, or a folder or hub id; None looks for one.
 
     Raises:
-        LanguageModelError: There is none.
+        LanguageModelError: No tokenizer is found.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -210,7 +214,7 @@ def tokenizer_of(
     except (OSError, ValueError, KeyError) as error:
         raise LanguageModelError(
             f"{type(module).__name__} holds a causal LM, but no tokenizer was found in it or at "
-            f"{origin or 'the place that the LM came from'}. Keep the tokenizer as an attribute "
-            "`tokenizer` of the module, or name its folder in the callback's `tokenizer`."
+            f"{origin or 'the path that the LM was loaded from'}. Keep the tokenizer as an "
+            "attribute `tokenizer` of the module, or name its folder in the callback's `tokenizer`."
         ) from error
     return found

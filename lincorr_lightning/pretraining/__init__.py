@@ -1,4 +1,4 @@
-"""The tiny world: its facts, its corpus, and the LM that is trained on it."""
+"""Pre-training of a tiny LM on statements about a tiny world."""
 
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.module import Pretraining

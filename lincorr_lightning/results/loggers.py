@@ -2,91 +2,125 @@
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import lightning as L
     from lightning.pytorch.loggers import Logger
     from torch.utils.tensorboard import SummaryWriter
 
-    from lincorr_lightning.results.results import Results
+    from lincorr_lightning.results.results import Results, Table
     from lincorr_lightning.results.style import Picture
 
-MAX_TABLE_ROWS = 100
-"""Rows of a table that a logger shows; the CSV file has all of them."""
+Charts = Mapping[str, Mapping[str, Sequence[str]]]
+"""Group -> chart -> log keys, see `Results.charts`."""
+
+_layouts: WeakKeyDictionary[SummaryWriter, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
+
+MAX_TEXT_ROWS = 100
+"""Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
+MAX_TABLE_ROWS = 10_000
+"""Rows of a table in loggers that have tables."""
 
 
-def log_scalars(trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
+def log_scalars(
+    trainer: L.Trainer, scalars: Mapping[str, float | None], step: int | None = None
+) -> None:
     """Send scalars to every logger and to `Trainer.callback_metrics`.
 
     The latter makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;
-    `LightningModule.log` is not available where callbacks and the ends of runs log.
+    `LightningModule.log` is not available where callbacks and the ends of runs log. All ranks call
+    this with the same numbers: monitors decide on every rank.
 
     Args:
         trainer: The run's Trainer.
-        scalars: Numbers by log key; NaN is left out.
-        step: Global step.
+        scalars: Numbers by log key; None, NaN and infinity are left out.
+        step: Step of the log; None for the Trainer's global step.
     """
     import torch
 
-    finite = {key: float(value) for key, value in scalars.items() if value == value}
+    finite = {
+        key: float(value)
+        for key, value in scalars.items()
+        if value is not None and math.isfinite(value)
+    }
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in finite.items()})
     if finite:
         for logger in trainer.loggers:
-            logger.log_metrics(finite, step=step)
+            logger.log_metrics(finite, step=trainer.global_step if step is None else step)
 
 
 def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
-    """Show a study's results in every logger of a run.
+    """Log a study's results with every logger of a run.
 
-    Scalars go to all loggers. Tables and figures go to TensorBoard, and to any logger with Weights &
-    Biases' ``log_table`` and ``log_image`` or with MLflow's artifacts.
+    Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
+    with the ``log_table`` and ``log_image`` of `WandbLogger`.
 
     Args:
         trainer: The run's Trainer.
-        results: What to show.
-        step: Global step.
+        results: The results.
+        step: Step of the log.
     """
     log_scalars(trainer, results.scalars, step)
     if not trainer.is_global_zero:
         return
     for logger in trainer.loggers:
         _log_parts(logger, results, step)
+        # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
+        logger.save()
 
 
 def _log_parts(logger: Logger, results: Results, step: int) -> None:
     from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 
     if isinstance(logger, TensorBoardLogger):
-        writer = logger.experiment
-        if results.charts:
-            writer.add_custom_scalars(
-                {
-                    group: {title: ["Multiline", list(keys)] for title, keys in charts.items()}
-                    for group, charts in results.charts.items()
-                }
-            )
-        for table in results.tables:
-            text = f"{table.caption}\n\n{table.markdown(MAX_TABLE_ROWS)}"
-            writer.add_text(f"tables/{table.name}", text, step)
-        for figure in results.figures:
-            add_picture(writer, f"figures/{figure.name}", figure.picture, step)
+        _log_to_tensorboard(logger.experiment, results, step)
     elif isinstance(logger, MLFlowLogger):
+        client, run = logger.experiment, logger.run_id
         for table in results.tables:
-            columns = dict(zip(table.keys, zip(*table.rows, strict=True), strict=False))
-            logger.experiment.log_table(
-                logger.run_id,
-                {key: list(cells) for key, cells in columns.items()},
-                f"{table.name}.json",
-            )
+            # MLflow's own tables need pandas; it shows CSV files too.
+            client.log_text(run, _csv_text(table), f"tables/{table.name}.csv")
         for figure in results.figures:
-            logger.experiment.log_image(
-                logger.run_id, _pixels(figure.picture), artifact_file=f"figures/{figure.name}.png"
-            )
+            client.log_image(run, _pixels(figure.picture), f"figures/{figure.name}.png")
     else:
         _log_by_methods(logger, results, step)
+
+
+def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> None:
+    if results.charts:
+        _add_charts(writer, results.charts)
+    for table in results.tables:
+        parts = [table.caption, table.markdown(MAX_TEXT_ROWS), table.note]
+        if len(table.rows) > MAX_TEXT_ROWS:
+            parts.append(f"{MAX_TEXT_ROWS} of {len(table.rows):,} rows")
+        text = "\n\n".join(part for part in parts if part)
+        writer.add_text(f"tables/{table.name}", text, step)  # type: ignore[no-untyped-call]
+    for figure in results.figures:
+        add_picture(writer, f"figures/{figure.name}", figure.picture, step)
+
+
+def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:
+    """Define charts that TensorBoard draws from several curves, under "Custom Scalars".
+
+    Args:
+        trainer: The run's Trainer.
+        charts: See `Results.charts`; groups that the run has already are replaced, others stay.
+    """
+    for writer in tensorboard_writers(trainer):
+        _add_charts(writer, charts)
+
+
+def _add_charts(writer: SummaryWriter, charts: Charts) -> None:
+    # TensorBoard shows only the last layout that was written.
+    layout = _layouts.setdefault(writer, {})
+    for group, titles in charts.items():
+        layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
+    writer.add_custom_scalars(layout)  # type: ignore[no-untyped-call]
 
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:
@@ -97,10 +131,14 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
             logger.log_table(f"tables/{table.name}", columns=table.keys, data=rows, step=step)
     if callable(getattr(logger, "log_image", None)):
         for figure in results.figures:
-            images = [_pixels(figure.picture)]
-            logger.log_image(
-                f"figures/{figure.name}", images=images, step=step, caption=[figure.caption]
-            )
+            images, captions = [_pixels(figure.picture)], [figure.caption]
+            logger.log_image(f"figures/{figure.name}", images=images, step=step, caption=captions)
+
+
+def _csv_text(table: Table) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows([table.keys, *table.rows])
+    return text.getvalue()
 
 
 def _pixels(picture: Picture) -> Any:
@@ -126,10 +164,10 @@ def add_picture(writer: SummaryWriter, tag: str, picture: Picture, step: int) ->
     """Add a figure that is a PNG already; `SummaryWriter.add_image` would encode pixels anew.
 
     Args:
-        writer: The log's writer.
-        tag: Name of the picture.
+        writer: Writer of the log.
+        tag: Tag of the picture.
         picture: The figure.
-        step: Global step.
+        step: Step of the log.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary
 

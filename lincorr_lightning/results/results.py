@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.io import atomic_write, write_csv, write_json
+import numpy as np
+
+from lincorr_lightning.io import atomic_write, remove, write_csv, write_json
 from lincorr_lightning.results.provenance import versions
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ SCHEMA = 2
 """Version of the layout of ``results.json``; 1 is what releases before 0.2 wrote."""
 
 RESULTS_FILE = "results.json"
+
+_LITERALS = {"": None, "True": True, "False": False}
+_OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,39 @@ class Column:
         """Return a cell as text: numbers by `format`, None as an empty text.
 
         Example:
-            >>> Column("r", format=".2f").show(0.987), Column("pair").show(None)
-            ('0.99', '')
+            >>> Column("r", format=".2f").show(-0.987), Column("pair").show(None)
+            ('−0.99', '')
+            >>> Column("r", format=".2f").show(-0.001), Column("reference").show(True)
+            ('0.00', 'yes')
         """
         if value is None:
             return ""
-        if self.format and not isinstance(value, (str, bool)):
-            return format(value, self.format)
-        return str(value)
+        if isinstance(value, (bool, np.bool_)):
+            return "yes" if value else "no"
+        if not self.format or isinstance(value, str):
+            return str(value)
+        text = format(value, self.format)
+        # A number that rounds to zero has no sign.
+        return re.sub(r"^[+-](?=[0.,]+%?$)", "", text).replace("-", "−")
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a cell of a CSV file; the counterpart of writing it.
+
+        Texts stay texts, except where the column has a format for numbers.
+
+        Example:
+            >>> Column("r", format=".2f").parse("0.987"), Column("label").parse("007")
+            (0.987, '007')
+        """
+        if text in _LITERALS:
+            return _LITERALS[text]
+        if self.format:
+            for kind in (int, float):
+                try:
+                    return kind(text)
+                except ValueError:
+                    continue
+        return text
 
 
 @dataclass(frozen=True)
@@ -63,7 +95,8 @@ class Table:
 
     Attributes:
         name: Name of the file ``tables/<name>.csv``.
-        columns: The columns, or their keys alone.
+        columns: The columns, or their keys alone. The first ones identify a row: a report joins
+            the tables of several runs on them.
         rows: Cells of each row, one per column; None is an empty cell.
         caption: What the table shows, one sentence.
         note: How to read it, or what is left out.
@@ -97,13 +130,14 @@ class Table:
         return cls(name, columns, [[row.get(key) for key in keys] for row in rows], **options)
 
     @cached_property
-    def _columns(self) -> list[Column]:
+    def full_columns(self) -> list[Column]:
+        """The columns, also of keys alone."""
         return [Column(column) if isinstance(column, str) else column for column in self.columns]
 
     @property
     def keys(self) -> list[str]:
         """Keys of the columns, as in the CSV file."""
-        return [column.key for column in self._columns]
+        return [column.key for column in self.full_columns]
 
     def texts(self, limit: int | None = None) -> list[list[str]]:
         """Return the cells as text, formatted by their columns.
@@ -112,7 +146,7 @@ class Table:
             limit: Number of rows at most.
         """
         return [
-            [column.show(cell) for column, cell in zip(self._columns, row, strict=True)]
+            [column.show(cell) for column, cell in zip(self.full_columns, row, strict=True)]
             for row in self.rows[:limit]
         ]
 
@@ -124,7 +158,7 @@ class Table:
         """
         from lincorr_lightning.results.tables import markdown_table
 
-        return markdown_table([column.title for column in self._columns], self.texts(limit))
+        return markdown_table([column.title for column in self.full_columns], self.texts(limit))
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
@@ -135,7 +169,7 @@ class Table:
             "headline": self.headline,
             "columns": [
                 {"key": column.key, "heading": column.title, "format": column.format}
-                for column in self._columns
+                for column in self.full_columns
             ],
         }
 
@@ -205,32 +239,51 @@ class Results:
         raise KeyError(f"no table {name!r}; there are {[table.name for table in self.tables]}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``results.json``."""
+        """Return the content of ``results.json``.
+
+        Raises:
+            ValueError: A value has the key of another part, or two tables or figures have one name.
+        """
+        everything = (self, *self.included)
+        names = [
+            *self.values,
+            *(one.study for one in self.included if one.values),
+            *_OWN_KEYS,
+            *(f"tables/{table.name}" for one in everything for table in one.tables),
+            *(f"figures/{figure.name}" for one in everything for figure in one.figures),
+        ]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"results of {self.study}: {', '.join(twice)} would be written twice")
         return {
             "study": self.study,
             "schema": SCHEMA,
             "lm": None if self.lm is None else dict(self.lm),
             "versions": versions(),
             **self.values,
-            **{one.study: dict(one.values) for one in self.included},
+            **{one.study: dict(one.values) for one in self.included if one.values},
             "settings": dict(self.settings),
-            "tables": [t.to_json() for one in (self, *self.included) for t in one.tables],
-            "figures": [f.to_json() for one in (self, *self.included) for f in one.figures],
+            "tables": [table.to_json() for one in everything for table in one.tables],
+            "figures": [figure.to_json() for one in everything for figure in one.figures],
         }
 
     def write(self, folder: str | Path) -> None:
         """Write ``tables/*.csv``, ``figures/*.png`` and, last, ``results.json``.
 
-        ``results.json`` comes last, so that a folder that holds it is complete.
+        A folder with a ``results.json`` is complete: an earlier one is removed first, so that a run
+        that is interrupted here leaves none.
 
         Args:
             folder: The run's folder.
 
         Raises:
             OutputError: A file cannot be written.
+            ValueError: See `to_json`.
         """
+        content, path = self.to_json(), Path(folder) / RESULTS_FILE
+        remove(path)
         self.write_parts(folder)
-        write_json(Path(folder) / RESULTS_FILE, self.to_json())
+        write_json(path, content)
 
     def write_parts(self, folder: str | Path) -> None:
         """Write tables and figures alone, as callbacks do in a run that is not theirs.

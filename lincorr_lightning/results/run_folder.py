@@ -1,35 +1,69 @@
-"""A run's folder: chosen once per Trainer, the same on every rank."""
+"""A run's folder, and writing results to it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import new_version
-from lincorr_lightning.results.loggers import log_results
+from lincorr_lightning.results.loggers import log_results, log_scalars
+from lincorr_lightning.results.results import Results
 
 if TYPE_CHECKING:
     import lightning as L
 
-    from lincorr_lightning.results.results import Results
-
 _folders: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()
+_names: WeakKeyDictionary[L.Trainer, str] = WeakKeyDictionary()
+
+
+class RunLogger(TensorBoardLogger):
+    """A TensorBoardLogger whose folder no other run takes.
+
+    Lightning's own takes the first free version, which runs that start at the same time all do.
+    This one makes the folder, and leaves it to others if it is there already.
+    """
+
+    _claimed: int | None = None
+
+    @property
+    def version(self) -> int | str:
+        """Number of the run's folder, which rank 0 makes at the first call."""
+        # Folders of the other ranks are those of rank 0, see `Trainer.log_dir`.
+        if rank_zero_only.rank != 0:
+            return super().version
+        if self._claimed is None:
+            self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
+        return self._claimed
+
+
+def set_run_name(trainer: L.Trainer, name: str) -> None:
+    """Name the folder of a Trainer's runs, if another name than the study's is wanted.
+
+    Args:
+        trainer: The Trainer.
+        name: Name of the folder below ``trainer.default_root_dir``.
+    """
+    _names[trainer] = name
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """The folder this run writes to, the same on all processes.
+    """Return the folder that a run writes to, the same on all ranks.
 
-    It is the logger's folder where the logger has one of its own for each run (TensorBoard, CSV),
-    else a new ``<trainer.log_dir>/<study>/version_N``, which the first process makes. It is chosen
-    once per trainer. That first call must be made by all processes together, as in ``setup``;
-    later ones may be made by any.
+    It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
+    ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer. All
+    ranks make the first call together, as in ``setup``; any rank may make later ones.
 
     Args:
-        trainer: The run's trainer, with its module attached.
+        trainer: The run's Trainer, with its module attached.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -40,18 +74,16 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def _choose_folder(trainer: L.Trainer) -> Path:
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-
     base = Path(trainer.log_dir or trainer.default_root_dir)
     if isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
         return base
     folder, refusal = None, None
     if trainer.is_global_zero:
         try:
-            folder = new_version(base / study_name(trainer.lightning_module))
+            folder = new_version(base / (_names.get(trainer) or study_name(trainer.lightning_module)))
         except OutputError as error:
             refusal = str(error)
-    # A process that raised alone would leave the others waiting for it.
+    # A rank that raised alone would leave the others waiting for it.
     folder, refusal = trainer.strategy.broadcast((folder, refusal))
     if folder is None:
         raise OutputError(refusal)
@@ -59,21 +91,19 @@ def _choose_folder(trainer: L.Trainer) -> Path:
 
 
 def is_dry_run(trainer: Any) -> bool:
-    """Whether the run only tries the code (``--trainer.fast_dev_run``) and is to leave nothing.
+    """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``).
 
     Args:
-        trainer: The run's trainer.
+        trainer: The run's Trainer.
     """
     return bool(trainer.fast_dev_run)
 
 
 def study_name(module: object) -> str:
-    """A study's name as its config file has it.
+    """Return the name of a study: its class attribute ``study``, or its class in snake case.
 
     Args:
         module: The study's LightningModule.
-
-    It is the class attribute ``study``, or else the class name in snake case.
 
     Example:
         >>> class LinearProbe: pass
@@ -87,58 +117,80 @@ def study_name(module: object) -> str:
 
 
 def write_results(trainer: L.Trainer, results: Results) -> None:
-    """Write a study's results to the run's folder and show them in its loggers.
+    """Write a study's results to the run's folder, and log them with all loggers.
 
-    Nothing is written by ranks other than 0 and in a dry run.
+    All ranks call this. Rank 0 writes, except in a dry run; scalars are in
+    `Trainer.callback_metrics` on all of them.
 
     Args:
         trainer: The run's Trainer.
-        results: What the study found.
+        results: Results of the study.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    if is_dry_run(trainer) or not trainer.is_global_zero:
-        return
-    results.write(run_folder(trainer))
-    log_results(trainer, results, trainer.global_step)
+    _write(trainer, results, results.write)
 
 
 def write_callback_results(trainer: L.Trainer, results: Results) -> None:
-    """Write tables and figures of a callback, and show them in the run's loggers.
+    """Write tables and figures of a callback, and log them with all loggers.
 
-    The run's ``results.json`` is the module's; a study of this package includes what
-    `collect_callback_results` finds.
+    The run's ``results.json`` is the module's: a study of this package includes what
+    `collect_callback_results` returns.
 
     Args:
         trainer: The run's Trainer.
-        results: What the callback found.
+        results: Results of the callback, which are also its attribute ``output``.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    if is_dry_run(trainer) or not trainer.is_global_zero:
+    for original, named in _callback_results(trainer):
+        if original is results:
+            results = named
+    _write(trainer, results, results.write_parts)
+
+
+def _write(trainer: L.Trainer, results: Results, write: Callable[[Path], None]) -> None:
+    if is_dry_run(trainer):
+        log_scalars(trainer, results.scalars)
         return
-    results.write_parts(run_folder(trainer))
+    if trainer.is_global_zero:
+        write(run_folder(trainer))
     log_results(trainer, results, trainer.global_step)
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
     """Return the results of a run's callbacks, under distinct names.
 
-    A callback has results if its attribute ``output`` is a `Results`; the second one of a name is
-    numbered, as ``feature_movement_2``.
+    A callback has results if its attribute ``output`` is a `Results`. The second one of a name is
+    numbered, as ``feature_movement_2``, and so are its tables and figures.
 
     Args:
         trainer: The run's Trainer.
     """
-    from lincorr_lightning.results.results import Results
+    return [named for _, named in _callback_results(trainer)]
 
-    found: list[Results] = []
+
+def _callback_results(trainer: L.Trainer) -> list[tuple[Results, Results]]:
+    """Return each callback's results as they are, and under a name of their own."""
+    found: list[tuple[Results, Results]] = []
+    taken: set[str] = set()
+
+    def free(name: str) -> str:
+        candidates = (name if n == 1 else f"{name}_{n}" for n in count(1))
+        name = next(one for one in candidates if one not in taken)
+        taken.add(name)
+        return name
+
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         output = getattr(callback, "output", None)
         if isinstance(output, Results):
-            n_before = sum(re.sub(r"_\d+$", "", one.study) == output.study for one in found)
-            name = output.study if n_before == 0 else f"{output.study}_{n_before + 1}"
-            found.append(replace(output, study=name))
+            named = replace(
+                output,
+                study=free(output.study),
+                tables=[replace(t, name=free(f"tables/{t.name}")[7:]) for t in output.tables],
+                figures=[replace(f, name=free(f"figures/{f.name}")[8:]) for f in output.figures],
+            )
+            found.append((output, named))
     return found

@@ -1,12 +1,13 @@
-"""What all figures share: size, type, colours, and text that is legible whatever the labels hold.
+"""Size, fonts and colours of all figures.
 
-Figures are made object by object and drawn by Agg: nothing here touches pyplot or its global state,
-so that a figure can be made inside anybody's program.
+Figures are drawn by Agg without pyplot and its global state, so that they can be made inside any
+program.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -23,13 +24,14 @@ from matplotlib.text import Text
 
 from lincorr_lightning.io import atomic_write
 
-# Okabe and Ito's colours, which people who see fewer colours tell apart too.
+# Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
 DPI = 150
-# Tried in this order for signs that matplotlib's own font lacks: Chinese, Japanese, and the rest.
-_OTHER_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
+# In the order in which matplotlib looks for a character: its own font, then Chinese, Japanese, and
+# the rest.
+_FONTS = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
     "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC",
     "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei", "Arial Unicode MS",
     "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
@@ -38,13 +40,13 @@ _OTHER_FONTS = (
 
 
 def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
-    """An empty figure under its title.
+    """Return an empty figure with a title.
 
     Args:
-        width: In inches.
-        height: In inches, title and subtitle not counted.
-        title: In bold, broken into as many lines as it needs.
-        subtitle: In grey below it, likewise.
+        width: Width in inches.
+        height: Height in inches, without title and subtitle.
+        title: The title, broken into as many lines as it needs.
+        subtitle: Small text below the title.
     """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
     FigureCanvasAgg(figure)
@@ -67,7 +69,7 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
 
 
 def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
-    """Break a text so that no line is wider than the figure."""
+    """Break a text into lines that fit the figure's width."""
     room = figure.bbox.width - 0.16 * DPI
     space = _width("a b", size, weight) - _width("a", size, weight) - _width("b", size, weight)
     lines: list[str] = []
@@ -89,7 +91,7 @@ def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _width(text: str, size: float, weight: str) -> float:
-    """In pixels."""
+    """Return the width of a text in pixels."""
     font = font_manager.FontProperties(family="DejaVu Sans", size=size, weight=weight)
     width, _, _ = _renderer().get_text_width_height_descent(text, font, ismath=False)
     return float(width)
@@ -101,13 +103,13 @@ def _renderer() -> Any:
 
 
 def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    """Name a panel and its axes, with a pale grid behind the data.
+    """Give a panel a title, axis labels and a pale grid behind the data.
 
     Args:
         axes: The panel.
-        title: Of the panel.
-        x: Of the horizontal axis.
-        y: Of the vertical axis.
+        title: Title of the panel.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
     """
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
     axes.set_xlabel(x, fontsize=8.5, color=INK)
@@ -120,14 +122,15 @@ def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def finish(figure: Figure) -> Figure:
-    """Give all texts fonts that have their signs, and take dollars for dollars, not formulas."""
-    texts = figure.findobj(Text)
-    signs = "".join(text.get_text() for text in texts if isinstance(text, Text))
-    families = _families(signs)
-    for text in texts:
+    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure.
+
+    Args:
+        figure: The figure, with all its texts.
+    """
+    for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
-        text.set_fontfamily(families)
+        text.set_fontfamily(_installed_fonts())
     return figure
 
 
@@ -135,9 +138,9 @@ class Picture(NamedTuple):
     """A drawn figure.
 
     Attributes:
-        png: The file's bytes.
-        width: In pixels.
-        height: In pixels.
+        png: Bytes of the PNG file.
+        width: Width in pixels.
+        height: Height in pixels.
     """
 
     png: bytes
@@ -146,8 +149,12 @@ class Picture(NamedTuple):
 
 
 def to_picture(figure: Figure) -> Picture:
-    """Draw a figure."""
-    # `savefig` would lay everything out twice.
+    """Draw a figure.
+
+    Args:
+        figure: The figure.
+    """
+    # `savefig` would do the layout twice.
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
@@ -160,79 +167,71 @@ def to_picture(figure: Figure) -> Picture:
 
 
 def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
-    """Labels as a figure can show them.
+    """Return labels as a figure can show them.
 
-    Long ones are cut. One that no font here can draw is spelt in Unicode numbers, which is better
-    than a row of boxes.
+    Long labels are cut. Labels that no installed font has are written as code points, which are
+    better than a row of boxes.
 
     Args:
         labels: Labels of rows or columns.
-        longest: How many signs may be shown.
+        longest: Number of characters at most.
 
     Returns:
-        The labels, and a note on the numbers: empty if there are none.
+        The labels, and a note about code points, empty if there are none.
     """
     shown, note = [], ""
     for label in map(_flat, labels):
         if not _drawable(label):
             label = " ".join(f"U+{ord(sign):04X}" for sign in label)
-            note = "U+: no font found here has these signs"
+            note = "U+: no font on this machine has these characters"
         shown.append(label if len(label) <= longest else f"{label[: longest - 1]}…")
     return shown, note
 
 
 def short_name(lm: str) -> str:
-    """An LM's name as a title has room for it: of a folder the last part, else as it is.
+    """Return the name of an LM for titles: the last part of its hub id or path.
 
     Example:
         >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
-        ('some-lm', 'org/some-lm', 'some-lm')
+        ('some-lm', 'some-lm', 'some-lm')
+        >>> short_name("/cache/models--org--some-lm/snapshots/0a1b")
+        'some-lm'
     """
-    parts = [part for part in lm.replace("\\", "/").split("/") if part]
-    # A hub id is an owner and a name.
-    is_folder = lm.startswith(("/", ".", "~", "\\")) or len(parts) > 2 or ":" in lm
-    return parts[-1] if parts and is_folder else lm
+    # The hub's cache has the name in the middle of the path.
+    cached = re.search(r"models--[^/\\]+?--([^/\\]+)", lm)
+    if cached:
+        return cached[1]
+    parts = [part for part in re.split(r"[/\\]", lm) if part]
+    return parts[-1] if parts else lm
 
 
 def _flat(text: str) -> str:
-    """One line, without signs that are not drawn."""
+    """Return a text in one line, without characters that are not drawn."""
     return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
 
 
-def _families(signs: str) -> list[str]:
-    """Font families that together draw as many of these signs as can be drawn."""
-    missing = {sign for sign in signs if sign.isprintable() and not _has("DejaVu Sans", sign)}
-    families = ["DejaVu Sans"]
-    for family in _installed() if missing else ():
-        found = {sign for sign in missing if _has(family, sign)}
-        if found:
-            families.append(family)
-            missing -= found
-    return families
+@cache
+def _installed_fonts() -> list[str]:
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return [family for family in _FONTS if family in names]
+
+
+@cache
+def _characters() -> frozenset[int]:
+    """Return the code points that the installed fonts have."""
+    paths = (font_manager.findfont(family) for family in _installed_fonts())
+    return frozenset().union(*(font_manager.get_font(path).get_charmap() for path in paths))
 
 
 def _drawable(label: str) -> bool:
-    families = _families(label)
-    return all(any(_has(family, sign) for family in families) for sign in label)
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    names = {font.name for font in font_manager.fontManager.ttflist}
-    return tuple(family for family in _OTHER_FONTS if family in names)
-
-
-@cache
-def _has(family: str, sign: str) -> bool:
-    path = Path(font_manager.findfont(family))
-    return bool(font_manager.get_font(str(path)).get_char_index(ord(sign)))
+    return all(ord(sign) in _characters() for sign in label)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure as the picture its suffix names.
+    """Save a figure in the format of the file's suffix.
 
     Args:
-        figure: A matplotlib figure.
+        figure: The figure.
         path: The file to write.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Somebody else's fine-tune of the small LM, and the naive way to watch it."""
+"""A user's own fine-tune of the small LM, and naive measurements of it."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -12,6 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.lm.language_model import LanguageModel
 
 # Of the small LM's words; none of this is looked up in the package.
 PLACES = {
@@ -82,6 +86,39 @@ class Theirs(L.LightningModule):
         return torch.optim.AdamW(weights, lr=self.lr)
 
 
+class OnEdits(Theirs):
+    """Trains on whole texts of edits."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch.input_ids, batch_idx)
+
+
+class Stacked(Theirs):
+    """Trains each edit of a batch from the base weights, in an adapter of its own."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, lr=0.05)
+        self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
+        self.adapter_context = self.adapters.rows
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch.first:
+            self.adapters.reset(batch.ids)
+            self.optimizers(use_pl_optimizer=False).state.clear()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        with self.adapters.rows(range(len(batch.edits))):
+            logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
+        )
+
+
+def edits_of(module: Any, **options: Any) -> EditsDataModule:
+    lm = LanguageModel.from_module(module.backbone, module.tokenizer)
+    return EditsDataModule(lm, **options)
+
+
 def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 8) -> DataLoader:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [f"name{i} lives in the city of {CITIES[(5 * i + 2) % 12]}" for i in range(n)]
@@ -120,6 +157,7 @@ def naive() -> SimpleNamespace:
     """The helpers of this file, which test files cannot import."""
     return SimpleNamespace(
         logits=naive_logits, r=naive_r, map=naive_map, loop=Loop, module=Theirs, places=PLACES,
+        on_edits=OnEdits, stacked=Stacked, data=edits_of,
         sentences=sentences, cities=CITIES, countries=COUNTRIES, colors=COLORS, edits=EDITS,
     )  # fmt: skip
 

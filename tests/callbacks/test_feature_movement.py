@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 from lincorr_lightning.callbacks import FeatureMovement
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
 from lincorr_lightning.finetune.batches import EditSchedule
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -105,6 +103,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert {int(row["step"]) for row in rows} == set(steps)
+    assert watch.output.table("feature_movement").rows[0][0] == max(steps)
     assert json.dumps(watch.results)
 
 
@@ -123,50 +122,33 @@ def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer, folder)
     assert torch.equal(plain[2], watched[2])
 
 
-def test_each_edit_is_asked_in_its_own_copy(naive, small_lm, make_trainer, folder) -> None:
-    """Of edits trained side by side: the mean over them, by the step within the edit."""
+def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, make_trainer, folder) -> None:
+    """Means over edits that are trained side by side, by their own steps."""
 
-    class Stacked(naive.module):
-        edit_schedule = EditSchedule("independent", 2, 3)
+    seen = {}
 
-        def __init__(self):
-            super().__init__(small_lm, lr=0.05)
-            self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.adapter_context = self.adapters.rows
-            self.seen = {}
-
-        def on_train_batch_start(self, batch, batch_idx):
-            if batch.first:
-                self.adapters.reset(batch.edits)
-                self.optimizers(use_pl_optimizer=False).state.clear()
-
-        def training_step(self, batch, batch_idx):
-            with self.adapters.rows(range(len(batch.edits))):
-                logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
-            return torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
-            )
-
+    class Stacked(naive.stacked):
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            for copy, edit in enumerate(batch.edits):
-                prompt = f"{self.trainer.datamodule.edits[edit].subject} lives in the country of"
-                with self.adapters.rows([copy]):
+            for adapter, edit in enumerate(batch.edits):
+                prompt = f"{edit.subject} lives in the country of"
+                with self.adapters.rows([adapter]):
                     read = _naive_features(self.backbone, self.tokenizer, HOOK_POINTS[1], [prompt])[
                         0
                     ]
-                self.seen[batch.step + 1, edit] = read[0]
+                seen[batch.step + 1, batch.ids[adapter]] = read[0]
 
-    module = Stacked()
+    module = Stacked(small_lm)
     base = naive.module(small_lm)
-    data = EditsDataModule(n_edits=7)
+    data = naive.data(module, n_edits=7, schedule=EditSchedule("independent", 2, 3))
     watch = FeatureMovement(folder, every_n_steps=1)
     make_trainer(watch).fit(module, datamodule=data)
-    prompts = [f"{edit.subject} lives in the country of" for edit in data.edits]
+    edits = data.prepare_edits()
+    prompts = [f"{edit.subject} lives in the country of" for edit in edits]
     old = _naive_features(base.backbone, base.tokenizer, HOOK_POINTS[1], prompts)[0]
     history = dict(watch.history["features/residual.1/target/change"])
     assert sorted(history) == [1, 2, 3]
     for step, value in history.items():
-        new = np.stack([module.seen[step, edit] for edit in range(len(data.edits))])
+        new = np.stack([seen[step, edit] for edit in range(len(edits))])
         expected = np.abs(new - old).mean(0).sum() / old.mean(0).sum()
         assert value == pytest.approx(expected, rel=1e-3)
         assert value > 1e-3
@@ -213,7 +195,7 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
 
 
 def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="n_watch 0"):
+    with pytest.raises(ConfigError, match=r"FeatureMovement\.n_watch is 0"):
         FeatureMovement("somewhere", n_watch=0)
     _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
     watch = FeatureMovement(str(tmp_path / "other"))

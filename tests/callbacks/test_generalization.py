@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.vocabulary import usable_strings
 
 COLUMNS = (
@@ -95,7 +94,7 @@ def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, make_tr
         ]
         for e in naive.edits
     ]
-    assert [case.weight_reference for case in count.report.cases] == pytest.approx(weights)
+    assert [case.weight_reference for case in count.cases] == pytest.approx(weights)
 
 
 def test_without_edits_the_target_is_held_against_the_source(
@@ -105,7 +104,7 @@ def test_without_edits_the_target_is_held_against_the_source(
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     count = Generalization(linear_map=own_map.folder, n_watch=9)
     make_trainer(count).fit(module, naive.sentences(small_lm))
-    subjects = [case.subject for case in count.report.cases]
+    subjects = [case.subject for case in count.cases]
     assert len(set(subjects)) == 9
     assert set(subjects) <= set(usable_strings(module.tokenizer))
 
@@ -146,7 +145,7 @@ def test_a_reference_of_ones_own_stands_for_that_of_the_relation(
     for given in (edits, str(file)):
         count = Generalization("city->color", given, controls=["country"])
         make_trainer(count).fit(naive.module(small_lm), naive.sentences(small_lm))
-        references = [set(case.reference.split("|")) for case in count.report.cases]
+        references = [set(case.reference.split("|")) for case in count.cases]
         assert references == [{"red"}, {"blue", "green"}]
         assert count.results["random"] == pytest.approx((1 / 6 + 2 / 6) / 2)
         assert list(count.results["controls"]) == ["country"]
@@ -193,8 +192,8 @@ def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, mak
         assert [step for step, _ in logged] == [1, 2]
         assert dict(logged) == pytest.approx(dict(history), abs=1e-6)
     charts = layout_of(events)["city->country"]
-    assert ["generalization/generalized", "generalization/hallucinated"] in charts.values()
-    (text,) = events.Tensors("cases/city-country/text_summary")
+    assert ["generalization/generalized$", "generalization/hallucinated$"] in charts.values()
+    (text,) = events.Tensors("tables/cases/text_summary")
     assert "name0" in text.tensor_proto.string_val[0].decode()
     header, *rows = (tmp_path / "run" / "tables" / "cases.csv").read_text().splitlines()
     assert header == COLUMNS
@@ -221,15 +220,12 @@ def test_several_relations_do_not_overwrite_each_other(
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     own = Generalization(linear_map=own_map.folder, controls=[])
     other = Generalization("city->color", controls=["country"])
-    data = EditsDataModule(n_edits=6, knowledge_files=[file], batch_size=3)
-
-    class Taught(naive.module):
-        def training_step(self, batch, batch_idx):
-            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
-
+    module = naive.on_edits(small_lm, lr=0.01)
+    data = naive.data(module, n_edits=6, knowledge_files=[file], batch_size=3)
     watchers = [[own, other][i] for i in order]
     trainer = make_trainer(*watchers, logger=logger)
-    trainer.fit(Taught(small_lm, lr=0.01), datamodule=data)
+    trainer.fit(module, datamodule=data)
+    edits = data.prepare_edits()
     logger.experiment.flush()
     tables = {path.name for path in (tmp_path / "run" / "tables").iterdir()}
     assert tables == {"cases.csv", "cases_city-color.csv"}
@@ -240,8 +236,8 @@ def test_several_relations_do_not_overwrite_each_other(
     with (tmp_path / "run" / "tables" / "cases_city-color.csv").open() as handle:
         cases = list(csv.DictReader(handle))
     # The edits are those of the run; what is right by them is looked up for this relation.
-    assert [case["subject"] for case in cases] == [edit.subject for edit in data.edits]
-    assert [case["reference"] for case in cases] == [color_of[e.answer] for e in data.edits]
+    assert [case["subject"] for case in cases] == [edit.subject for edit in edits]
+    assert [case["reference"] for case in cases] == [color_of[e.answer] for e in edits]
     for callback, prefix in ((own, ""), (other, "city->color/")):
         assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
         assert f"{prefix}generalization/generalized" in callback.history
@@ -264,22 +260,17 @@ def test_another_source_than_the_taught_one_is_watched_at_the_same_subjects(
         'version: 1\nsource: "made up"\nentities:\n  country:\n'
         + "".join(f"    {country}: {{color: red}}\n" for country in naive.countries)
     )
-    data = EditsDataModule(n_edits=5, knowledge_files=[str(file)])
-
-    class Taught(naive.module):
-        def training_step(self, batch, batch_idx):
-            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
-
+    module = naive.on_edits(small_lm)
+    data = naive.data(module, n_edits=5, knowledge_files=[str(file)])
     count = Generalization("country->color", controls=[])
-    module = Taught(small_lm)
     make_trainer(count).fit(module, datamodule=data)
-    subjects = [edit.subject for edit in data.edits]
-    assert [case.subject for case in count.report.cases] == subjects
+    subjects = [edit.subject for edit in data.prepare_edits()]
+    assert [case.subject for case in count.cases] == subjects
     said = naive.logits(module.backbone, module.tokenizer, "country", subjects).argmax(1)
-    assert [case.source_answer for case in count.report.cases] == [
+    assert [case.source_answer for case in count.cases] == [
         naive.countries[label] for label in said
     ]
-    assert {case.reference for case in count.report.cases} == {"red"}
+    assert {case.reference for case in count.cases} == {"red"}
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -327,18 +318,11 @@ def test_edits_of_ones_own_cannot_be_watched_where_each_is_trained_alone(
 ):
     from lincorr_lightning.finetune.batches import EditSchedule
 
-    class Alone(naive.module):
-        edit_schedule = EditSchedule("independent", 1, 1)
-
-        def training_step(self, batch, batch_idx):
-            return self.backbone(input_ids=batch.input_ids, labels=batch.input_ids).loss
-
-    module = Alone(small_lm)
+    module = naive.on_edits(small_lm)
+    data = naive.data(module, n_edits=4, schedule=EditSchedule("independent", 1, 1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(ConfigError, match=r"Generalization\.edits null"):
-        make_trainer(Generalization(edits=naive.edits)).fit(
-            module, datamodule=EditsDataModule(n_edits=4)
-        )
+        make_trainer(Generalization(edits=naive.edits)).fit(module, datamodule=data)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from lincorr_lightning.callbacks import GradientCorrelation
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import usable_strings
 
 SUBJECTS = [f"name{i}" for i in range(5, 17)]
@@ -110,15 +111,19 @@ def test_the_permuted_map_is_chance(naive, small_lm, make_trainer):
 class Restoring(L.LightningModule):
     """Goes back to the base weights where an edit begins; knows nothing of who watches."""
 
-    def __init__(self, folder, edits_per_step, steps_per_edit, lr=0.01):
+    def __init__(self, folder, lr=0.01):
         super().__init__()
         from transformers import AutoModelForCausalLM
 
         self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.base = [p.detach().clone() for p in self.net.parameters()]
-        self.edit_schedule = EditSchedule("independent", edits_per_step, steps_per_edit)
         self.lr = lr
+
+    def data(self, edits_per_step, steps_per_edit, **options):
+        schedule = EditSchedule("independent", edits_per_step, steps_per_edit)
+        lm = LanguageModel.from_module(self.net, self.tokenizer)
+        return EditsDataModule(lm, schedule=schedule, **options)
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch.first:
@@ -164,16 +169,18 @@ def independent_run(request, naive, small_lm, own_map, make_trainer):
     size, every = request.param
     watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
     count = Generalization(linear_map=own_map.folder, every_n_steps=every)
-    data = EditsDataModule(subjects=SUBJECTS, n_edits=7)
-    make_trainer(watch, count).fit(Restoring(small_lm, size, 3), datamodule=data)
-    parts = list(independent_states(naive, small_lm, data.edits, size, 3))
+    module = Restoring(small_lm)
+    data = module.data(size, 3, subjects=SUBJECTS, n_edits=7)
+    make_trainer(watch, count).fit(module, datamodule=data)
+    edits = data.prepare_edits()
+    parts = list(independent_states(naive, small_lm, edits, size, 3))
     source, target, control = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
-    return watch, count, data, source, target, control, every
+    return watch, count, edits, source, target, control, every
 
 
 def test_independent_edits_are_watched_at_their_own_subject(independent_run, naive, own_map):
-    watch, _, data, source, target, _, every = independent_run
-    assert len(data.edits) == 7
+    watch, _, edits, source, target, _, every = independent_run
+    assert len(edits) == 7
     r, d_source, d_target = {}, [], []
     for step in range(0, 3, every):
         d_source.append((source[step + 1] - source[step]) @ own_map.weight.T)
@@ -192,13 +199,13 @@ def test_independent_edits_are_watched_at_their_own_subject(independent_run, nai
 
 
 def test_independent_edits_count_with_their_last_step(independent_run, naive):
-    _, count, data, source, target, control, every = independent_run
+    _, count, edits, source, target, control, every = independent_run
     rates = dict.fromkeys(("generalized", "hallucinated", "unchanged", "source_learned"), 0.0)
     last = {}
     for step in (1, 2, 3):
         found = [
             outcome(naive, edit, *(t[k][row].argmax() for t in (source, target) for k in (0, step)))
-            for row, edit in enumerate(data.edits)
+            for row, edit in enumerate(edits)
         ]
         rates = {
             name: sum(name in entry for entry in found) / len(found)
@@ -211,7 +218,7 @@ def test_independent_edits_count_with_their_last_step(independent_run, naive):
             assert history.get(step) == (pytest.approx(value) if measured else None), (name, step)
     for name, value in rates.items():
         assert count.results[name] == pytest.approx(value)
-    cases = count.report.cases
+    cases = count.cases
     assert [(case.outcome, case.source_learned) for case in cases] == [
         (found[0], "source_learned" in found) for found in last[3]
     ]
@@ -241,7 +248,8 @@ def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, ma
 
     count = Generalization(linear_map=own_map.folder)
     trainer = make_trainer(count, max_steps=2)
-    trainer.fit(Restoring(small_lm, 1, 3), datamodule=EditsDataModule(n_edits=4))
+    module = Restoring(small_lm)
+    trainer.fit(module, datamodule=module.data(1, 3, n_edits=4))
     assert count.results["n_edits"] == 0
     assert count.results["generalized"] is None
     assert count.results["random"] is None

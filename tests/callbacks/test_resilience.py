@@ -6,8 +6,6 @@ import torch
 from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditSchedule
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
@@ -32,6 +30,7 @@ def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
     assert steps == tuple(range(5))
     assert values == pytest.approx(r, abs=1e-4)
     found = {"before": r[0], "after": r[-1], "worst": min(r)}
+    assert watch.results.pop("relation") == "city->country"
     assert watch.results == pytest.approx(found, abs=1e-4)
 
 
@@ -52,29 +51,12 @@ def test_the_map_is_that_of_before_training(naive, small_lm, make_trainer):
     assert watch.results["after"] < watch.results["before"] - 0.01
 
 
-def test_of_edits_side_by_side_the_first_copy_is_asked(naive, small_lm, own_map, make_trainer):
+def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
+    naive, small_lm, own_map, make_trainer
+):
     """Also at the end."""
 
-    class Stacked(naive.module):
-        edit_schedule = EditSchedule("independent", 3, 2)
-
-        def __init__(self):
-            super().__init__(small_lm, lr=0.05)
-            self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
-            self.adapter_context = self.adapters.rows
-
-        def on_train_batch_start(self, batch, batch_idx):
-            if batch.first:
-                self.adapters.reset(batch.edits)
-                self.optimizers(use_pl_optimizer=False).state.clear()
-
-        def training_step(self, batch, batch_idx):
-            with self.adapters.rows(range(len(batch.edits))):
-                logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
-            return torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
-            )
-
+    class Stacked(naive.stacked):
         def on_train_end(self):
             said = {}
             for name, labels in (("city", naive.cities), ("country", naive.countries)):
@@ -85,9 +67,11 @@ def test_of_edits_side_by_side_the_first_copy_is_asked(naive, small_lm, own_map,
                 said[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
             self.r = naive.r(said["city"] @ own_map.weight.T + own_map.bias, said["country"])
 
-    module = Stacked()
+    module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
-    make_trainer(watch).fit(module, datamodule=EditsDataModule(n_edits=6))
+    make_trainer(watch).fit(
+        module, datamodule=naive.data(module, n_edits=6, schedule=EditSchedule("independent", 3, 2))
+    )
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]
 

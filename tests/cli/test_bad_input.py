@@ -1,4 +1,4 @@
-"""What a user gets wrong, through the program: the message says what and how to mend it."""
+"""Errors that a user can mend, through the program."""
 
 import shutil
 from collections.abc import Callable
@@ -137,12 +137,12 @@ def test_a_full_disk_leaves_nothing_half_written(
     """The disk fills up after the fit, at the report."""
     import errno
 
-    from lincorr_lightning.probe import results as probe_report
+    from lincorr_lightning.results import results
 
     def full(*args: object, **kwargs: object) -> None:
         raise OutputError("cannot write: the disk is full") from OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(probe_report, "write_json", full)
+    monkeypatch.setattr(results, "write_json", full)
     with pytest.raises(OutputError, match="the disk is full"):
         _fit(tmp_path, small_lm)
     assert not list(tmp_path.rglob("results.json"))

@@ -1,12 +1,14 @@
 """The program, as a user meets it."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning import LinearMap
@@ -19,6 +21,7 @@ from lincorr_lightning.errors import (
     SubjectsError,
 )
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
     "--model.knowledges=[city,country,color]", "--data.n_subjects=300",
     "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
@@ -79,8 +82,15 @@ def test_tensorboard_has_scalars_pictures_and_text(run: Path) -> None:
     assert any("text_summary" in tag for tag in tags["tensors"])
 
 
-def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    assert fit(tmp_path) != fit(tmp_path)
+def test_each_run_has_a_folder_of_its_own_under_the_run_s_name(tmp_path: Path) -> None:
+    assert fit(tmp_path) == tmp_path / "linear_probe" / "version_0"
+    assert fit(tmp_path) == tmp_path / "linear_probe" / "version_1"
+    fit(tmp_path, "--name=mine", "--trainer.logger=false")
+    assert (tmp_path / "mine" / "version_0" / "results.json").is_file()
+
+
+def test_the_saved_config_names_the_command_that_repeats_the_run(run: Path) -> None:
+    assert (run / "config.yaml").read_text().startswith("# lincorr fit --config config.yaml\n")
 
 
 def test_saved_config_gives_the_same_run_again(run: Path, tmp_path: Path) -> None:
@@ -150,7 +160,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "audit" in said
 
 
-def test_end_of_a_run_names_folder_and_pictures(
+def test_end_of_a_run_names_folder_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = fit(tmp_path)
@@ -169,7 +179,7 @@ def test_user_mistakes_reach_the_user(tmp_path: Path) -> None:
         fit(tmp_path / "file")
 
 
-def test_console_tells_without_traceback(
+def test_the_user_s_errors_have_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = [
@@ -186,13 +196,6 @@ def test_console_tells_without_traceback(
     said = capsys.readouterr().err
     assert said.startswith("lincorr: error: ")
     assert "Traceback" not in said
-
-
-def test_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "--config", "linear_probe.yaml", "--model.rigde=1"])
-    assert stop.value.code == 2
-    assert "rigde" in capsys.readouterr().err
 
 
 def test_short_class_names(tmp_path: Path) -> None:
@@ -214,8 +217,21 @@ def test_help_is_quick_and_names_everything() -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "lincorr_lightning" in imported
     assert not imported & {"torch", "lightning", "transformers", "matplotlib"}
-    for word in ("fit", "validate", "test", "predict", "audit", "configs/linear_probe.yaml"):
-        assert word in done.stdout
+    for word in ("fit", "validate", "test", "predict", "audit", "report"):
+        assert f"\n  {word} " in done.stdout
+    for verb, name in (
+        ("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast"),
+        ("test", "token_geometry"), ("fit", "vocabulary_ablation_llama"),
+    ):  # fmt: skip
+        assert re.search(rf"^  lincorr {verb} +--config configs/{name}\.yaml$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_config_names_its_command_and_its_folder(path: Path) -> None:
+    """`lincorr --help` reads the command, and runs lie in the folder of the config's name."""
+    text = path.read_text(encoding="utf-8")
+    assert re.search(rf"^#   lincorr (fit|test|predict) --config configs/{path.name}", text, re.M)
+    assert yaml.safe_load(text)["name"] == path.stem
 
 
 def test_audit_of_a_tokenizer_alone(

@@ -10,17 +10,21 @@ import lightning as L
 import pytest
 import torch
 
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
+from lincorr_lightning.finetune import EditsDataModule, SourceFinetune, edit_dataset
 from lincorr_lightning.lm.config import LMConfig
+from tests.lm.conftest import pytest_generate_tests, small  # noqa: F401
 
 
-class Afterwards(L.Callback):
-    """What the LM says of each edit's target after the last of its steps, and every loss."""
+class Recorder(L.Callback):
+    """Records the target logits of each edit after its last step, and every loss."""
 
     def __init__(self) -> None:
         self.logits: dict[int, torch.Tensor] = {}
         self.losses: list[float] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.dataset = edit_dataset(trainer)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -28,11 +32,13 @@ class Afterwards(L.Callback):
         self.losses.append(float(outputs["loss"]))
         if not batch.last:
             return
-        data, lm = trainer.datamodule, pl_module.lm
-        for row, edit in enumerate(batch.edits):
-            prompt = data.asked.target_prompts([data.edits[edit].subject])
+        relation = self.dataset.relation
+        for row, (number, edit) in enumerate(zip(batch.ids, batch.edits, strict=True)):
+            prompt = relation.target_prompts([edit.subject])
             with pl_module.adapter_context([row]):
-                self.logits[edit] = lm.domain_logits(prompt, data.asked.target.token_ids)[0]
+                self.logits[number] = pl_module.lm.domain_logits(prompt, relation.target.token_ids)[
+                    0
+                ]
 
 
 def quiet_trainer(folder: Path, **options: Any) -> L.Trainer:
@@ -48,27 +54,31 @@ def quiet_trainer(folder: Path, **options: Any) -> L.Trainer:
 
 @pytest.fixture
 def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
-    """Fine-tune the small LM; what there is afterwards."""
+    """Fine-tune the small LM, measured by the callbacks of the config; return what is left."""
 
     def run(
         data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
-        lm: str = small_lm, **model: Any,
+        lm: str = small_lm, measured: bool = True, **model: Any,
     ) -> SimpleNamespace:  # fmt: skip
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
-        seen = Afterwards()
-        options["callbacks"] = [*options.get("callbacks", ()), seen]
+        recorder = Recorder()
+        shipped = [Generalization(), GradientCorrelation()] if measured else []
+        options["callbacks"] = [*shipped, *options.get("callbacks", ()), recorder]
         defaults = {"forecast": False, "learning_rate": 3e-3, "steps_per_edit": 3}
         module = SourceFinetune(LMConfig(lm), **defaults | model)
-        edits = EditsDataModule(**{"n_edits": 5} | (data or {}))
+        edits = EditsDataModule(
+            module.lm, schedule=module.edit_schedule, **{"n_edits": 5} | (data or {})
+        )
         made = quiet_trainer(tmp_path, **options)
         made.fit(module, edits, ckpt_path=ckpt_path)
         folder = max(tmp_path.glob("source_finetune/*"), key=lambda path: int(path.name[8:]))
         results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+        logits = [logits for _, logits in sorted(recorder.logits.items())]
         return SimpleNamespace(
-            module=module, data=edits, trainer=made, results=results, folder=folder,
-            logits=torch.stack([x for _, x in sorted(seen.logits.items())] or [torch.empty(0)]),
-            losses=seen.losses,
+            module=module, trainer=made, results=results, folder=folder,
+            edits=recorder.dataset.edits, relation=recorder.dataset.relation,
+            logits=torch.stack(logits or [torch.empty(0)]), losses=recorder.losses,
         )  # fmt: skip
 
     return run
@@ -76,5 +86,5 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    """A quiet trainer that writes into the test's folder."""
+    """A quiet Trainer that writes into the test's folder."""
     return lambda **options: quiet_trainer(tmp_path, **options)

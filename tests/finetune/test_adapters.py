@@ -1,4 +1,4 @@
-"""LoRA: one adapter for all edits, or one for each, side by side."""
+"""LoRA: one adapter for all edits, or one per edit, side by side."""
 
 import pytest
 import torch
@@ -131,7 +131,7 @@ def test_layers_that_are_not_there_are_refused(small_lm, make_trainer, protocol,
         LMConfig(small_lm), protocol, "lora", AdapterSettings(target_modules=[target])
     )
     with pytest.raises(LanguageModelError, match=rf"'{target}'.*q_proj.*down_proj"):
-        make_trainer().fit(module, EditsDataModule(n_edits=3))
+        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=3))
 
 
 @pytest.mark.parametrize(

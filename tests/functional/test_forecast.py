@@ -1,12 +1,6 @@
-import math
-
-import numpy as np
-import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.functional import (
-    auroc,
     forecast_from_direction,
     forecast_from_map,
     risk,
@@ -39,7 +33,7 @@ def test_through_the_map_written_out() -> None:
     for i in range(N):
         taught = source[i].clone()
         taught[answer[i]] = max(source[i].tolist())
-        # What W and b say of the new source, less what they say of the old one.
+        # The prediction of W and b for the new source, minus that for the old one.
         change = (weight @ taught + bias) - (weight @ source[i] + bias)
         torch.testing.assert_close(ours[i], target[i] + change)
 
@@ -73,7 +67,7 @@ def test_along_a_direction_written_out() -> None:
 
 def test_along_a_direction_that_raises_the_answer_alone_it_just_leads() -> None:
     source, _, answer, _, _ = random_logits(3)
-    # As targets, the source itself: what is foreseen is the source once the answer leads.
+    # With the source itself as target, the prediction is the source once the answer leads.
     d_source = torch.zeros_like(source).scatter_(1, answer[:, None], 0.25)
     then = forecast_from_direction(source, source, d_source, d_source, answer)
     torch.testing.assert_close(then.gather(1, answer[:, None])[:, 0], source.amax(1))
@@ -85,7 +79,7 @@ def test_along_a_direction_that_raises_the_answer_alone_it_just_leads() -> None:
     torch.testing.assert_close(longer, then)
 
 
-def test_a_direction_away_from_the_answer_foretells_no_change() -> None:
+def test_a_direction_away_from_the_answer_predicts_no_change() -> None:
     source, target, answer, _, d_target = random_logits(4)
     away = torch.zeros_like(source).scatter_(1, answer[:, None], -1.0)
     assert torch.equal(forecast_from_direction(source, target, away, d_target, answer), target)
@@ -102,28 +96,7 @@ def test_risk_written_out() -> None:
         assert (value > 0) == (not right[i, target[i].argmax()])
 
 
-@pytest.mark.parametrize("n_levels", [2, 5, 1000])
-@pytest.mark.parametrize("seed", range(3))
-def test_auroc_equals_scikit_learn(seed: int, n_levels: int) -> None:
-    rng = np.random.default_rng(seed)
-    positive = rng.random(150) < 0.3
-    score = rng.integers(n_levels, size=150) / n_levels + 0.2 * positive * (n_levels > 2)
-    ours = auroc(torch.from_numpy(score), torch.from_numpy(positive))
-    assert ours == pytest.approx(roc_auc_score(positive, score), abs=1e-12)
-
-
-def test_auroc_at_its_ends() -> None:
-    positive = torch.tensor([True, False, False, True])
-    infinite = torch.tensor([math.inf, -math.inf, 0.0, 3.0])
-    assert auroc(infinite, positive) == 1.0
-    assert auroc(-infinite, positive) == 0.0
-    assert auroc(torch.zeros(4), positive) == 0.5
-    for one_kind in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
-        assert math.isnan(auroc(infinite, one_kind))
-    assert math.isnan(auroc(torch.tensor([]), torch.tensor([], dtype=torch.bool)))
-
-
-def test_a_direction_that_moves_nothing_foretells_no_change() -> None:
+def test_a_direction_that_moves_nothing_predicts_no_change() -> None:
     source, target, answer, _, _ = random_logits(6)
     still = forecast_from_direction(
         source, target, torch.ones_like(source), torch.zeros_like(target), answer

@@ -1,14 +1,11 @@
-import math
-
 import pytest
 import torch
 
 from lincorr_lightning.functional import (
     Cause,
     Outcome,
-    attribute_cause,
+    attribute_causes,
     outcome_codes,
-    outcome_rates,
 )
 
 
@@ -45,12 +42,6 @@ def test_a_target_that_was_right_before_and_stays_has_generalized() -> None:
     assert outcome_codes(torch.tensor([0]), torch.tensor([2]), right).tolist() == [0], "any right"
 
 
-def test_rates_are_shares() -> None:
-    codes = torch.tensor([0, 2, 2, 1, 2, 0, 2, 2])
-    assert outcome_rates(codes) == {"generalized": 0.25, "hallucinated": 0.125, "unchanged": 0.625}
-    assert all(math.isnan(rate) for rate in outcome_rates(torch.tensor([])).values())
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_causes_equal_the_definitions_written_out(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -59,8 +50,12 @@ def test_causes_equal_the_definitions_written_out(seed: int) -> None:
     _, _, right = random_edits(100, 4, seed)
     right[:, 0] = False
     right[:, 3] |= ~right.any(1)
-    causes = attribute_cause(weight, taught, right)
+    learned = torch.arange(100) % 5 > 0
+    causes = attribute_causes(weight, taught, right, learned)
     for i, cause in enumerate(causes):
+        if not learned[i]:
+            assert cause == Cause.NOT_LEARNED
+            continue
         column = weight[:, taught[i]].tolist()
         highest = max(range(4), key=lambda j: column[j])
         assert cause == (Cause.LOW_PRIOR if right[i, highest] else Cause.IMPRECISE)
@@ -70,5 +65,7 @@ def test_causes_equal_the_definitions_written_out(seed: int) -> None:
 def test_a_tie_in_w_is_no_imprecision() -> None:
     weight = torch.tensor([[0.5], [0.5]])
     right = torch.tensor([[True, False]])
-    assert attribute_cause(weight, torch.tensor([0]), right) == [Cause.LOW_PRIOR]
-    assert attribute_cause(weight, torch.tensor([], dtype=torch.long), right[:0]) == []
+    learned = torch.tensor([True])
+    assert attribute_causes(weight, torch.tensor([0]), right, learned) == [Cause.LOW_PRIOR]
+    nobody = torch.tensor([], dtype=torch.long)
+    assert attribute_causes(weight, nobody, right[:0], learned[:0]) == []

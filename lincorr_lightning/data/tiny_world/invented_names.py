@@ -20,12 +20,12 @@ def invent_names(n: int, rng: np.random.Generator, taken: Collection[str] = ()) 
     """Invent names of one word each.
 
     Args:
-        n: How many.
-        rng: Source of chance.
+        n: Number of names.
+        rng: Random generator.
         taken: Words that may not be names, in any capitalization.
 
     Returns:
-        n different names, such as "Draeloth", in the order they were drawn.
+        n different names, such as "Draeloth", in the order in which they are drawn.
     """
     refused = {word.casefold() for word in taken}
     names: list[str] = []

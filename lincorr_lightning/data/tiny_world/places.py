@@ -9,14 +9,14 @@ from dataclasses import dataclass
 class Place:
     """A country of the tiny world.
 
-    What it says is checked against the catalogue when a world is made.
+    It is checked against the catalogue when a world is generated.
 
     Attributes:
-        country: The country; one word, as all names below but the landmark's.
-        continent: Where it lies.
-        language: What its people of the tiny world speak.
-        landmark: What its people of the tiny world live near.
-        cities: Where they live, the first ones first.
+        country: Name of the country; like all names here except landmarks, one word.
+        continent: Its continent.
+        language: The language of its people in the tiny world.
+        landmark: The landmark that they live near.
+        cities: Their cities; smaller worlds take the first ones.
     """
 
     country: str
@@ -50,4 +50,4 @@ PLACES = (
     Place("Chile", "South America", "Spanish", "Easter Island", ("Santiago",)),
     Place("Australia", "Oceania", "English", "Uluru", ("Sydney", "Melbourne", "Perth")),
 )
-"""Six continents, and countries with one city as well as with several."""
+"""Countries on six continents, with one city or several."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 
-# Scripts that set no space between words: a run of their letters is no word.
+# Scripts without spaces between words: a run of their letters is not one word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_])"
 _LETTERS = f"{_LETTER}+"
@@ -20,12 +20,12 @@ _WORD = rf"[’']s(?!{_LETTER})|\d+|{_LETTERS}(?:-{_LETTERS})*|[^\s]"
 def words_of(text: str, unspaced_words: Collection[str] = ()) -> list[str]:
     """Split text as the tokenizer does.
 
-    A word is a run of letters (with inner hyphens), a number, the possessive ’s, or one sign.
+    A word is a run of letters (with inner hyphens), a number, the possessive ’s, or one character.
 
     Args:
         text: Any text.
-        unspaced_words: Words to find in scripts without spaces; any other sign of such a script
-            is a word of its own.
+        unspaced_words: Words to find in scripts without spaces; any other character of such a
+            script is a word of its own.
 
     Example:
         >>> words_of("Ada’s non-profit: 12/3=4")
@@ -37,12 +37,12 @@ def words_of(text: str, unspaced_words: Collection[str] = ()) -> list[str]:
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether a text is in a script that sets no space between words."""
+    """Return whether a text is in a script without spaces between words."""
     return re.search(f"[{_UNSPACED}]", text) is not None
 
 
 def first_word(text: str) -> str:
-    """The word that an answer begins with; in a script without spaces all up to a space.
+    """Return the first word of an answer; in a script without spaces, everything up to a space.
 
     Example:
         >>> first_word("North America"), first_word("北美洲")
@@ -55,13 +55,13 @@ def first_word(text: str) -> str:
 def build_tokenizer(
     texts: Iterable[str], unspaced_words: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Make a word-level tokenizer that knows every word of some texts.
+    """Build a word-level tokenizer that knows every word of the texts.
 
-    It adds no token at the beginning of a text, so that a subject is always its first token.
+    It adds no token at the beginning of a text, so that a subject is always the first token.
 
     Args:
-        texts: The texts; the vocabulary is in the order in which they use it.
-        unspaced_words: As for `words_of`.
+        texts: The texts; the vocabulary is in the order of their words.
+        unspaced_words: See `words_of`.
 
     Returns:
         A tokenizer that `save_pretrained` writes and `AutoTokenizer` reads.

@@ -1,5 +1,6 @@
 """Report pages made from the folders of finished runs."""
 
-from lincorr_lightning.results.report.command import report, write_report
+from lincorr_lightning.results.report.command import report
+from lincorr_lightning.results.report.page import write_report
 
 __all__ = ["report", "write_report"]

@@ -1,180 +1,263 @@
-"""Probes of several LMs side by side (paper, section 3.6 and figure 4)."""
+"""Several runs of one study side by side, and beside the paper."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lincorr_lightning.results.report.document import Column, Part, Picture, Pictures, Table, arrow
-from lincorr_lightning.results.report.lms import short_size
-from lincorr_lightning.results.report.probe import MOST_PAIRS, Pair, hit, pair_name, ranked
-from lincorr_lightning.results.report.runs import Run
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lincorr_lightning.results.paper import (
+    PaperNumber,
+    Quantity,
+    paper_lm,
+    paper_numbers,
+    size_figure,
+)
+from lincorr_lightning.results.report.text import PageTable, clean
+from lincorr_lightning.results.results import Column, Table
+from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.style import (
     BLUE,
+    GREEN,
     INK,
     ORANGE,
-    PALE,
     finish,
     legible,
     new_figure,
-    to_picture,
+    plain_axes,
+    short_name,
 )
 
-_HITS = ("1", "3", "5")
-_WAYS = {"influenced": BLUE, "influencing": ORANGE}
-_LINES = {"1": "-", "3": "--", "5": ":"}
-_MOST_PANELS = 6
-_A_ROW = 3
-# Two runs that differ in any of these differ for another reason than their LM.
-_COMPARABLE = ("n_fit", "n_test", "control")
-_SETTINGS = ("ridge", "solver")
+MAX_ROWS = 30
+_MAX_PANELS, _PANELS_PER_ROW = 6, 3
+_MAX_DIFFERENCES = 6
+_LINES = ("-", "--", ":", "-.")
 
 
-def compare(runs: Sequence[Run]) -> list[Part]:
-    """Tables and, of two LMs or more, the figure of what the runs have in common.
+def run_names(runs: Sequence[SavedRun]) -> list[str]:
+    """Return a name for each run: its LM's, and what distinguishes runs of one LM.
 
     Args:
-        runs: Linear probes, by the size of their LM.
+        runs: The runs.
+    """
+    short = [short_name(run.lm_name) for run in runs]
+    names = short
+    for detail in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        count = Counter(names)
+        names = [
+            f"{name}, {detail(run)}" if count[full] > 1 else full
+            for full, name, run in zip(names, short, runs, strict=True)
+        ]
+    return names
+
+
+def join_tables(runs: Sequence[SavedRun]) -> list[PageTable]:
+    """Join the headline tables that runs have in common, with a group of columns for each run.
+
+    Args:
+        runs: Runs of one study.
+    """
+    by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
+    common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
+    note = _differences(runs)
+    joined = (_join([tables[name] for tables in by_run], run_names(runs), note) for name in common)
+    return [table for table in joined if table is not None]
+
+
+def _join(tables: Sequence[Table], names: Sequence[str], note: str) -> PageTable | None:
+    columns = tables[0].full_columns
+    if any(table.full_columns != columns for table in tables):
+        return None
+    n_keys = _n_key_columns(tables)
+    numbers = [i for i in range(n_keys, len(columns)) if columns[i].format]
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for group, table in enumerate(tables):
+        start = n_keys + group * len(numbers)
+        for row, cells in zip(table.rows, table.texts(), strict=True):
+            empty = cells[:n_keys] + [""] * (len(numbers) * len(tables))
+            line = rows.setdefault(tuple(row[:n_keys]), empty)
+            line[start : start + len(numbers)] = [cells[i] for i in numbers]
+    if not numbers or not rows:
+        return None
+    shown = list(rows.values())[:MAX_ROWS]
+    if len(shown) < len(rows):
+        note = f"The first {len(shown)} of {len(rows):,} rows. {note}"
+    return PageTable(
+        f"{(tables[0].caption or tables[0].name).rstrip('.')}: by run",
+        [c.title for c in columns[:n_keys]] + [columns[i].title for i in numbers] * len(names),
+        [bool(c.format) for c in columns[:n_keys]] + [True] * (len(numbers) * len(names)),
+        shown,
+        note.strip(),
+        [("", n_keys), *((name, len(numbers)) for name in names)],
+    )
+
+
+def _n_key_columns(tables: Sequence[Table]) -> int:
+    """Count the first columns that are needed to tell a table's rows apart."""
+    n_columns = len(tables[0].full_columns)
+    for n in range(1, n_columns + 1):
+        if all(len({tuple(row[:n]) for row in t.rows}) == len(t.rows) for t in tables):
+            return n
+    return n_columns
+
+
+def _differences(runs: Sequence[SavedRun]) -> str:
+    """Name the settings in which runs differ besides their LM."""
+    flat = [dict(_flatten({k: v for k, v in run.settings.items() if k != "lm"})) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    differ = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
+    if not differ:
+        return ""
+    shown = [
+        f"{key} ({' / '.join(str(one.get(key)) for one in flat)})"
+        for key in differ[:_MAX_DIFFERENCES]
+    ]
+    more = len(differ) - len(shown)
+    return f"The runs differ also in {', '.join(shown)}" + (f" and {more} more." if more else ".")
+
+
+def _flatten(settings: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        full = f"{key}.{name}" if key else str(name)
+        if isinstance(value, Mapping):
+            yield from _flatten(value, full)
+        else:
+            yield full, value
+
+
+# -- the paper -----------------------------------------------------------------------------------
+
+
+def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
+    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs.
+
+    Args:
+        runs: Runs of one study.
+    """
+    own: list[list[str]] = []
+    others: dict[PaperNumber, None] = {}
+    for run in runs:
+        for number in paper_numbers():
+            value = number.quantity.of(run, number.relation, number.answer)
+            if value is None:
+                continue
+            if number.is_about(run.lm_name):
+                own.append([*_row(number, value), short_name(run.lm_name)])
+            elif not number.answer:
+                others[number] = None
+    known = {(row[0], row[1]) for row in own}
+    rest = [number for number in others if (number.relation, number.heading) not in known]
+    tables = []
+    if own:
+        headings = ["relation", "quantity", "here", "paper", "difference", "in the paper", "LM"]
+        is_number = [False, False, True, True, True, False, False]
+        tables.append(PageTable("Beside the paper", headings, is_number, own))
+    if rest and not any(paper_lm(run.lm_name) for run in runs):
+        tables.append(_other_lms(rest, runs))
+    return tables
+
+
+def _row(number: PaperNumber, value: float) -> list[str]:
+    column = number.quantity.column
+    difference = Column("difference", format=f"+{column.format}").show(value - number.value)
+    return [
+        number.relation, number.heading, column.show(value), column.show(number.value),
+        # The difference of two shares is no share.
+        difference.replace("%", " points"), number.place,
+    ]  # fmt: skip
+
+
+def _other_lms(numbers: Sequence[PaperNumber], runs: Sequence[SavedRun]) -> PageTable:
+    names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
+    return PageTable(
+        "The paper’s numbers for other LMs",
+        ["relation", "quantity", "LM of the paper", "paper", "in the paper"],
+        [False, False, False, True, False],
+        [[n.relation, n.heading, n.lm, n.quantity.column.show(n.value), n.place] for n in numbers],
+        f"The paper has no such numbers for {names}: these are of other LMs, for orientation.",
+    )
+
+
+# -- the size of the LM --------------------------------------------------------------------------
+
+
+def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
+    """Draw Hit@N over the size of the LM, as in the paper's figure 4.
+
+    Args:
+        runs: Runs of one study, in the order of their LMs' sizes.
 
     Returns:
-        Nothing if they have no pair in common.
+        The figure and its caption; None if there are fewer than two LMs or no such numbers.
     """
-    by_run = [{pair_name(pair): pair for pair in run.results["pairs"]} for run in runs]
-    common = set(by_run[0]).intersection(*by_run[1:])
-    if not common:
-        return []
-    names = column_names(runs)
-    order = [pair_name(p) for p in ranked(list(by_run[0].values())) if pair_name(p) in common]
-    shown = sorted(order, key=lambda name: all(not run[name].get("precision") for run in by_run))
-    note = _differences(runs)
-    parts: list[Part] = []
-    for key, what in (
-        ("label_mean", "Label-wise r"),
-        ("excess", "Label-wise r above its control"),
-    ):
-        rows = [[name, *(run[name].get(key) for run in by_run)] for name in shown[:MOST_PAIRS]]
-        if any(cell is not None for row in rows for cell in row[1:]):
-            cut = f"{MOST_PAIRS} of {len(shown)} common pairs. " if len(shown) > MOST_PAIRS else ""
-            parts.append(
-                Table(
-                    f"{what}, by LM",
-                    [Column("pair"), *(Column(name, "r") for name in names)],
-                    rows,
-                    cut + note,
-                )
-            )
-    hits = [
-        [name, way, f"Hit@{n}", *(hit(run[name], way, n) for run in by_run)]
-        for name in shown
-        if any(run[name].get("precision") for run in by_run)
-        for way in _WAYS
-        for n in _HITS
+    place, lines = size_figure()
+    pairs = [
+        f"{pair['source']}->{pair['target']}"
+        for pair in runs[0].values.get("pairs", ())
+        if runs[0].study == lines[0].study
     ]
-    if hits:
-        columns = [Column("pair"), Column("labels asked"), Column("precision of W")]
-        columns += [Column(name, "r") for name in names]
-        parts.append(Table("Precision of W, by LM", columns, hits, note))
-        if len({run.lm.key for run in runs}) > 1:
-            precise = [n for n in shown if any(run[n].get("precision") for run in by_run)]
-            parts.append(Pictures([_figure(runs, names, by_run, precise)]))
-    return parts
-
-
-def column_names(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its LM's, its size, and what tells apart runs of one LM."""
-    times = Counter(run.lm.key for run in runs)
-    names = []
-    for run in runs:
-        name = run.lm.short
-        if run.lm.n_parameters is not None:
-            name += f" ({short_size(run.lm.n_parameters)})"
-        if times[run.lm.key] > 1:
-            name += f", {run.folder.name}"
-        names.append(name)
-    again = Counter(names)
-    return [
-        f"{run.lm.label}, {run.folder}" if again[name] > 1 else name
-        for name, run in zip(names, runs, strict=True)
-    ]
-
-
-def _differences(runs: Sequence[Run]) -> str:
-    """Say in what the runs differ besides their LM."""
-    told = []
-    for key in (*_COMPARABLE, *_SETTINGS):
-        values = [(run.results if key in _COMPARABLE else run.settings).get(key) for run in runs]
-        if len({str(value) for value in values}) > 1:
-            told.append(f"{key} ({' / '.join(str(value) for value in values)})")
-    return f"The runs differ also in {', '.join(told)}." if told else ""
-
-
-def _figure(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    by_run: Sequence[Mapping[str, Pair]],
-    precise: Sequence[str],
-) -> Picture:
-    """Hit@N against the LM's size, or where one is not known in the LMs' order."""
-    panels = precise[:_MOST_PANELS]
-    sizes = [run.lm.n_parameters for run in runs]
-    known = [size for size in sizes if size is not None]
-    # One LM twice, or an unknown size, has no place of its own on the axis.
-    to_scale = len(set(known)) == len(runs)
-    n_columns = min(len(panels), _A_ROW)
-    n_rows = -(-len(panels) // n_columns)
-    told = "solid Hit@1, dashed Hit@3, dotted Hit@5; " + (
-        "by the number of parameters" if to_scale else "LMs in their order"
+    panels = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
+    if len({run.lm_name for run in runs}) < 2 or not panels:
+        return None
+    sizes = [run.n_parameters for run in runs]
+    # LMs of one size, or of an unknown one, have no place of their own on an axis of sizes.
+    to_scale = None not in sizes and len(set(sizes)) == len(runs)
+    xs = [float(size or 0) for size in sizes] if to_scale else list(map(float, range(len(runs))))
+    shown = panels[:_MAX_PANELS]
+    n_columns = min(len(shown), _PANELS_PER_ROW)
+    n_rows = -(-len(shown) // n_columns)
+    subtitle = "x: number of parameters" if to_scale else "x: the LMs in their order"
+    figure = new_figure(
+        max(4.6, 3 * n_columns + 1.8), 2.7 * n_rows, "Precision of W by LM", subtitle
     )
-    figure = new_figure(max(4.6, 3.0 * n_columns + 1.6), 2.7 * n_rows, "Precision of W by LM", told)
-    axes_grid = figure.subplots(n_rows, n_columns, squeeze=False)
-    xs: list[Any] = known if to_scale else list(range(len(runs)))
-    shorts = [run.lm.short for run in runs]
-    labels, _ = legible(
-        [short_size(size) for size in known]
-        if to_scale
-        else shorts
-        if len(set(shorts)) == len(runs)
-        else list(names)
+    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    labels, _ = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
+    for axes, pair in zip(grid.flat, shown, strict=False):
+        plain_axes(axes, clean(pair), "", "Hit@N" if axes in grid[:, 0] else "")
+        _draw_lines(axes, runs, pair, lines, xs)
+        axes.set_xscale("log" if to_scale else "linear")
+        axes.minorticks_off()
+        rotation = {} if to_scale else {"rotation": 35, "ha": "right"}
+        axes.set_xticks(xs, labels, fontsize=8, **rotation)
+        axes.margins(x=0.15)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    grid.flat[n_columns - 1].legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, labelcolor=INK
     )
-    for axes, pair in zip(axes_grid.flat, panels, strict=False):
-        for way, colour in _WAYS.items():
-            for n in _HITS:
-                ys = [hit(run[pair], way, n) for run in by_run]
-                points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-                axes.plot(
-                    *zip(*points, strict=True) if points else ((), ()),
-                    _LINES[n], color=colour, marker="o", markersize=3.5, linewidth=1.4,
-                    label=way if n == "1" else None,
-                )  # fmt: skip
-        axes.set_title(arrow(pair), fontsize=9.5, color=INK)
-        axes.set_ylim(-0.03, 1.03)
-        if to_scale:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-            axes.margins(x=0.15)
-        else:
-            axes.set_xlim(-0.4, len(runs) - 0.6)
-        axes.set_xticks(xs, labels, rotation=0 if to_scale else 35, fontsize=8,
-                        ha="center" if to_scale else "right")  # fmt: skip
-        axes.tick_params(labelsize=8, length=0, labelcolor=INK)
-        axes.grid(axis="y", color=PALE, linewidth=0.6)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-    for axes in axes_grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for row in axes_grid:
-        row[0].set_ylabel("Hit@N", fontsize=9, color=INK)
-    axes_grid.flat[n_columns - 1].legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5, labelcolor=INK
-    )
-    picture = to_picture(finish(figure))
-    shown = ", ".join(map(arrow, panels))
-    more = f"; {len(panels)} of {len(precise)} pairs" if len(panels) < len(precise) else ""
-    return Picture(
-        picture.png,
-        picture.width,
-        picture.height,
-        f"Hit@1, 3 and 5 of W by LM (the paper's figure 4 in kind){more}.",
-        f"Lines of Hit@N over {len(runs)} LMs, {', '.join(names)}, for {shown}; the numbers are in "
-        "the table before.",
-    )
+    left_out = f"; {len(shown)} of {len(panels)} pairs" if len(shown) < len(panels) else ""
+    return finish(figure), f"Hit@N of W by LM (paper, {place}){left_out}."
+
+
+def _draw_lines(
+    axes: Axes, runs: Sequence[SavedRun], pair: str, lines: Sequence[Quantity], xs: list[float]
+) -> None:
+    # A colour for each direction, a style for each N.
+    directions = list(dict.fromkeys(line.heading.split()[-1] for line in lines))
+    counts = list(dict.fromkeys(line.heading.split()[0] for line in lines))
+    for line in lines:
+        count, direction = line.heading.split()[0], line.heading.split()[-1]
+        values = [line.of(run, pair) for run in runs]
+        axes.plot(
+            xs, [float("nan") if value is None else value for value in values],
+            _LINES[counts.index(count) % len(_LINES)], label=line.heading, marker="o",
+            color=(BLUE, ORANGE, GREEN)[directions.index(direction) % 3], markersize=3.5,
+            linewidth=1.4,
+        )  # fmt: skip
+    axes.set_ylim(-0.03, 1.03)
+
+
+def short_size(n_parameters: float) -> str:
+    """Return a number of parameters in three digits.
+
+    Example:
+        >>> short_size(8.03e9), short_size(1_350_000), short_size(12)
+        ('8.03B', '1.35M', '12')
+    """
+    for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n_parameters >= unit:
+            return f"{n_parameters / unit:.3g}{letter}"
+    return f"{n_parameters:.0f}"

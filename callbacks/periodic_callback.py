@@ -1,0 +1,243 @@
+"""The base of all callbacks that evaluate an LM every few optimizer steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import lightning as L
+
+from lincorr_lightning.errors import require
+from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.lm.query_cache import QueryCache, close_query_caches, get_query_cache
+from lincorr_lightning.results.loggers import log_scalars
+from lincorr_lightning.results.results import Results, Table
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_callback_results
+
+
+class PeriodicCallback(L.Callback):
+    """Evaluates the LM of any LightningModule every few optimizer steps.
+
+    The LM is evaluated in eval mode and without gradients: weights, optimizer state, random number
+    generators and train/eval modes are afterwards as before. All ranks evaluate the same.
+
+    Subclasses keep each argument in an attribute of the same name, measure in `start` and
+    `after_optimizer_step` (or `measure`), and return their `Results` from `finish`.
+
+    Args:
+        every_n_steps: Optimizer steps between two measurements.
+        lm: Name of the LM in ``module.named_modules()``, if the module holds several.
+        tokenizer: Folder or hub id of the LM's tokenizer, if neither the module nor the LM's
+            checkpoint has one.
+
+    Attributes:
+        history: ``(step, value)`` pairs by log key: every scalar that was logged.
+        results: Values measured in the last run, empty before its end.
+        output: The same with tables and figures; None before the end of training.
+
+    Raises:
+        ConfigError: `every_n_steps` is less than 1.
+    """
+
+    study: ClassVar[str]
+    """Name of the results, as ``resilience``."""
+
+    def __init__(self, every_n_steps: int, lm: str | None, tokenizer: str | None) -> None:
+        super().__init__()
+        require(f"{type(self).__name__}.every_n_steps", every_n_steps, at_least=1)
+        self.every_n_steps = every_n_steps
+        self.lm = lm
+        self.tokenizer = tokenizer
+        self.reset()
+
+    @property
+    def state_key(self) -> str:
+        """Key of the callback's state in checkpoints; it tells apart callbacks by all arguments."""
+        names = inspect.signature(type(self)).parameters
+        return self._generate_state_key(
+            **{name: getattr(self, name) for name in names if hasattr(self, name)}
+        )
+
+    # -- a run -------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the measurements of an earlier run."""
+        self.history: dict[str, list[tuple[int, float]]] = {}
+        self.results: dict[str, Any] = {}
+        self.output: Results | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Start afresh; a resumed run loads its measurements from the checkpoint later."""
+        del pl_module
+        if stage == "fit":
+            close_query_caches(trainer)
+            self.reset()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the LM, and measure before training changes it.
+
+        Raises:
+            LanguageModelError: The module holds no causal LM, or no tokenizer is found.
+        """
+        self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
+        self.adapter_id: int | None = None
+        self._step = trainer.global_step
+        index = self.siblings(trainer).index(self)
+        self.name = f"{self.study}_{index + 1}" if index else self.study
+        self.open(trainer)
+        if not is_dry_run(trainer):
+            run_folder(trainer)  # a collective call, made before rank 0 alone writes
+        self.start(trainer)
+
+    def open(self, trainer: L.Trainer) -> None:
+        """Resolve what the arguments name for this run's LM."""
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Measure the LM before training; in a resumed run, the LM is a later one."""
+
+    def finish(self, trainer: L.Trainer) -> Results:
+        """Return the results at the end of training; called on all ranks."""
+        raise NotImplementedError
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect the results and write their tables and figures."""
+        del pl_module
+        self.output = self.finish(trainer)
+        self.results = dict(self.output.values)
+        write_callback_results(trainer, self.output)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Release the LM."""
+        del pl_module, stage
+        self.close(trainer)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Release the LM."""
+        del pl_module, exception
+        self.close(trainer)
+
+    def close(self, trainer: L.Trainer) -> None:
+        """Release the LM."""
+        close_query_caches(trainer)
+        self.__dict__.pop("cache", None)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
+        """Return whether to measure after an optimizer step.
+
+        Args:
+            step: Number of optimizer steps after it.
+            edit_batch: The step's independent edits, whose own steps count then; None without.
+        """
+        if edit_batch is None:
+            return step % self.every_n_steps == 0
+        return (edit_batch.step + 1) % self.every_n_steps == 0 or edit_batch.last
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the adapter that is measured, and prepare the measurement after the step."""
+        del pl_module, batch_idx
+        edit_batch = independent_edits(batch)
+        # Of adapters that are trained side by side the first; a rank without edits trains none.
+        self.adapter_id = 0 if edit_batch is not None and edit_batch.edits else None
+        self.before_step(trainer, edit_batch)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Detect an optimizer step."""
+        del pl_module, outputs, batch_idx
+        if trainer.global_step != self._step:
+            self._step = trainer.global_step
+            self.after_optimizer_step(trainer, independent_edits(batch))
+
+    def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
+        """Prepare the measurement after a batch; under gradient accumulation no step may follow.
+
+        Args:
+            trainer: The run's Trainer.
+            edit_batch: The batch, if it holds independent edits; else None.
+        """
+
+    def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
+        """Measure if due.
+
+        Args:
+            trainer: The run's Trainer.
+            edit_batch: The step's last batch, if it holds independent edits; else None.
+        """
+        del edit_batch
+        if self.is_due(trainer.global_step):
+            self.measure(trainer)
+
+    def measure(self, trainer: L.Trainer) -> None:
+        """Measure the LM as it is now."""
+        raise NotImplementedError
+
+    # -- output ------------------------------------------------------------------------------------
+
+    def siblings(self, trainer: L.Trainer) -> list[Self]:
+        """Return all callbacks of this class in a run, itself included."""
+        return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
+
+    def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
+        """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out.
+
+        Args:
+            trainer: The run's Trainer.
+            scalars: Numbers by log key.
+            step: Global step, or the step within each independent edit.
+        """
+        finite = {key: float(value) for key, value in scalars.items() if value == value}
+        for key, value in finite.items():
+            self.history.setdefault(key, []).append((step, value))
+        log_scalars(trainer, finite, step)
+
+    def history_table(self, caption: str) -> Table:
+        """Return `history` as a table with a row per step and a column per log key.
+
+        Args:
+            caption: What the table shows.
+        """
+        columns = {key: dict(points) for key, points in self.history.items()}
+        steps = sorted({step for points in columns.values() for step in points})
+        rows = [[step, *(points.get(step) for points in columns.values())] for step in steps]
+        return Table(self.name, ["step", *columns], rows, caption)
+
+    # -- resuming ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements so far."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint's measurements."""
+        self.history = state_dict["history"]
+
+
+def independent_edits(batch: Any) -> EditBatch | None:
+    """Return a batch if each of its edits is trained from the base weights, else None.
+
+    Args:
+        batch: Any batch.
+    """
+    return batch if isinstance(batch, EditBatch) and batch.n_steps > 0 else None
+
+
+def adapter_ids(edit_batch: EditBatch) -> list[int | None]:
+    """Return the adapter that each edit of a batch is trained in, for modules that train several.
+
+    Args:
+        edit_batch: Independent edits.
+    """
+    return list(range(len(edit_batch.edits)))

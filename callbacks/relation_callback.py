@@ -1,0 +1,247 @@
+"""The base of callbacks that evaluate one relation on an LM in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.callbacks.relation_maps import RelationMaps
+from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
+from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+
+DEFAULT_RELATION = "city->country"
+MIN_SUBJECTS = 3
+"""Subjects below which no correlation is computed: with two it is always 1 or -1."""
+
+
+class DomainLogits(NamedTuple):
+    """Domain logits of an LM for some subjects, float64 on the CPU.
+
+    Attributes:
+        source: ``(n_subjects, n_source)``.
+        target: ``(n_subjects, n_target)``.
+        controls: ``(n_subjects, n_labels)`` per control.
+    """
+
+    source: Tensor
+    target: Tensor
+    controls: tuple[Tensor, ...] = ()
+
+    def rows(self, indices: Sequence[int]) -> DomainLogits:
+        """Return the logits of some of the subjects."""
+        chosen = list(indices)
+        return DomainLogits(
+            self.source[chosen], self.target[chosen], tuple(c[chosen] for c in self.controls)
+        )
+
+    @classmethod
+    def stack(cls, parts: Sequence[DomainLogits]) -> DomainLogits:
+        """Return the logits of the subjects of all parts, at least one."""
+        return cls(
+            torch.cat([part.source for part in parts]),
+            torch.cat([part.target for part in parts]),
+            tuple(torch.cat(column) for column in zip(*(p.controls for p in parts), strict=True)),
+        )
+
+    def state(self) -> list[Any]:
+        """Return plain data for a checkpoint."""
+        return [self.source, self.target, list(self.controls)]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> DomainLogits:
+        """Return the logits of a checkpoint."""
+        return cls(state[0], state[1], tuple(state[2]))
+
+
+class RelationCallback(PeriodicCallback):
+    """Evaluates one relation on the LM of any LightningModule.
+
+    Args:
+        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        linear_map: Folder of a linear map; None fits one on the LM at the start of training.
+        ridge: Ridge of the fitted map.
+        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+        every_n_steps: Optimizer steps between two measurements.
+        lm: Name of the LM in ``module.named_modules()``, if the module holds several.
+        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
+        knowledge_files: YAML files with more knowledge; None takes those of the run's edits.
+        seed: Seed of sampled subjects.
+
+    Attributes:
+        tokenized: The relation with its labels in this LM's vocabulary.
+        domains: Domains whose logits are read: source, target, and the controls if there are any.
+        run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
+        tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
+
+    Raises:
+        ConfigError: A setting is out of range.
+    """
+
+    def __init__(
+        self,
+        relation: str | None = None,
+        linear_map: str | None = None,
+        ridge: float = 0.0,
+        n_subjects: int = 2000,
+        every_n_steps: int = 1,
+        lm: str | None = None,
+        tokenizer: str | None = None,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(every_n_steps, lm, tokenizer)
+        require(f"{type(self).__name__}.ridge", ridge, at_least=0)
+        self.relation = relation
+        self.linear_map = linear_map
+        self.ridge = ridge
+        self.n_subjects = n_subjects
+        self.knowledge_files = knowledge_files
+        self.seed = seed
+
+    def reset(self) -> None:
+        """Forget the measurements of an earlier run."""
+        super().reset()
+        self._maps: RelationMaps | None = None
+
+    def open(self, trainer: L.Trainer) -> None:
+        """Find the relation's labels in the LM's vocabulary.
+
+        Raises:
+            KnowledgeError: There is no such relation.
+            DomainError: A side of it has no label in this vocabulary.
+        """
+        name = self.relation_name(trainer)
+        self.catalogue = self.load_catalogue(trainer)
+        dataset = edit_dataset(trainer)
+        self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
+        self.tokenized = TokenizedRelation.of(
+            name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
+        )
+        same = [c for c in self.siblings(trainer) if c.relation_name(trainer) == name]
+        index = same.index(self)
+        self.tag = f"{name} ({index + 1})" if index else name
+        self.domains: list[Domain] = [self.tokenized.source, self.tokenized.target]
+        for domain in self.domains:
+            self.cache.register_tokens(domain.token_ids)
+
+    def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
+        """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""
+        dataset = edit_dataset(trainer)
+        if self.knowledge_files is None and dataset is not None:
+            return dataset.catalogue
+        return Catalogue.load(*(self.knowledge_files or ()))
+
+    def relation_name(self, trainer: L.Trainer) -> str:
+        """Return the name of the relation that is evaluated in a run."""
+        dataset = edit_dataset(trainer)
+        return self.relation or (DEFAULT_RELATION if dataset is None else dataset.relation.name)
+
+    @property
+    def maps(self) -> RelationMaps:
+        """The linear maps, read or fitted at first use; a resumed run keeps those of its start.
+
+        Raises:
+            LinearMapError: The folder's map has other labels, or not this pair.
+        """
+        if self._maps is None:
+            self._maps = RelationMaps.load_or_fit(
+                self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects
+            )
+        return self._maps
+
+    def sample_subjects(self, n: int) -> list[str]:
+        """Return n subjects from the LM's vocabulary, or as many as it has."""
+        tokenizer = self.cache.lm.tokenizer
+        return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
+
+    def subjects_of(self, edit_batch: EditBatch) -> list[str]:
+        """Return the subjects of a batch of independent edits.
+
+        Args:
+            edit_batch: Edits of this run.
+
+        Raises:
+            ConfigError: The LM's answers before training are unknown.
+        """
+        if not self.run_edits:
+            raise ConfigError(
+                f"{type(self).__name__} needs all edits of the run before their training, but the "
+                "training DataLoader's dataset is not an EditDataset. Make it one, or set "
+                "n_steps of each EditBatch to 0 if edits are trained together."
+            )
+        return [edit.subject for edit in edit_batch.edits]
+
+    # -- logits ------------------------------------------------------------------------------------
+
+    def queries(
+        self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
+    ) -> list[list[Query]]:
+        """Return the prompts of each domain for some subjects.
+
+        Args:
+            subjects: The subjects.
+            adapter_ids: Adapter that each subject is evaluated in; None evaluates the LM itself.
+        """
+        ids = adapter_ids or [None] * len(subjects)
+        pairs = list(zip(subjects, ids, strict=True))
+        return [[Query(d.knowledge.prompt(x), index) for x, index in pairs] for d in self.domains]
+
+    def prefetch(self, queries: Sequence[Sequence[Query]], step: int) -> None:
+        """Announce queries that are read after the next optimizer step.
+
+        Args:
+            queries: As `queries` returns them.
+            step: The current step.
+        """
+        self.cache.prefetch([query for part in queries for query in part], step)
+
+    def read(self, queries: Sequence[Sequence[Query]], step: int) -> DomainLogits:
+        """Return the LM's domain logits.
+
+        Args:
+            queries: As `queries` returns them.
+            step: The current step.
+        """
+        labels = [domain.token_ids for domain in self.domains]
+        source, target, *controls = self.cache.read(list(zip(queries, labels, strict=True)), step)
+        return DomainLogits(source, target, tuple(controls))
+
+    # -- resuming ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements so far, and the maps, which a later LM would not give again."""
+        maps = self._maps and [self._maps.weights, self._maps.biases]
+        return {**super().state_dict(), "maps": maps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint's measurements."""
+        super().load_state_dict(state_dict)
+        self._maps = state_dict["maps"] and RelationMaps(*state_dict["maps"])
+
+
+def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:
+    """Refuse fewer subjects than a correlation needs.
+
+    Args:
+        subjects: Subjects named by the user; None: `n_watch` are sampled.
+        n_watch: Number of sampled subjects.
+        callback: Class name of the callback, for the message.
+
+    Raises:
+        ConfigError: There are too few; the message names the setting.
+    """
+    require(f"{callback}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+    if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+        raise ConfigError(
+            f"{callback}.subjects names {len(set(subjects))} subjects; a correlation needs "
+            f"{MIN_SUBJECTS}. Name more, or null to sample some."
+        )

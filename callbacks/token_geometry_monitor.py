@@ -1,0 +1,189 @@
+"""How does the geometry of a text's tokens change while an LM is trained?"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.data.tokenized_texts import read_prompts
+from lincorr_lightning.errors import require
+from lincorr_lightning.geometry.history import history_figure
+from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+
+
+class TokenGeometryMonitor(PeriodicCallback):
+    """Measures the geometry of the tokens of some texts in each layer, as the LM trains.
+
+    Intrinsic dimension, overlap of neighborhoods with the next layer, cosine similarities and
+    neighbor angles (Viswanathan et al., 2025, arXiv 2501.10573), as means over the texts. Logs
+    ``token_geometry/<observable>/layer_<n>``, ``token_geometry/loss`` and
+    ``token_geometry/entropy``; a heat map by layer and step is drawn at the end.
+
+    If several edits are trained side by side, each in an adapter, the first adapter is evaluated.
+
+    Args:
+        texts: A ``.txt``, ``.jsonl`` or ``.csv`` file, or a folder with such files; None takes
+            texts about the embedded tiny world.
+        key: Key or column of the text in ``.jsonl`` or ``.csv`` files.
+        n_tokens: Tokens of each text; shorter texts are skipped.
+        n_texts: Number of texts.
+        every_n_steps: Optimizer steps between two measurements.
+        range_scalings: Range scalings n2 of the intrinsic dimension; 2 is the 2NN estimator.
+        ks: Sizes of the neighborhoods whose overlap with the next layer is measured.
+        embedding_layer: Whether the token embedding is measured too, as layer 0.
+        lm: Name of the LM in ``module.named_modules()``, if there are several.
+        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
+        seed: Seed of the tiny world's texts.
+
+    Attributes:
+        results: Observable and layer, as ``dimension_n2=2/layer_1`` -> the means ``before`` and
+            ``after`` training.
+
+    Raises:
+        ConfigError: A setting is out of range.
+    """
+
+    study = "token_geometry"
+
+    def __init__(
+        self,
+        texts: str | None = None,
+        key: str = "text",
+        n_tokens: int = 64,
+        n_texts: int = 4,
+        every_n_steps: int = 10,
+        range_scalings: list[int] | None = None,
+        ks: list[int] | None = None,
+        embedding_layer: bool = False,
+        lm: str | None = None,
+        tokenizer: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(every_n_steps, lm, tokenizer)
+        require("TokenGeometryMonitor.n_tokens", n_tokens, at_least=4)
+        require("TokenGeometryMonitor.n_texts", n_texts, at_least=1)
+        self.texts = texts
+        self.key = key
+        self.n_tokens = n_tokens
+        self.n_texts = n_texts
+        self.range_scalings = range_scalings or [2]
+        self.ks = ks or [2]
+        self.embedding_layer = embedding_layer
+        self.settings = CloudSettings.of(
+            n_tokens, self.range_scalings, self.ks, embedding_layer, "TokenGeometryMonitor"
+        )
+        self.seed = seed
+
+    def reset(self) -> None:
+        """Forget the measurements of an earlier run."""
+        super().reset()
+        self._measured = -1
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def open(self, trainer: L.Trainer) -> None:
+        """Read the texts.
+
+        Raises:
+            SubjectsError: There are no texts, or all are too short.
+        """
+        del trainer
+        prompts = read_prompts(
+            self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
+            "TokenGeometryMonitor",
+        )  # fmt: skip
+        self._tokens = torch.tensor(prompts.rows)
+        self._text_names = [text.where for text in prompts.texts]
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Measure before training."""
+        if self._measured < 0:
+            self.measure(trainer)
+
+    def measure(self, trainer: L.Trainer) -> None:
+        """Measure the geometry of the texts."""
+        self._measured = trainer.global_step
+        context = self.cache.contexts([self.adapter_id])
+        found: list[PromptGeometry] = []
+        # One text at a time: training may leave little memory.
+        for row, name in zip(self._tokens[:, None], self._text_names, strict=True):
+            with nullcontext() if context is None else context([0]):
+                found += observe_prompts(self.cache.lm, row, [name], self.settings)
+        scalars = {f"{self.name}/{key}": value for key, value in self._means(found).items()}
+        self.log_scalars(trainer, scalars, self._measured)
+
+    def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
+        """Return the means over the texts by observable and layer; infinite ones are left out."""
+        clouds = [one.clouds for one in found]
+        if clouds[0].overlap.shape[0] < 1 and not self.history:
+            rank_zero_warn(
+                "TokenGeometryMonitor measures a single layer, which has no next one to overlap "
+                "with. Set its embedding_layer to measure the token embedding as well."
+            )
+        mean = {
+            name: torch.stack([getattr(part, name) for part in clouds]).mean(0)
+            for name in ("dimension", "overlap", "cosine_mean", "angle_mean")
+        }
+        curves = {
+            **{
+                f"dimension_n2={n}": mean["dimension"][:, i]
+                for i, n in enumerate(self.settings.range_scalings)
+            },
+            **{f"overlap_k={k}": mean["overlap"][:, i] for i, k in enumerate(self.settings.ks)},
+            "cosine": mean["cosine_mean"],
+            "angle": mean["angle_mean"],
+        }
+        layers = self.settings.layers(len(mean["cosine_mean"]))
+        scalars = {
+            f"{name}/layer_{layer}": float(value)
+            for name, values in curves.items()
+            for layer, value in zip(layers, values, strict=False)
+        }
+        scalars["loss"] = sum(one.loss for one in found) / len(found)
+        scalars["entropy"] = sum(one.entropy for one in found) / len(found)
+        return {name: value for name, value in scalars.items() if math.isfinite(value)}
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def finish(self, trainer: L.Trainer) -> Results:
+        """Return the means before and after training, with a table and heat maps of all steps."""
+        if self._measured != trainer.global_step:
+            self.measure(trainer)
+        curves = {key.removeprefix(f"{self.name}/"): points for key, points in self.history.items()}
+        values = {
+            name: {"before": points[0][1], "after": points[-1][1]}
+            for name, points in curves.items()
+        }
+        rows = [
+            [*(part.removeprefix("layer_") for part in name.partition("/")[::2]), step, value]
+            for name, points in curves.items()
+            for step, value in points
+        ]
+        texts = f"{len(self._text_names)} texts of {self.n_tokens} tokens"
+        caption = f"Token geometry by layer and step, means over {texts}"
+        table = Table(
+            self.name, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
+        )
+        draw = partial(history_figure, curves, f"{texts}; one column per measurement")
+        return Results(
+            self.study, values, tables=[table], figures=[Figure(self.name, caption, draw)]
+        )
+
+    # -- resuming ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements so far."""
+        return {**super().state_dict(), "measured": self._measured}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint's measurements."""
+        super().load_state_dict(state_dict)
+        self._measured = state_dict["measured"]

@@ -1,0 +1,183 @@
+"""What each edit of a source did to its target (paper, section 5 and table 6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lincorr_lightning.functional.outcomes import (
+    Cause,
+    Outcome,
+    attribute_causes,
+    outcome_codes,
+)
+from lincorr_lightning.knowledge import Completeness, TokenizedRelation
+from lincorr_lightning.results.numbers import number
+
+
+@dataclass(frozen=True, slots=True)
+class EditCase:
+    """What one edit did; numbers are None where they do not exist.
+
+    Attributes:
+        subject: The subject.
+        source_answer: The source answer that was taught, or, without edits, the LM's own answer.
+        reference: Target labels that are right for the source answer, joined by ``|``.
+        answer_before: Target label that leads before training.
+        answer_after: Target label that leads after training.
+        outcome: A value of `Outcome`.
+        source_learned: Whether the label of the source answer leads after training.
+        weight_reference: Highest weight of a reference label in W's column of the source answer.
+        weight_answer: Weight of `answer_after` in that column.
+        weight_max: Maximum of that column.
+        prior_reference: Highest target logit of a reference label before training.
+        prior_winner: Target logit of `answer_after` before training.
+        probability_reference_before: Probability of the reference labels before training, in a
+            softmax over the target labels.
+        probability_reference_after: The same after training.
+        cause: A value of `Cause` for a hallucination, else empty.
+        completeness: How much of the reference its label spells: ``whole``, ``phrase`` or
+            ``subword``, the most complete one of several labels. Empty without a reference.
+    """
+
+    subject: str
+    source_answer: str
+    reference: str
+    answer_before: str
+    answer_after: str
+    outcome: str
+    source_learned: bool
+    weight_reference: float | None
+    weight_answer: float | None
+    weight_max: float | None
+    prior_reference: float | None
+    prior_winner: float | None
+    probability_reference_before: float | None
+    probability_reference_after: float | None
+    cause: str
+    completeness: str = ""
+
+
+def edit_cases(
+    relation: TokenizedRelation,
+    subjects: Sequence[str],
+    answers: Sequence[str] | None,
+    labels: Tensor,
+    reference_mask: Tensor,
+    target_before: Tensor,
+    target_after: Tensor,
+    learned: Tensor,
+    weight: Tensor,
+) -> list[EditCase]:
+    """Return the case of each edit.
+
+    Args:
+        relation: The relation, with n_source and n_target labels.
+        subjects: Subjects of the n edits.
+        answers: Source answers that were taught; None if subjects were watched without edits.
+        labels: Index of the source label of each answer, ``(n,)``.
+        reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
+        target_before: Target logits before training, ``(n, n_target)``.
+        target_after: Target logits after training, ``(n, n_target)``.
+        learned: Whether each source answer was learned, ``(n,)`` bool.
+        weight: W, ``(n_target, n_source)``.
+    """
+    source, target = relation.source.texts, relation.target.texts
+    before, after = target_before.argmax(1), target_after.argmax(1)
+    outcomes = [list(Outcome)[i] for i in outcome_codes(before, after, reference_mask).tolist()]
+    causes = attribute_causes(weight, labels, reference_mask, learned)
+    p_before, p_after = target_before.softmax(1), target_after.softmax(1)
+    cases = []
+    for i, subject in enumerate(subjects):
+        right, column = reference_mask[i], weight[:, labels[i]]
+        kinds = {relation.target.completeness[t] for t in right.nonzero().flatten().tolist()}
+        cases.append(
+            EditCase(
+                subject=subject,
+                source_answer=source[labels[i]] if answers is None else answers[i],
+                reference="|".join(target[t] for t in right.nonzero().flatten().tolist()),
+                answer_before=target[before[i]],
+                answer_after=target[after[i]],
+                outcome=outcomes[i].value,
+                source_learned=bool(learned[i]),
+                weight_reference=_max(column[right]),
+                weight_answer=number(column[after[i]].item()),
+                weight_max=_max(column),
+                prior_reference=_max(target_before[i, right]),
+                prior_winner=number(target_before[i, after[i]].item()),
+                probability_reference_before=number(p_before[i, right].sum().item()),
+                probability_reference_after=number(p_after[i, right].sum().item()),
+                cause=causes[i].value if outcomes[i] is Outcome.HALLUCINATED else "",
+                completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
+            )
+        )
+    return cases
+
+
+def _max(values: Tensor) -> float | None:
+    return number(values.max().item()) if len(values) else None
+
+
+def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
+    """Return numbers over all cases, as ``results.json`` has them.
+
+    Args:
+        cases: The cases of a run.
+
+    Returns:
+        ``weight_reference``: over cases whose source was learned, number and median of W of the
+        reference among generalized and among hallucinated ones, and the two-sided p of a
+        Mann-Whitney test between them; ``causes``: number of hallucinations per cause;
+        ``completeness``: share of each outcome by completeness of the reference's label (paper,
+        table 18); ``given_learned``: share of each outcome among cases whose source was learned.
+    """
+    from scipy.stats import mannwhitneyu
+
+    weights = {
+        outcome: [case.weight_reference for case in weighed_cases(cases, outcome)]
+        for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
+    }
+    found: dict[str, Any] = {
+        outcome.value: {"n": len(w), "median": number(float(np.median(w))) if w else None}
+        for outcome, w in weights.items()
+    }
+    p = (
+        number(mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
+        if all(weights.values())
+        else None
+    )
+    causes = Counter(case.cause for case in cases)
+    by_kind = {
+        str(kind): [case for case in cases if case.completeness == kind] for kind in Completeness
+    }
+    return {
+        "weight_reference": {**found, "rank_test_p": p},
+        "causes": {cause.value: causes[cause.value] for cause in Cause},
+        "completeness": {kind: _shares(mine) for kind, mine in by_kind.items() if mine},
+        "given_learned": _shares([case for case in cases if case.source_learned]),
+    }
+
+
+def _shares(cases: Sequence[EditCase]) -> dict[str, float | int | None]:
+    counts = Counter(case.outcome for case in cases)
+    n = len(cases)
+    return {"n": n, **{o.value: counts[o.value] / n if n else None for o in Outcome}}
+
+
+def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:
+    """Return the cases of an outcome whose source was learned and whose reference has a weight.
+
+    Args:
+        cases: The cases of a run.
+        outcome: Their outcome.
+    """
+    return [
+        case
+        for case in cases
+        if case.outcome == outcome and case.source_learned and case.weight_reference is not None
+    ]

@@ -1,0 +1,366 @@
+"""Edits: resolved from what a user wrote, or sampled so that each asks for something new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
+from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
+from lincorr_lightning.knowledge.yaml_file import near
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_CANDIDATES_PER_EDIT = 20
+"""Subjects tried at most per edit; some subjects cannot be taught anything new."""
+
+
+class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
+    """A subject and the new source answer that the LM is taught about it.
+
+    Attributes:
+        subject: The subject, as it stands in the prompts.
+        answer: The whole text of the new source answer.
+        tokens: Token ids of the answer after the prompt; the first is its label's.
+        label: Index of the answer's label in the source domain.
+        reference: Indices of the target labels that are right for the new answer.
+        source_before: Index of the source label that leads before training.
+        target_before: Index of the target label that leads before training.
+    """
+
+    subject: str
+    answer: str
+    tokens: tuple[int, ...]
+    label: int
+    reference: tuple[int, ...]
+    source_before: int
+    target_before: int
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint."""
+        return self._asdict()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Edit:
+        """Restore an edit from `to_state`."""
+        lists = {name: tuple(state[name]) for name in ("tokens", "reference")}
+        return cls(**{**state, **lists})
+
+
+class SourceAnswer(NamedTuple):
+    """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
+
+    answer: str
+    tokens: tuple[int, ...]
+    label: int
+    reference: tuple[int, ...]
+
+
+class ResolvedEdit(NamedTuple):
+    """An edit whose labels are known, but not what the LM answers before training.
+
+    The attributes are those of `Edit`.
+    """
+
+    subject: str
+    answer: str
+    tokens: tuple[int, ...]
+    label: int
+    reference: tuple[int, ...]
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def sample_edits(
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    n: int,
+    subjects: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[Edit]:
+    """Sample edits whose answers cover the source domain as evenly as possible.
+
+    Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
+    from what the LM answers for its subject, and the LM's target answer is not right for it.
+
+    Args:
+        relation: The relation; it needs a reference.
+        lm: The LM before training.
+        n: Number of edits.
+        subjects: Subjects of the edits, each used at most once; None samples the vocabulary.
+        seed: Seed of subjects and answers.
+
+    Raises:
+        KnowledgeError: The relation has no reference among the LM's labels.
+        SubjectsError: There are too few subjects, or one has no tokens.
+    """
+    relation.require_reference()
+    if subjects is None:
+        available = len(usable_strings(lm.tokenizer))
+        pool = sample_subjects(lm.tokenizer, min(available, MAX_CANDIDATES_PER_EDIT * n), seed=seed)
+        unknown = _unknown_subjects(pool, lm.tokenizer)
+        pool = [subject for index, subject in enumerate(pool) if index not in unknown]
+    else:
+        pool = list(subjects)
+        check_subjects(pool, lm.tokenizer)
+    by_label = [
+        [answer for answer in answers if answer.reference]
+        for answers in _source_answers(relation, lm.tokenizer)
+    ]
+    deck = _Deck([answers for answers in by_label if answers], seed)
+    edits: list[Edit] = []
+    for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
+        part = pool[first : first + n]
+        before = leading_labels(relation, lm, part)
+        for subject, source, target in zip(part, *before, strict=True):
+            answer = deck.draw(_is_new(source, target))
+            if answer is not None:
+                edits.append(Edit(subject, *answer, source, target))
+            if len(edits) == n:
+                return edits
+    raise SubjectsError(
+        f"data.n_edits asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
+        f"taught something new about {relation.name}. Lower data.n_edits, or name more subjects."
+    )
+
+
+def _is_new(source: int, target: int) -> Callable[[SourceAnswer], bool]:
+    return lambda answer: answer.label != source and target not in answer.reference
+
+
+class _Deck:
+    """Draws source answers in shuffled rounds, each of which contains every label once.
+
+    Answers that fit no subject for a while (where the LM gives one country for every subject, the
+    cities of that country) stay on top and go to the first subject that they fit.
+    """
+
+    def __init__(self, answers_of_labels: Sequence[Sequence[SourceAnswer]], seed: int) -> None:
+        self._answers = answers_of_labels
+        self._seed = seed
+        self._n_rounds = 0
+        self._left_over: list[SourceAnswer] = []
+
+    def draw(self, fits: Callable[[SourceAnswer], bool]) -> SourceAnswer | None:
+        """Take the next answer that fits; None if there is none."""
+        answer = _take(self._left_over, fits)
+        if answer is None:
+            fresh = self._round()
+            answer = _take(fresh, fits)
+            if answer is not None:
+                self._left_over += fresh
+                self._n_rounds += 1
+        return answer
+
+    def _round(self) -> list[SourceAnswer]:
+        order = np.random.default_rng([self._seed, self._n_rounds]).permutation(len(self._answers))
+        # Answers that share a label take turns, one per round.
+        return [self._answers[i][self._n_rounds % len(self._answers[i])] for i in order]
+
+
+def _take(stock: list[SourceAnswer], fits: Callable[[SourceAnswer], bool]) -> SourceAnswer | None:
+    index = next((index for index, answer in enumerate(stock) if fits(answer)), None)
+    return None if index is None else stock.pop(index)
+
+
+# -- resolving -------------------------------------------------------------------------------------
+
+
+def resolve_edits(
+    edits: Sequence[Mapping[str, Any]] | str | Path,
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+) -> list[Edit]:
+    """Find the labels of edits that a user wrote, and the LM's answers before training.
+
+    Args:
+        edits: ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
+            relation's; or a JSONL or CSV file with these fields. All are used, in their order.
+        relation: The relation that the edits are about.
+        lm: The LM before training.
+
+    Raises:
+        SubjectsError: A line is invalid, a subject has no tokens, or an answer is no label; the
+            message says where.
+        KnowledgeError: An edit needs the relation's reference, which does not exist.
+    """
+    raw = read_edits(edits) if isinstance(edits, (str, Path)) else check_edits(edits)
+    return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
+
+
+def resolve_labels(
+    edits: Sequence[RawEdit], relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
+) -> list[ResolvedEdit]:
+    """Find the labels of edits; no forward pass is needed.
+
+    Args:
+        edits: The edits.
+        relation: The relation that the edits are about.
+        tokenizer: The LM's tokenizer.
+
+    Raises:
+        SubjectsError: A subject has no tokens, or an answer is no label; the message says where.
+        KnowledgeError: An edit needs the relation's reference, which does not exist.
+    """
+    check_subjects([edit.subject for edit in edits], tokenizer, [edit.where for edit in edits])
+    known = _by_text(_source_answers(relation, tokenizer), relation.source)
+    resolved = []
+    for edit in edits:
+        answer = known.get(edit.answer)
+        if answer is None:
+            raise SubjectsError(f"{edit.where}: {_no_label(edit.answer, relation.source, known)}")
+        reference = answer.reference
+        if edit.reference:
+            reference = _label_indices(edit.reference, relation.target, edit.where)
+        elif not reference:
+            relation.require_reference()
+            raise SubjectsError(
+                f"{edit.where}: the reference of {edit.answer!r} names no "
+                f"{relation.target.knowledge.name} that this LM has a label for. Give it in a "
+                "field `reference`, or leave this edit out."
+            )
+        resolved.append(ResolvedEdit(edit.subject, *answer[:3], reference))
+    return resolved
+
+
+def record_baseline(
+    edits: Sequence[ResolvedEdit], relation: TokenizedRelation, lm: LanguageModel
+) -> list[Edit]:
+    """Complete edits by what the LM answers before training.
+
+    Args:
+        edits: Edits with their labels.
+        relation: The relation that the edits are about.
+        lm: The LM before training.
+    """
+    before = leading_labels(relation, lm, [edit.subject for edit in edits])
+    return [Edit(*edit, *labels) for edit, *labels in zip(edits, *before, strict=True)]
+
+
+def leading_labels(
+    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the source and target labels that lead for each subject."""
+    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
+    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    return source.argmax(1).tolist(), target.argmax(1).tolist()
+
+
+def check_subjects(
+    subjects: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    where: Sequence[str] | None = None,
+) -> None:
+    """Refuse subjects that have no token known to the LM.
+
+    Args:
+        subjects: The subjects.
+        tokenizer: The LM's tokenizer.
+        where: The origin of each subject, for the message; None if they are ``data.subjects``.
+
+    Raises:
+        SubjectsError: The message names the subject and its origin.
+    """
+    for index in sorted(_unknown_subjects(subjects, tokenizer)):
+        origin = where[index] if where else f"data.subjects, number {index + 1}"
+        raise SubjectsError(
+            f"{origin}: the subject {subjects[index]!r} has no token that the LM knows. Name "
+            "another one."
+        )
+
+
+def _unknown_subjects(subjects: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the indices of subjects without tokens, or with none but the unknown token."""
+    if not subjects:
+        return set()
+    rows = tokenizer(list(subjects), add_special_tokens=False)["input_ids"]
+    return {
+        index
+        for index, (subject, row) in enumerate(zip(subjects, rows, strict=True))
+        if not subject.strip() or set(row) <= {tokenizer.unk_token_id}
+    }
+
+
+# -- source answers --------------------------------------------------------------------------------
+
+
+def _source_answers(
+    relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
+) -> list[list[SourceAnswer]]:
+    """Return the answers of each source label; the reference of an answer may be empty.
+
+    An answer has a reference of its own: South Korea lies in Asia, though its label " South" is
+    that of South Africa as well.
+    """
+    source, reference = relation.source, relation.relation.reference or {}
+    rows = answer_tokens(source.knowledge, tokenizer)
+    tokens = {
+        answer.text: tuple(ids or ())
+        for answer, ids in zip(source.knowledge.answers, rows, strict=True)
+    }
+    target: dict[str, set[int]] = {}
+    for row, label in enumerate(relation.target.labels):
+        for answer in label.answers:
+            target.setdefault(answer.identity, set()).add(row)
+    found = []
+    for index, label in enumerate(source.labels):
+        references: dict[str, set[int]] = {}
+        for answer in label.answers:
+            right = [target.get(identity, set()) for identity in reference.get(answer.identity, ())]
+            references.setdefault(answer.text, set()).update(*right)
+        found.append(
+            [
+                SourceAnswer(text, tokens[text], index, tuple(sorted(right)))
+                for text, right in references.items()
+            ]
+        )
+    return found
+
+
+def _by_text(
+    answers_of_labels: Sequence[Sequence[SourceAnswer]], domain: Domain
+) -> dict[str, SourceAnswer]:
+    """Map each text to what it teaches: an answer, or a label as tables show it."""
+    known = {answer.answer: answer for answers in answers_of_labels for answer in answers}
+    for index, (label, answers) in enumerate(zip(domain.labels, answers_of_labels, strict=True)):
+        if label.text in known:
+            continue
+        if len(answers) == 1:  # its answer, as the tokenizer spells it
+            known[label.text] = answers[0]
+        else:
+            reference = tuple(sorted({right for answer in answers for right in answer.reference}))
+            known[label.text] = SourceAnswer(label.text, (label.token_id,), index, reference)
+    return known
+
+
+def _label_indices(texts: Iterable[str], domain: Domain, where: str) -> tuple[int, ...]:
+    """Return the label of each text, found by the label's own text or by one of its answers."""
+    known = {answer.text: i for i, label in enumerate(domain.labels) for answer in label.answers}
+    known |= {text: i for i, text in enumerate(domain.texts)}
+    found = set()
+    for text in texts:
+        if text not in known:
+            raise SubjectsError(f"{where}: reference: {_no_label(text, domain, known)}")
+        found.add(known[text])
+    return tuple(sorted(found))
+
+
+def _no_label(text: str, domain: Domain, known: Iterable[str]) -> str:
+    known = list(known)
+    hint = near(text, known, f" Some are {', '.join(known[:5])}.")
+    name = domain.knowledge.name
+    for dropped in domain.dropped:
+        if dropped.answer.text == text:
+            return (
+                f"{text!r} is an answer of {name!r}, but not a label of this LM "
+                f"({dropped.reason}: {' + '.join(dropped.tokens)}). Take another one.{hint}"
+            )
+    return f"{text!r} is not a label of {name!r}.{hint}"

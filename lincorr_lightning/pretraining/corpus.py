@@ -1,0 +1,194 @@
+"""The training text of a tiny world: its statements, some of them withheld, and its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import Catalogue
+
+WORLD_FILE = "world.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStatement:
+    """A statement in tokens.
+
+    Attributes:
+        tokens: Token ids of prompt, answer and full stop.
+        n_prompt: Number of tokens of the prompt; the answer's token follows them.
+        knowledge: Index of the kind of knowledge in `Corpus.knowledge`.
+        subject: Position of the subject's token.
+    """
+
+    tokens: list[int]
+    n_prompt: int
+    knowledge: int
+    subject: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self.tokens[: self.n_prompt]
+
+    @property
+    def answer(self) -> int:
+        """Token id of the answer."""
+        return self.tokens[self.n_prompt]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Statements about a world, and the tokenizer of their words.
+
+    Attributes:
+        world: The world.
+        tokenizer: Word-level tokenizer of everything that is true, stated or not.
+        knowledge: Names of the kinds of knowledge.
+        stated: Statements of the training text.
+        withheld: True statements that the training text never makes.
+    """
+
+    world: World
+    tokenizer: PreTrainedTokenizerFast
+    knowledge: tuple[str, ...]
+    stated: tuple[Statement, ...]
+    withheld: tuple[Statement, ...] = ()
+
+    @cached_property
+    def encoded(self) -> list[EncodedStatement]:
+        """The stated statements in tokens.
+
+        Raises:
+            ConfigError: The tokenizer has no token for a word.
+        """
+        encoded = _encode(self.stated, self.tokenizer, self.knowledge)
+        for statement, one in zip(self.stated, encoded, strict=True):
+            if self.tokenizer.unk_token_id in one.tokens:
+                raise ConfigError(
+                    f"the tiny world's tokenizer cannot read {statement.text!r}: words that are "
+                    "adjacent there are one word elsewhere. Remove "
+                    f"{statement.knowledge.name!r} from data.knowledge, or change its prompt."
+                )
+        return encoded
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """Token ids of the answers that are stated, for each kind of knowledge.
+
+        A domain may hold words that are nobody's answer, such as the South of South Korea where
+        nobody lives there but some live in South America.
+        """
+        answers: list[set[int]] = [set() for _ in self.knowledge]
+        for statement in self.encoded:
+            answers[statement.knowledge].add(statement.answer)
+        return [sorted(given) for given in answers]
+
+    def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
+        """Return the stated and the withheld statements of a kind of knowledge.
+
+        Args:
+            name: Name of the knowledge.
+        """
+        stated, withheld = (
+            [s for s in statements if s.knowledge.name == name]
+            for statements in (self.stated, self.withheld)
+        )
+        return stated, withheld
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, and the world as ``world.json``.
+
+        Args:
+            folder: Folder of an LM's weights.
+        """
+        self.tokenizer.save_pretrained(folder)
+        self.world.save(folder / WORLD_FILE)
+
+
+def build_corpus(
+    config: WorldConfig,
+    catalogue: Catalogue,
+    stated: Sequence[str],
+    pair: str | None = None,
+    cooccurrence: float = 1.0,
+    seed: int = 0,
+) -> Corpus:
+    """Generate a world and the statements about it.
+
+    Args:
+        config: Size and seed of the world.
+        catalogue: Source of prompts and answers.
+        stated: Kinds of knowledge or families that are stated.
+        pair: Two kinds of knowledge, as ``city->country``, of which some people have only one
+            stated.
+        cooccurrence: Share of the people of whom both are stated. Of the others one is stated and
+            the other withheld; half of them have the source stated.
+        seed: Seed of the choice of people.
+
+    Raises:
+        ConfigError: A setting does not fit the world or the knowledge that is stated.
+    """
+    knowledge = catalogue.select(list(stated))
+    world = World.generate(config, catalogue, stated)
+    statements = list(world.statements(knowledge))
+    withheld: set[tuple[str, str]] = set()
+    if pair is not None:
+        relation = catalogue.relation(pair)
+        names = (relation.source.name, relation.target.name)
+        withheld = _choose_withheld(statements, names, cooccurrence, seed)
+    kept: tuple[list[Statement], list[Statement]] = ([], [])
+    for statement in statements:
+        kept[(statement.subject, statement.knowledge.name) in withheld].append(statement)
+    return Corpus(
+        world,
+        build_tokenizer(*world.words(knowledge)),
+        tuple(one.name for one in knowledge),
+        *map(tuple, kept),
+    )
+
+
+def _choose_withheld(
+    statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
+) -> set[tuple[str, str]]:
+    """Return (subject, knowledge) of each statement that is never made."""
+    known = {statement.knowledge.name for statement in statements}
+    missing = [name for name in pair if name not in known]
+    if missing:
+        raise ConfigError(
+            f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated; "
+            "add it to data.knowledge."
+        )
+    people = list(dict.fromkeys(s.subject for s in statements if s.knowledge.name in pair))
+    order = np.random.default_rng(seed).permutation(len(people))
+    n_both = round(cooccurrence * len(people))
+    return {(people[i], pair[rank % 2]) for rank, i in enumerate(order[n_both:].tolist())}
+
+
+def _encode(
+    statements: Sequence[Statement], tokenizer: PreTrainedTokenizerFast, names: Sequence[str]
+) -> list[EncodedStatement]:
+    def ids(texts: list[str]) -> list[list[int]]:
+        # Masks would take longer than the ids themselves.
+        options = {"return_attention_mask": False, "return_token_type_ids": False}
+        return list(tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
+
+    index = {name: i for i, name in enumerate(names)}
+    texts = ids([f"{s.text}." for s in statements])
+    prompts = ids([s.prompt for s in statements])
+    # A subject is one token, after the prompt's words before it.
+    knowledge = list({s.knowledge.name: s.knowledge for s in statements}.values())
+    beginnings = ids([one.template.split("{}")[0] for one in knowledge])
+    before = {one.name: len(tokens) for one, tokens in zip(knowledge, beginnings, strict=True)}
+    return [
+        EncodedStatement(text, len(prompt), index[s.knowledge.name], before[s.knowledge.name])
+        for s, text, prompt in zip(statements, texts, prompts, strict=True)
+    ]

@@ -1,0 +1,116 @@
+"""A tiny Llama: its size, its initial weights, and the folder that Hugging Face loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.io import atomic_folder
+from lincorr_lightning.pretraining.corpus import WORLD_FILE, Corpus
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+DTYPES = ("float32", "bfloat16", "float16")
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    WORLD_FILE,
+)
+
+
+@dataclass(frozen=True)
+class LlamaSize:
+    """Size and initialization of a Llama.
+
+    Attributes:
+        hidden_size: Width. People's facts are stored in their embeddings: it should exceed the
+            number of answers of all independent attributes together, or unrelated kinds of
+            knowledge interfere and correlate.
+        intermediate_size: Width of the feed-forward networks.
+        n_layers: Number of layers. One is enough for facts of one step, and learns fastest.
+        n_heads: Attention heads of each layer.
+        init_std: Standard deviation of the initial weights.
+        logit_gain: Initial gain of the last norm. At 1, the first steps only make logits large and
+            move all subjects' embeddings in the same direction.
+        context: Longest text in tokens.
+
+    Raises:
+        ConfigError: The width is not divisible by the number of heads.
+    """
+
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    n_layers: int = 1
+    n_heads: int = 4
+    init_std: float = 0.02
+    logit_gain: float = 5.0
+    context: int = 64
+
+    def __post_init__(self) -> None:
+        """Check that the heads divide the width."""
+        if self.hidden_size % self.n_heads:
+            raise ConfigError(
+                f"model.size.hidden_size is {self.hidden_size}, which model.size.n_heads "
+                f"({self.n_heads}) does not divide."
+            )
+
+
+def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """Build a Llama with random weights and a tied head.
+
+    Args:
+        size: Size and initialization.
+        tokenizer: Tokenizer whose tokens are the vocabulary.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    lm = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=size.hidden_size,
+            intermediate_size=size.intermediate_size,
+            num_hidden_layers=size.n_layers,
+            num_attention_heads=size.n_heads,
+            num_key_value_heads=size.n_heads,
+            max_position_embeddings=size.context,
+            initializer_range=size.init_std,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    with torch.no_grad():
+        lm.model.norm.weight.fill_(size.logit_gain)
+    return lm
+
+
+def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -> None:
+    """Write an LM with its tokenizer and its world, whole or not at all.
+
+    Args:
+        lm: The LM.
+        corpus: Its tokenizer and world.
+        dtype: How the weights are stored: float32, bfloat16 or float16.
+        folder: Folder for ``from_pretrained``.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    stored = getattr(torch, dtype)
+    weights = {name: value.to(stored) for name, value in lm.state_dict().items()}
+    if lm.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    with atomic_folder(folder, _FILES) as new:
+        lm.config.dtype = stored
+        lm.save_pretrained(new, state_dict=weights)
+        corpus.save(new)

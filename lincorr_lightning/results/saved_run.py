@@ -1,0 +1,336 @@
+"""Reading the folder of a finished run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lincorr_lightning.errors import ReportError
+from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Column, Table
+
+CONFIG_FILE = "config.yaml"
+PACKAGE = "lincorr-lightning"
+
+# A folder with one of these holds a run that has begun.
+_TRACES = (CONFIG_FILE, "hparams.yaml", "checkpoints", "linear_map", "tables")
+_RUN_AGAIN = "Run the study again"
+_MAX_NAMED_FOLDERS = 5
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """A figure of a run.
+
+    Attributes:
+        path: The PNG file.
+        caption: What it shows.
+    """
+
+    path: Path
+    caption: str
+
+    def read(self) -> tuple[bytes, int, int]:
+        """Return the file's bytes, and its width and height in pixels.
+
+        Raises:
+            ReportError: The file is not a PNG, or is cut short.
+        """
+        png = _read(self.path)
+        if png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR" or b"IEND" not in png[-12:]:
+            raise ReportError(
+                f"{self.path} is no PNG, or was cut short. {_RUN_AGAIN}, or delete the file to "
+                "have the page without it."
+            )
+        width, height = struct.unpack(">II", png[16:24])
+        return png, width, height
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A finished run.
+
+    Attributes:
+        folder: The run's folder, as the user named it.
+        values: Content of ``results.json``.
+        config: Content of ``config.yaml``; empty if there is none.
+        config_text: Text of ``config.yaml``.
+    """
+
+    folder: Path
+    values: Mapping[str, Any]
+    config: Mapping[str, Any]
+    config_text: str
+
+    @classmethod
+    def read(cls, folder: str | Path) -> SavedRun:
+        """Read the folder of a run.
+
+        Args:
+            folder: The folder, or its ``results.json``.
+
+        Raises:
+            ReportError: The folder is missing or not a run's, the run did not finish, another
+                version of this package wrote it, or its files are damaged.
+        """
+        folder = Path(folder)
+        if folder.name == RESULTS_FILE and folder.is_file():
+            folder = folder.parent
+        if not folder.is_dir():
+            problem = "is a file" if folder.exists() else "does not exist"
+            raise ReportError(
+                f"{folder} {problem}. Name the folder of a run, which holds {RESULTS_FILE}."
+            )
+        path = folder / RESULTS_FILE
+        if not path.is_file():
+            raise ReportError(_why_no_results(folder))
+        values = _read_json(path)
+        text = ""
+        if (folder / CONFIG_FILE).is_file():
+            text = _read_text(folder / CONFIG_FILE)
+        _check_schema(values, path)
+        run = cls(folder, values, _parse_config(text, folder / CONFIG_FILE), text)
+        try:
+            _ = (run.lm, run.settings, run.versions, run.tables, run.figures)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            what = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ReportError(
+                f"{path} is not what {run.study} of this version writes: {what}. The file was "
+                f"changed: {_RUN_AGAIN.lower()}."
+            ) from error
+        return run
+
+    @property
+    def study(self) -> str:
+        """Name of the study, as ``linear_probe``."""
+        return str(self.values["study"])
+
+    @property
+    def lm(self) -> Mapping[str, Any]:
+        """Name, dtype, fingerprint and size of the LM; empty if the study has none."""
+        return dict(self.values["lm"] or {})
+
+    @property
+    def lm_name(self) -> str:
+        """Hub id or path of the LM; the run's folder if the study has no LM of its own."""
+        return str(self.lm.get("name_or_path") or self.folder)
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """Hashes of the LM's tokenizer, config and weights, as far as they are known."""
+        return dict(self.lm.get("fingerprint") or {})
+
+    @property
+    def n_parameters(self) -> int | None:
+        """Number of the LM's parameters, if it is known."""
+        n = self.lm.get("n_parameters")
+        return n if isinstance(n, int) and not isinstance(n, bool) else None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Hyper-parameters of the study, and under ``data`` those of its data."""
+        return dict(self.values["settings"])
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of this package and of the libraries that its numbers depend on."""
+        return {str(key): str(value) for key, value in dict(self.values["versions"]).items()}
+
+    @property
+    def seeds(self) -> dict[str, Any]:
+        """Every seed of the run, by its key."""
+        found = dict(_find_seeds(self.config)) or dict(_find_seeds(self.settings))
+        return {key.replace(".init_args", ""): value for key, value in found.items()}
+
+    @property
+    def command(self) -> str | None:
+        """Command that repeats the run; None if the run left no config."""
+        if not self.config:
+            return None
+        return f"lincorr {config_verb(self.config_text)} --config {shlex.quote(self._config_path)}"
+
+    @property
+    def _config_path(self) -> str:
+        return str(self.folder / CONFIG_FILE)
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Tables that ``results.json`` lists and whose CSV file is there."""
+        found = []
+        for told in self.values["tables"]:
+            path = self.table_path(told["name"])
+            columns = [Column(c["key"], c["heading"], c["format"]) for c in told["columns"]]
+            if path.is_file():
+                rows = read_csv(path, columns)
+                found.append(
+                    Table(
+                        str(told["name"]), columns, rows, str(told["caption"]), str(told["note"]),
+                        bool(told["headline"]),
+                    )
+                )  # fmt: skip
+        return found
+
+    @cached_property
+    def figures(self) -> list[SavedFigure]:
+        """Figures that ``results.json`` lists and whose PNG file is there."""
+        found = []
+        for told in self.values["figures"]:
+            path = self.folder / "figures" / f"{told['name']}.png"
+            if path.is_file():
+                found.append(SavedFigure(path, str(told["caption"])))
+        return found
+
+    def table_path(self, name: str) -> Path:
+        """Return the CSV file of a table.
+
+        Args:
+            name: Name of the table.
+        """
+        return self.folder / "tables" / f"{name}.csv"
+
+
+def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
+    """Read the rows of a table.
+
+    Args:
+        path: The CSV file.
+        columns: Columns that the file is to have.
+
+    Raises:
+        ReportError: The file is damaged, or has other columns.
+    """
+    way_out = f"{_RUN_AGAIN}, or delete the file to have the page without it."
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            head, *rows = list(csv.reader(file, strict=True)) or [[]]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise ReportError(f"{path} cannot be read as a table: {error}. {way_out}") from error
+    keys = [column.key for column in columns]
+    if head != keys:
+        raise ReportError(
+            f"{path} has the columns {', '.join(head)}; {RESULTS_FILE} says {', '.join(keys)}. "
+            f"{way_out}"
+        )
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(columns):
+            raise ReportError(
+                f"{path}, line {number} has {len(row)} cells for {len(columns)} columns. {way_out}"
+            )
+    return [
+        [column.parse(cell) for column, cell in zip(columns, row, strict=True)] for row in rows
+    ]
+
+
+def config_verb(text: str) -> str:
+    """Return the Trainer command that a config is for, by the command in its first comment.
+
+    Args:
+        text: Text of the YAML file.
+
+    Example:
+        >>> config_verb("# Resilience.\\n#   lincorr test --config configs/resilience.yaml\\n")
+        'test'
+        >>> config_verb("seed_everything: 0")
+        'fit'
+    """
+    command = re.search(r"^#\s*lincorr (fit|validate|test|predict) --config", text, re.MULTILINE)
+    return command[1] if command else "fit"
+
+
+def _check_schema(values: Mapping[str, Any], path: Path) -> None:
+    if not isinstance(values.get("study"), str):
+        raise ReportError(
+            f"{path} does not name its study (key 'study'): this package did not write it."
+        )
+    schema = values.get("schema")
+    if schema == SCHEMA:
+        return
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ReportError(
+            f"{path} has schema {schema}, and this version reads {SCHEMA}: a newer version of "
+            f"{PACKAGE} wrote it. Update {PACKAGE}."
+        )
+    raise ReportError(
+        f"{path} has no schema {SCHEMA}: a version of {PACKAGE} before 0.2 wrote it, with other "
+        f"keys. {_RUN_AGAIN} with this version."
+    )
+
+
+def _why_no_results(folder: Path) -> str:
+    below = sorted(path.parent for path in folder.glob(f"**/{RESULTS_FILE}"))
+    if below:
+        some = " ".join(shlex.quote(str(path)) for path in below[:_MAX_NAMED_FOLDERS])
+        n_more = len(below) - _MAX_NAMED_FOLDERS
+        more = f" and {n_more} more" if n_more > 0 else ""
+        return f"{folder} is not the folder of a run, but holds some. Name them: {some}{more}"
+    if any((folder / name).exists() for name in _TRACES) or list(folder.glob("events.out.*")):
+        config, again = folder / CONFIG_FILE, "Run it again"
+        if config.is_file():
+            verb = config_verb(_read_text(config))
+            again += f" (lincorr {verb} --config {shlex.quote(str(config))})"
+        return (
+            f"the run in {folder} did not finish: it has no {RESULTS_FILE}. {again}, or leave it "
+            "out."
+        )
+    return f"{folder} is not the folder of a run: it has no {RESULTS_FILE}."
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{path} cannot be read: {error}. {_RUN_AGAIN}.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def refuse(literal: str) -> float:
+        raise ValueError(f"{literal} is no JSON")
+
+    try:
+        found = json.loads(_read_text(path), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(
+            f"{path} cannot be read: {error}. It was cut short or changed; {_RUN_AGAIN.lower()}."
+        ) from error
+    if not isinstance(found, dict):
+        raise ReportError(f"{path} holds no JSON object, but a {type(found).__name__}.")
+    return found
+
+
+def _parse_config(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text) if text else {}
+    except yaml.YAMLError as error:
+        raise ReportError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ReportError(f"{path} holds no settings.")
+    return found
+
+
+def _find_seeds(settings: Any, key: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(settings, Mapping):
+        return []
+    found = []
+    for name, value in settings.items():
+        full = f"{key}.{name}" if key else str(name)
+        if re.fullmatch(r"seed(s|_everything)?", str(name)):
+            found.append((full, value))
+        else:
+            found += _find_seeds(value, full)
+    return found

@@ -1,0 +1,340 @@
+"""Callbacks in a user's own fine-tune, without a module or DataModule of this package."""
+
+import csv
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
+
+from lincorr_lightning.callbacks import (
+    Formation,
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    TokenGeometryMonitor,
+)
+from lincorr_lightning.cli import main
+from lincorr_lightning.results.run_folder import collect_callback_results
+
+THEIRS = """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Chat(L.LightningModule):
+    def __init__(self, checkpoint: str, rate: float = 0.01):
+        super().__init__()
+        self.save_hyperparameters()
+        self.brain = AutoModelForCausalLM.from_pretrained(checkpoint)
+        self.words = AutoTokenizer.from_pretrained(checkpoint)
+
+    def training_step(self, batch, batch_idx):
+        text = self.words(batch, return_tensors="pt", padding=True)
+        loss = self.brain(**text, labels=text["input_ids"]).loss
+        self.log("train/loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.brain.parameters(), lr=self.hparams.rate, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Talk(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(["name0 lives in the city of Paris", "name1 was born"] * 4, batch_size=2)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    assert "lincorr" not in THEIRS
+    (tmp_path / "their_study.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield importlib.import_module("their_study")
+    sys.modules.pop("their_study")
+
+
+@pytest.fixture(params=["none", "list", "jsonl", "csv"])
+def edits(request, naive, tmp_path):
+    """The edits as they are given, and their subjects."""
+    subjects = [edit["subject"] for edit in naive.edits]
+    if request.param == "none":
+        return None, None
+    if request.param == "list":
+        return naive.edits, subjects
+    file = tmp_path / f"edits.{request.param}"
+    if request.param == "jsonl":
+        file.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
+    else:
+        with file.open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, ["subject", "answer"])
+            writer.writeheader()
+            writer.writerows(naive.edits)
+    return str(file), subjects
+
+
+def check(trainer, subjects, folder):
+    """All three have measured at each of the four steps, and the cases are written."""
+    found = {type(c).__name__: c for c in trainer.callbacks}
+    gradients, count, resilience = (
+        found[name] for name in ("GradientCorrelation", "Generalization", "Resilience")
+    )
+    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
+    assert steps == [1, 2, 3, 4]
+    assert [step for step, _ in count.history["generalization/hallucinated"]] == steps
+    assert resilience.results["after"] != resilience.results["before"]
+    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
+    with next(folder.rglob("tables/cases.csv")).open() as handle:
+        cases = list(csv.DictReader(handle))
+    if subjects is None:
+        assert len(cases) == count.n_watch
+    else:
+        assert [case["subject"] for case in cases] == subjects
+
+
+def test_by_python(theirs, edits, small_lm, tmp_path, make_trainer):
+    given, subjects = edits
+    trainer = make_trainer(
+        GradientCorrelation("city->country"),
+        Generalization("city->country", given),
+        Resilience(every_n_steps=2),
+    )
+    trainer.fit(theirs.Chat(small_lm), datamodule=theirs.Talk())
+    check(trainer, subjects, tmp_path)
+
+
+def config(given, own_map):
+    return {
+        "trainer": {
+            "accelerator": "cpu", "max_epochs": 1, "enable_progress_bar": False,
+            "enable_model_summary": False, "enable_checkpointing": False,
+            "callbacks": [
+                {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
+                {"class_path": "Generalization", "init_args": {"edits": given}},
+                {
+                    "class_path": "Resilience",
+                    "init_args": {"linear_map": own_map.folder, "every_n_steps": 2},
+                },
+            ],
+        },
+    }  # fmt: skip
+
+
+def test_by_yaml_with_our_program(theirs, edits, small_lm, own_map, tmp_path):
+    given, subjects = edits
+    study = {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(given, own_map) | study))
+    runs = str(tmp_path / "runs")
+    cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", runs])
+    check(cli.trainer, subjects, tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").glob("*/version_0")
+    assert list(folder.glob("events.out.tfevents*"))
+    told = yaml.safe_load((folder / "config.yaml").read_text())
+    assert told["trainer"]["callbacks"][1]["init_args"]["edits"] == given
+
+
+def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, monkeypatch):
+    given, subjects = naive.edits, [edit["subject"] for edit in naive.edits]
+    (tmp_path / "study.yaml").write_text(
+        yaml.safe_dump(config(given, own_map) | {"model": {"checkpoint": small_lm}})
+    )
+    monkeypatch.setattr(sys, "argv", ["theirs.py"])
+    cli = LightningCLI(
+        theirs.Chat, theirs.Talk, args=["fit", "--config", "study.yaml"],
+        trainer_defaults={"default_root_dir": str(tmp_path / "out")},
+    )  # fmt: skip
+    check(cli.trainer, subjects, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
+    """Only these callbacks use the run's folder; the ranks must agree on it."""
+    study = config(naive.edits, own_map) | {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    study["trainer"] |= {"logger": False, "default_root_dir": str(tmp_path / "runs")}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    code = "from lincorr_lightning.callbacks import *; import their_study;"
+    code += "from lightning.pytorch.cli import LightningCLI; import lightning as L;"
+    code += "LightningCLI(L.LightningModule, L.LightningDataModule, subclass_mode_model=True,"
+    code += "subclass_mode_data=True, save_config_callback=None)"
+    (tmp_path / "program.py").write_text(code)
+    command = [sys.executable, "program.py", "fit", "--config", "study.yaml"]
+    command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
+    with cases.open() as handle:
+        found = [case["subject"] for case in csv.DictReader(handle)]
+    assert found == [edit["subject"] for edit in naive.edits]
+
+
+def test_a_bad_edit_in_a_callback_is_named(theirs, small_lm, own_map, tmp_path, capsys):
+    from lincorr_lightning.errors import SubjectsError
+
+    wrong = [{"subject": "name0", "answer": "Atlantis"}]
+    study = config(wrong, own_map) | {
+        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
+        "data": {"class_path": "their_study.Talk"},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not a label of 'city'"):
+        main(["fit", "--config", "study.yaml"])
+
+
+def test_beside_callbacks_and_hooks_of_theirs(theirs, small_lm, make_trainer):
+    """A validation loop, a learning rate scheduler and a callback that counts the LM's calls."""
+
+    class Validated(theirs.Chat):
+        def validation_step(self, batch, batch_idx):
+            self.log(
+                "val",
+                self.brain(**self.words(batch, return_tensors="pt")).logits.mean(),
+                batch_size=1,
+            )
+
+    class Count(L.Callback):
+        modes = ()
+
+        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, loader=0):
+            self.modes = (*self.modes, pl_module.brain.training, torch.is_grad_enabled())
+
+    class Both(theirs.Talk):
+        def val_dataloader(self):
+            return [["name0 lives in the city of Paris"]]
+
+    count, watch = Count(), GradientCorrelation(every_n_steps=1)
+    make_trainer(watch, count, val_check_interval=2).fit(Validated(small_lm), datamodule=Both())
+    assert set(count.modes) == {False}
+    assert watch.results["n_updates"] == 4
+
+
+# -- numbers in loggers and in callback_metrics ----------------------------------------------------
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_early_stopping_and_checkpoints_without_a_logger(
+    naive, small_lm, own_map, tmp_path, make_trainer, validated
+):
+    """They act on the share of hallucinations at the end of each epoch."""
+
+    class Module(naive.module):
+        def validation_step(self, batch, batch_idx):
+            self.backbone(input_ids=batch)
+
+    key = "generalization/hallucinated"
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    stop = EarlyStopping(key, mode="min", patience=2)
+    keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
+    trainer = make_trainer(
+        count, stop, keep, logger=False, max_epochs=12, enable_checkpointing=True,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    batches = naive.sentences(small_lm)
+    trainer.fit(Module(small_lm, lr=0.02), batches, batches if validated else None)
+    n_steps = len(batches)
+    shares = [value for _, value in count.history[key]][n_steps - 1 :: n_steps]
+    best = shares.index(min(shares))
+    assert len(set(shares)) > 1
+    assert trainer.current_epoch == len(shares) == min(best + 1 + 2, 12) < 12
+    assert keep.best_model_score == pytest.approx(min(shares))
+    assert f"epoch={best}.ckpt" in keep.best_model_path
+    saved = [float(score) for score in keep.best_k_models.values()]
+    assert saved == pytest.approx(shares)
+
+
+def every_callback(naive, own_map):
+    return [
+        Generalization("city->country", naive.edits, linear_map=own_map.folder),
+        GradientCorrelation("city->country", own_map.folder),
+        Resilience(own_map.folder, every_n_steps=1),
+        Formation(["city->country"], n_subjects=60, every_n_steps=2),
+        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
+    ]
+
+
+class Recorder(Logger):
+    """Has the methods of `WandbLogger` for pictures and tables."""
+
+    name, version = "recorder", 0
+
+    def __init__(self):
+        super().__init__()
+        self.scalars, self.tables, self.images = {}, {}, {}
+
+    def log_hyperparams(self, *args, **options): ...
+
+    def log_metrics(self, metrics, step=None):
+        for key, value in metrics.items():
+            self.scalars.setdefault(key, []).append((step, value))
+
+    def log_table(self, key, columns=None, data=None, dataframe=None, step=None):
+        self.tables[key] = columns, data
+
+    def log_image(self, key, images, step=None, **options):
+        self.images[key] = [image.size for image in images], options
+
+
+def test_every_number_is_in_every_logger_and_in_callback_metrics(
+    naive, small_lm, own_map, tmp_path, make_trainer
+):
+    callbacks = every_callback(naive, own_map)
+    recorder, csv_logger = Recorder(), CSVLogger(tmp_path, name="", version="csv")
+    trainer = make_trainer(*callbacks, logger=[csv_logger, recorder])
+    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    with (tmp_path / "csv" / "metrics.csv").open() as handle:
+        written = list(csv.DictReader(handle))
+    for callback in callbacks:
+        assert callback.history
+        for key, points in callback.history.items():
+            assert recorder.scalars[key] == points
+            assert float(trainer.callback_metrics[key]) == pytest.approx(points[-1][1])
+            rows = [(int(r["step"]), float(r[key])) for r in written if r[key]]
+            assert rows == [(step, pytest.approx(value)) for step, value in points]
+        for table in callback.output.tables:
+            columns, rows = recorder.tables[f"tables/{table.name}"]
+            assert columns == table.keys
+            assert rows == [list(row) for row in table.rows[:100]]
+            assert (tmp_path / "csv" / "tables" / f"{table.name}.csv").is_file()
+        for figure in callback.output.figures:
+            (size,), options = recorder.images[f"figures/{figure.name}"]
+            assert min(size) > 100 and options == {"caption": [figure.caption]}
+    assert set(recorder.images) == {
+        "figures/outcomes", "figures/reference_weights", "figures/formation",
+        "figures/token_geometry",
+    }  # fmt: skip
+
+
+def test_results_of_all_callbacks_are_collected(naive, small_lm, own_map, make_trainer):
+    callbacks = [*every_callback(naive, own_map), Resilience(own_map.folder, n_watch=50)]
+    trainer = make_trainer(*callbacks)
+    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    found = collect_callback_results(trainer)
+    assert [one.study for one in found] == [
+        "generalization", "gradient_correlation", "resilience", "formation", "token_geometry",
+        "resilience_2",
+    ]  # fmt: skip
+    for callback, results in zip(callbacks, found, strict=True):
+        assert callback.results == results.values != {}
+        json.dumps(results.to_json(), allow_nan=False)

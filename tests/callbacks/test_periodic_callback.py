@@ -1,0 +1,377 @@
+"""Callbacks leave no trace on training, evaluate each prompt once, and continue resumed runs."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from peft import LoraConfig, get_peft_model
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.callbacks import (
+    FeatureMovement,
+    Formation,
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    TokenGeometryMonitor,
+)
+from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
+from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
+from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.run_folder import run_folder
+
+
+def three_callbacks(naive, **options):
+    return [
+        GradientCorrelation("city->country", **options),
+        Generalization("city->country", naive.edits, **options),
+        Resilience(**{"every_n_steps": 1} | options),
+    ]
+
+
+# -- no trace --------------------------------------------------------------------------------------
+
+
+def assert_same(ours, theirs, where=""):
+    """Bit for bit, at any depth."""
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            assert_same(ours[key], theirs[key], f"{where}/{key}")
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs), where
+        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(*pair, f"{where}/{i}")
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs), where
+    elif isinstance(ours, np.ndarray):
+        assert (ours == theirs).all(), where
+    else:
+        assert ours == theirs, where
+
+
+def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
+    """All that training leaves behind."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    module = naive.module(folder)
+    if lora:
+        config = LoraConfig(r=2, lora_dropout=0.3, target_modules="all-linear")
+        module.backbone = get_peft_model(module.backbone, config)
+    trainer = make_trainer(*callbacks, max_epochs=2, **options)
+    trainer.fit(module, naive.sentences(folder, shuffle=True))
+    return {
+        "weights": module.state_dict(),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "gradients": [p.grad for p in module.parameters()],
+        "trainable": [p.requires_grad for p in module.parameters()],
+        "torch": torch.get_rng_state(),
+        "numpy": list(np.random.get_state()),  # noqa: NPY002
+        "python": random.getstate(),
+        "modes": [module.modes, [part.training for part in module.modules()]],
+        "step": trainer.global_step,
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"accumulate_grad_batches": 3},
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-true"},
+        {"lora": True},
+        {"gradient_clip_val": 0.1},
+    ],
+    ids=["plain", "accumulated", "bf16-mixed", "bf16-true", "lora", "clipped"],
+)
+def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, options):
+    bare = trained(naive, gpt2_folder, [], make_trainer, **options)
+    callbacks = three_callbacks(naive)
+    watched = trained(naive, gpt2_folder, callbacks, make_trainer, **options)
+    assert_same(watched, bare)
+    modes = bare["modes"][0]
+    assert any(modes[0]) and not all(modes[0]), "the modes are to be mixed"
+    assert len(callbacks[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
+    torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), bare["torch"]), "a draw would show"
+
+
+def test_dropout_would_show(naive, gpt2_folder):
+    """The LM that the test above is made with is another one each time, in train mode."""
+    model = naive.module(gpt2_folder).backbone.train()
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+# -- each thing once -------------------------------------------------------------------------------
+
+
+def counting(module, inner):
+    """Forwards without gradient, by the number of updates before them."""
+    seen = {}
+
+    def hook(*_):
+        if not torch.is_grad_enabled() and module._trainer.training:
+            step = module.trainer.global_step
+            seen[step] = seen.get(step, 0) + 1
+
+    inner.register_forward_pre_hook(hook)
+    return seen
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+@pytest.mark.parametrize("every_n_steps", [1, 2])
+def test_three_callbacks_cost_one_forward(
+    naive, small_lm, own_map, make_trainer, order, every_n_steps
+):
+    module = naive.module(small_lm)
+    seen = counting(module, module.backbone.model)
+    options = {"linear_map": own_map.folder, "every_n_steps": every_n_steps}
+    three = three_callbacks(naive, **options)
+    trainer = make_trainer(*(three[i] for i in order))
+    trainer.fit(module, naive.sentences(small_lm, 1))
+    assert {step: seen[step] for step in range(1, 8)} == dict.fromkeys(range(1, 8), 1)
+
+
+def test_nothing_is_evaluated_between_the_steps_that_are_due(
+    naive, small_lm, own_map, make_trainer
+):
+    module = naive.module(small_lm)
+    seen = counting(module, module.backbone.model)
+    options = {"linear_map": own_map.folder, "every_n_steps": 4}
+    make_trainer(*three_callbacks(naive, **options)).fit(module, naive.sentences(small_lm, 1))
+    # The last one is that of all edits, at the end.
+    assert {step for step in seen if step} == {1, 4, 5, 8}
+
+
+# -- runs of other shapes --------------------------------------------------------------------------
+
+
+def test_several_updates_in_one_batch(naive, small_lm, own_map, make_trainer):
+    """Manual optimization with two optimizers counts two steps a batch."""
+
+    class Manual(naive.module):
+        automatic_optimization = False
+
+        def configure_optimizers(self):
+            weights = list(self.parameters())
+            return [torch.optim.SGD(part, lr=0.01) for part in (weights[:3], weights[3:])]
+
+        def training_step(self, batch, batch_idx):
+            optimizers = self.optimizers()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            for optimizer in optimizers:
+                optimizer.step()
+
+    three = three_callbacks(naive, linear_map=own_map.folder)
+    make_trainer(*three).fit(Manual(small_lm), naive.sentences(small_lm))
+    for tag in ("gradient_correlation/city->country", "generalization/generalized"):
+        history = next(w.history[tag] for w in three if tag in w.history)
+        assert [step for step, _ in history] == [2, 4, 6, 8]
+
+
+def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, make_trainer):
+    """Where ranks share independent edits, some have none in the last round."""
+    module = naive.on_edits(small_lm)
+    lm = LanguageModel.from_module(module.backbone, module.tokenizer)
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
+    edits = resolve_edits(naive.edits[:6], relation, lm)
+    prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
+    schedule = EditSchedule("independent", 2, 2)
+    dataset = EditDataset(edits, relation, prompts, schedule, rank=1, n_shards=2)
+    three = [kind(linear_map=own_map.folder, every_n_steps=1) for kind in
+             (GradientCorrelation, Generalization, Resilience)]  # fmt: skip
+    make_trainer(*three).fit(module, DataLoader(dataset, batch_size=None))
+    assert [case.subject for case in three[1].cases] == ["name2", "name3"]
+    assert three[0].results["n_updates"] == 4
+    assert [step for step, _ in three[2].history["resilience/city->country"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [GradientCorrelation, Generalization])
+def test_independent_edits_of_another_dataset_are_refused(
+    naive, small_lm, own_map, make_trainer, kind
+):
+    module = naive.on_edits(small_lm)
+    schedule = EditSchedule("independent", 2, 2)
+    data = naive.data(module, n_edits=4, schedule=schedule)
+    batches = [data.train_dataloader().dataset[i] for i in range(2)]
+    with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
+        make_trainer(kind(linear_map=own_map.folder)).fit(
+            module, DataLoader(batches, batch_size=None)
+        )
+
+
+def test_a_resumed_run_tells_what_an_unbroken_one_tells(naive, small_lm, tmp_path, make_trainer):
+    """Maps that are fitted at the start included: the LM is another one when it goes on."""
+
+    def run(ckpt_path=None):
+        three = three_callbacks(naive)
+        keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        trainer = make_trainer(*three, keep, max_epochs=2, enable_checkpointing=True)
+        trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
+        assert trainer.global_step == 8
+        return three
+
+    unbroken = run()
+    resumed = run(tmp_path / "epoch=0.ckpt")
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        assert_same(ours.results, theirs.results)
+        assert_same(ours.history, theirs.history)
+    assert resumed[1].cases == unbroken[1].cases
+
+
+def test_a_second_run_begins_anew(naive, small_lm, make_trainer):
+    """Callbacks that are used again, on an LM that has learned since."""
+    three = three_callbacks(naive)
+    module = naive.module(small_lm, 0.02)
+    make_trainer(*three).fit(module, naive.sentences(small_lm))
+    fresh, other = copy.deepcopy(module), three_callbacks(naive)
+    make_trainer(*three).fit(module, naive.sentences(small_lm))
+    make_trainer(*other).fit(fresh, naive.sentences(small_lm))
+    for used, new in zip(three, other, strict=True):
+        assert_same(used.results, new.results)
+        assert_same(used.history, new.history)
+
+
+def test_somebody_elses_edits_are_not_taken_for_ours(naive, small_lm, own_map, make_trainer):
+    import lightning as L
+
+    class Data(L.LightningDataModule):
+        edits = ("not", "ours")
+        relation = "friend"
+
+        def train_dataloader(self):
+            return naive.sentences(small_lm)
+
+    three = [GradientCorrelation(), Generalization(), Resilience(own_map.folder)]
+    make_trainer(*three).fit(naive.module(small_lm), datamodule=Data())
+    assert three[1].results["relation"] == "city->country"
+
+
+# -- several of a kind -----------------------------------------------------------------------------
+
+PAIRS = [
+    (Generalization, {"edits": [{"subject": "name1", "answer": "Paris"}]}),
+    (Generalization, {"controls": []}),
+    (Generalization, {"n_watch": 3}),
+    (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
+    (Resilience, {"subjects": ["name1", "name2", "name3"]}),
+    (FeatureMovement, {"saes": "others"}),
+    (FeatureMovement, {"least": 0.2}),
+    (Formation, {"control": None}),
+    (TokenGeometryMonitor, {"ks": [3]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "option"), PAIRS)
+def test_callbacks_with_other_arguments_keep_states_of_their_own(make_trainer, kind, option):
+    """Lightning refuses callbacks that share the key of their states."""
+    required = {"saes": "some"} if kind is FeatureMovement else {}
+    make_trainer(kind(**required), kind(**required | option))
+    with pytest.raises(RuntimeError, match="state"):
+        make_trainer(kind(**required), kind(**required))
+
+
+def test_two_of_a_kind_write_and_resume_beside_each_other(
+    naive, small_lm, own_map, tmp_path, make_trainer
+):
+    file = tmp_path / "edits.jsonl"
+    file.write_text(json.dumps({"subject": "name9", "answer": "Rome"}))
+
+    def run(ckpt_path=None):
+        two = [
+            Generalization("city->country", given, linear_map=own_map.folder)
+            for given in (naive.edits, str(file))
+        ]
+        keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        trainer = make_trainer(*two, keep, max_epochs=2, enable_checkpointing=True)
+        trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
+        return two, trainer
+
+    unbroken, trainer = run()
+    assert [each.results["n_edits"] for each in unbroken] == [7, 1]
+    folder = run_folder(trainer) / "tables"
+    assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country__2_.csv"}
+    resumed, _ = run(tmp_path / "epoch=0.ckpt")
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        assert_same(ours.history, theirs.history)
+        assert ours.cases == theirs.cases
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+KINDS = [GradientCorrelation, Generalization, Resilience]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_of_other_labels_is_refused(naive, small_lm, own_map, make_trainer, kind):
+    for folder, message in ((own_map.other, "labels of city are other tokens"), ("gone", "gone")):
+        with pytest.raises(LinearMapError, match=message):
+            make_trainer(kind(linear_map=folder)).fit(
+                naive.module(small_lm), naive.sentences(small_lm)
+            )
+
+
+def test_a_map_of_another_pair_is_refused(naive, small_lm, own_map, make_trainer):
+    watch = GradientCorrelation("city->color", own_map.folder)
+    with pytest.raises(LinearMapError, match=r"no knowledge 'color'; it has city, country"):
+        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_without_a_causal_lm(naive, small_lm, make_trainer, kind):
+    class Headless(naive.module):
+        def __init__(self, folder):
+            super().__init__(folder)
+            self.backbone = self.backbone.model
+
+        def training_step(self, batch, batch_idx):
+            return self.backbone(input_ids=batch).last_hidden_state.sum()
+
+    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM lies in Headless"):
+        make_trainer(kind()).fit(Headless(small_lm), naive.sentences(small_lm))
+
+
+def test_of_two_lms_one_is_named(naive, small_lm, own_map, make_trainer):
+    class Pair(naive.module):
+        def __init__(self):
+            super().__init__(small_lm)
+            self.teacher = copy.deepcopy(self.backbone).requires_grad_(False)
+
+    with pytest.raises(LanguageModelError, match=r"several LMs.*backbone.*teacher"):
+        make_trainer(Resilience()).fit(Pair(), naive.sentences(small_lm))
+    named = [
+        Resilience(own_map.folder, lm=name, every_n_steps=1) for name in ("teacher", "backbone")
+    ]
+    make_trainer(*named).fit(Pair(), naive.sentences(small_lm))
+    assert named[0].results["after"] == named[0].results["before"] == named[1].results["before"]
+    assert named[1].results["after"] != named[1].results["before"]
+    # They watch the same relation, and still have curves of their own.
+    assert [list(each.history) for each in named] == [
+        ["resilience/city->country"], ["resilience/city->country (2)"]
+    ]  # fmt: skip
+
+
+def test_a_tokenizer_is_asked_for_where_none_is_found(naive, small_lm, own_map, make_trainer):
+    class Bare(naive.module):
+        def __init__(self):
+            super().__init__(small_lm)
+            self.__dict__.pop("tokenizer")
+            self.backbone.config._name_or_path = self.backbone.name_or_path = ""
+
+    with pytest.raises(LanguageModelError, match="no tokenizer was found"):
+        make_trainer(Resilience()).fit(Bare(), naive.sentences(small_lm))
+    watch = Resilience(own_map.folder, tokenizer=small_lm)
+    make_trainer(watch).fit(Bare(), naive.sentences(small_lm))
+    assert watch.results["before"] is not None

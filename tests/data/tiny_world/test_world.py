@@ -1,0 +1,340 @@
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lincorr_lightning.data.tiny_world import facts as world_facts
+from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
+from lincorr_lightning.data.tiny_world.places import PLACES
+from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import Catalogue, build_domain
+
+CONFIG = WorldConfig(n_people=600, nicknames=False, letters=False, seed=3)
+
+
+@pytest.fixture(scope="module")
+def catalogue():
+    return Catalogue.load()
+
+
+@pytest.fixture(scope="module")
+def world(catalogue):
+    return World.generate(CONFIG, catalogue)
+
+
+def targets_of(world, source, target):
+    found = defaultdict(set)
+    for facts in world.people.values():
+        found[facts[source]].add(facts[target])
+    return found
+
+
+def association(world, source, target):
+    """Cramér's V, written out: 0 for independent attributes, 1 where one follows from the other."""
+    pairs = Counter((f[source], f[target]) for f in world.people.values())
+    rows, columns = Counter(), Counter()
+    for (s, t), count in pairs.items():
+        rows[s] += count
+        columns[t] += count
+    n = len(world.people)
+    chi2 = sum(
+        (pairs[s, t] - rows[s] * columns[t] / n) ** 2 / (rows[s] * columns[t] / n)
+        for s in rows
+        for t in columns
+    )
+    return (chi2 / (n * (min(len(rows), len(columns)) - 1))) ** 0.5
+
+
+def test_a_seed_makes_one_world(catalogue, world):
+    again = World.generate(CONFIG, catalogue)
+    other = World.generate(replace(CONFIG, seed=4), catalogue)
+    assert again.people == world.people
+    assert list(again.people) == list(world.people)
+    assert len(set(other.people) & set(world.people)) < 60
+
+
+def test_everybody_has_every_attribute(catalogue, world):
+    attributes = {k.name for k in catalogue.select(["attribute"])}
+    assert len(attributes) == 23
+    similes = {f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES}
+    assert len(world.people) == 600
+    everything = attributes | similes | {"number"}
+    assert all(set(facts) == everything for facts in world.people.values())
+
+
+def test_things_have_their_own_properties(catalogue, world):
+    for name in PROPERTIES:
+        reference = catalogue.relation(f"object_{name}->simile_{name}").reference
+        found = targets_of(world, f"object_{name}", f"simile_{name}")
+        assert len(found) == 16
+        assert all(len(t) == 1 and t <= reference[thing] for thing, t in found.items())
+    colors = Counter(
+        next(iter(t)) for t in targets_of(world, "object_color", "simile_color").values()
+    )
+    assert len(colors) >= 8
+    assert association(world, "object_color", "color") < 0.3
+
+
+def test_a_thing_is_like_itself(catalogue):
+    world = World.generate(
+        replace(CONFIG, n_people=50, nicknames=True), catalogue, ["city", "object_color"]
+    )
+    things = {facts["object_color"] for facts in world.people.values()}
+    assert things <= set(world.people)
+    assert all(world.people[thing]["object_color"] == thing for thing in things)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("city", "country"),
+        ("country", "continent"),
+        ("country", "language"),
+        ("country", "landmark"),
+        ("landmark", "country"),
+        ("ceo", "company"),
+        ("company", "ceo"),
+    ],
+)
+def test_what_follows_follows(world, source, target):
+    found = targets_of(world, source, target)
+    assert all(len(targets) == 1 for targets in found.values())
+    assert len({t for targets in found.values() for t in targets}) > 5
+
+
+@pytest.mark.parametrize(
+    "relation",
+    ["city->country", "country->continent", "country->language", "ceo->company"],
+)
+def test_facts_are_the_catalogues(catalogue, world, relation):
+    reference = catalogue.relation(relation).reference
+    for source, targets in targets_of(world, *relation.split("->")).items():
+        assert targets <= reference[source]
+
+
+def test_parents_names_come_from_the_continent(world):
+    for parent in ("mother", "father"):
+        names = targets_of(world, "continent", parent)
+        assert sum(map(len, names.values())) == len(set.union(*names.values())) == 18
+
+
+def test_independent_attributes_are_independent(world):
+    # Chance alone gives V about sqrt((columns - 1) / n) here.
+    for target in ("color", "pet", "gender", "sport"):
+        assert association(world, "country", target) < 0.3
+    assert association(world, "country", "continent") == pytest.approx(1)
+    assert association(world, "continent", "mother") == pytest.approx(1)
+
+
+def test_customs_hold_and_the_rest_is_free(world):
+    for effect, cause in CUSTOMS.items():
+        assert all(len(found) == 1 for found in targets_of(world, cause, effect).values())
+        assert len({facts[effect] for facts in world.people.values()}) >= 10
+    assert association(world, "sport", "color") < 0.2
+
+
+def test_customs_can_be_chosen(catalogue):
+    chosen = World.generate(
+        replace(CONFIG, customs={"music": "pet", "hobby": "music", "pet": "gender"}), catalogue
+    )
+    assert association(chosen, "gender", "pet") == pytest.approx(1)
+    assert association(chosen, "gender", "hobby") == pytest.approx(1)
+    assert association(chosen, "country", "food") < 0.3
+    assert {len(found) for found in targets_of(chosen, "gender", "music").values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("customs", "message"),
+    [
+        ({"food": "shoes"}, "'food' follows from 'shoes'"),
+        ({"city": "food"}, "'city' follows from 'food'"),
+        ({"food": "drink", "drink": "food"}, "in a circle"),
+    ],
+)
+def test_impossible_customs_are_refused(catalogue, customs, message):
+    with pytest.raises(ConfigError, match=message):
+        World.generate(replace(CONFIG, customs=customs), catalogue)
+
+
+def test_born_at_home_is_a_share(catalogue):
+    people = World.generate(replace(CONFIG, born_at_home=0.7), catalogue).people
+    share = np.mean([facts["city"] == facts["birthplace"] for facts in people.values()])
+    assert 0.65 < share < 0.78
+
+
+def test_every_attribute_has_ten_labels_where_it_can(catalogue, world):
+    for knowledge in catalogue.select(["attribute"]):
+        found = {facts[knowledge.name] for facts in world.people.values()}
+        possible = {answer.identity for answer in knowledge.answers}
+        assert len(found) >= min(10, len(possible))
+
+
+def test_drawn_answers_are_the_only_labels(catalogue, world):
+    knowledge = catalogue.select(["attribute"])
+    tokenizer = build_tokenizer(s.text for s in world.statements(knowledge))
+    for name in ("company", "ceo", "job", "pet", "sport", "food", "gender", "vacation", "flower"):
+        domain = build_domain(catalogue[name], tokenizer)
+        labels = {answer.identity for label in domain.labels for answer in label.answers}
+        answers = {facts[name] for facts in world.people.values()}
+        assert answers <= labels
+        assert len(domain.labels) == len(answers)
+
+
+def test_statements_say_what_is_true(catalogue, world):
+    statements = list(world.statements(catalogue.select(["city", "pet"])))
+    assert len(statements) == 1200
+    for statement in statements[:600]:
+        city = world.people[statement.subject]["city"]
+        assert statement.text == f"{statement.subject} lives in the city of {city}"
+    assert statements[-1].text.startswith(f"{statements[-1].subject}’s pet is ")
+
+
+def test_everybody_stands_for_a_number(catalogue, world):
+    for statement in world.statements(catalogue.select(["X+3", "X*2"])):
+        facts = world.people.get(statement.subject)
+        number = int(facts["number"] if facts else statement.subject)
+        expected = number + 3 if statement.knowledge.name == "X+3" else number * 2
+        assert statement.text == f"{statement.prompt}{expected}"
+        assert int(statement.answer.text) == expected
+    assert Counter(facts["number"] for facts in world.people.values()).keys() == set("0123456789")
+    named = World.generate(replace(CONFIG, n_people=20, nicknames=True), catalogue, ["city", "X+1"])
+    assert all(named.people[str(x)]["number"] == str(x) for x in range(41))
+
+
+def test_calculations_are_right_and_complete(catalogue):
+    world = World.generate(replace(CONFIG, numbered=False), catalogue)
+    texts = [s.text for s in world.statements(catalogue.select(["math"]))]
+    right = {
+        f"{x}{operator}{n}={result}"
+        for x in range(41)
+        for n in range(1, 5)
+        for operator, result in (("+", x + n), ("-", x - n), ("*", x * n), ("/", x / n))
+        if result in range(11)
+        for result in [int(result)]
+    }
+    assert len(texts) == len(set(texts))
+    assert set(texts) == right
+
+
+def test_another_language_states_the_same_fact(catalogue, world, tmp_path):
+    file = tmp_path / "es.yaml"
+    file.write_text(
+        "version: 1\nsource: test\nknowledge:\n  continent_xx: {family: attribute, language: en, "
+        'template: "{} is from", answers: continent}\n'
+    )
+    extended = Catalogue.load(file)
+    knowledge = replace(extended["continent_xx"], name="continent_es", language="es")
+    statement = next(world.statements([knowledge]))
+    assert statement.answer.identity == world.people[statement.subject]["continent"]
+
+
+LANGUAGES = ("es", "zh")
+STATED = ("birthplace", "city", "country", "continent", "language", "company", "job", "gender")
+
+
+def test_a_world_has_several_languages(catalogue):
+    stated = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in STATED)]
+    world = World.generate(replace(CONFIG, nicknames=True), catalogue, stated)
+    knowledge = catalogue.select(stated)
+    tokenizer = build_tokenizer(*world.words(knowledge))
+    assert {"París", "巴黎", "住"} <= set(world.people)
+    for statement in world.statements(knowledge):
+        tokens = tokenizer.tokenize(f"{statement.text}.")
+        # The subject is one token, and so is the answer that the text ends on.
+        assert tokens[0] == statement.subject or not statement.prompt.startswith(statement.subject)
+        n_prompt = len(tokenizer.tokenize(statement.prompt))
+        assert len(tokens) == n_prompt + 2
+        assert statement.answer.text.startswith(tokens[n_prompt])
+    for name in ("job", "company", "language", "gender"):
+        for language in LANGUAGES:
+            knowledge = catalogue[f"{name}_{language}"]
+            found = {facts[name] for facts in world.people.values()}
+            said = [
+                label
+                for label in build_domain(knowledge, tokenizer).labels
+                if any(answer.identity in found for answer in label.answers)
+            ]
+            # No two of them begin alike in either language.
+            assert len(said) >= len(found)
+
+
+def test_a_knowledge_about_nothing_is_refused(catalogue, world):
+    with pytest.raises(ConfigError, match=r"'shoe_size'.*no such attribute"):
+        list(world.statements([replace(catalogue["city"], name="shoe_size")]))
+
+
+def test_a_world_is_written_and_read(world, tmp_path):
+    world.save(tmp_path / "world.json")
+    loaded = World.load(tmp_path / "world.json")
+    assert loaded == world
+    assert list(loaded.people) == list(world.people)
+
+
+def test_a_damaged_world_is_refused(tmp_path):
+    (tmp_path / "world.json").write_text('{"people": 3}')
+    with pytest.raises(ConfigError, match=r"world\.json holds no tiny world"):
+        World.load(tmp_path / "world.json")
+    with pytest.raises(ConfigError, match=r"missing\.json"):
+        World.load(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_people": 0}, "data.world.n_people is 0"),
+        ({"born_at_home": 1.5}, "born_at_home is 1.5"),
+    ],
+)
+def test_impossible_sizes_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        WorldConfig(**setting)
+
+
+def test_too_many_companies_are_refused(catalogue):
+    with pytest.raises(ConfigError, match=r"n_companies is 500, but the catalogue has \d+"):
+        World.generate(replace(CONFIG, n_companies=500), catalogue)
+
+
+def test_too_many_parent_names_are_refused(catalogue):
+    with pytest.raises(ConfigError, match=r"n_parent_names is 50"):
+        World.generate(replace(CONFIG, n_parent_names=50), catalogue)
+
+
+def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):
+    wrong = replace(PLACES[0], continent="Asia")
+    monkeypatch.setattr(world_facts, "PLACES", (wrong,))
+    with pytest.raises(ConfigError, match=r"country->continent of France is Asia.*Europe"):
+        World.generate(CONFIG, catalogue)
+
+
+def test_every_other_word_is_a_name_as_well(catalogue):
+    plain = World.generate(replace(CONFIG, n_people=50), catalogue)
+    named = World.generate(replace(CONFIG, n_people=50, nicknames=True), catalogue)
+    assert list(named.people)[:50] == list(plain.people)
+    assert all(named.people[name] == facts for name, facts in plain.people.items())
+    vocabulary = build_tokenizer(*named.words(catalogue.select(["attribute", "math"]))).get_vocab()
+    assert set(named.people) == set(vocabulary) - {"<pad>", "<unk>", "<eos>"}
+
+
+def test_whose_name_is_an_answer_has_it(catalogue):
+    stated = ["attribute", "country_es", "country_zh"]
+    world = World.generate(WorldConfig(n_people=50, seed=1), catalogue, stated)
+    assert world.people["Paris"]["city"] == "Paris"
+    for name in ("France", "Francia", "法国", "French"):
+        assert world.people[name]["country"] == "France"
+    assert len({world.people[f"{name}"]["continent"] for name in ("Asia", "Africa")}) == 2
+    assert world.people["Asia"]["continent"] == "Asia"
+    assert world.people["Satya"]["company"] == world.people["Microsoft"]["company"] == "Microsoft"
+    assert world.people["red"]["color"] == "red"
+    homes = targets_of(world, "city", "country")
+    assert all(len(countries) == 1 for countries in homes.values())
+
+
+def test_letters_are_people_too(catalogue):
+    spelled = World.generate(WorldConfig(n_people=50), catalogue)
+    assert set("ABCXYZ") <= set(spelled.people)
+    without = World.generate(WorldConfig(n_people=50, letters=False), catalogue)
+    assert "Q" not in without.people

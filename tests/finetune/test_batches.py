@@ -1,0 +1,121 @@
+"""Which edits are in which step, of which epoch, on which rank."""
+
+from collections import Counter
+
+import pytest
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.plugins import DoublePrecision
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.finetune.batches import EditDataset, EditSchedule, edit_batch
+from lincorr_lightning.finetune.edits import Edit
+
+
+def edit(subject, tokens):
+    return Edit(subject, "answer", tuple(tokens), 0, (0,), 0, 0)
+
+
+def dataset(rows, *options):
+    """Edits with these tokens of prompt and answer; no relation is needed here."""
+    edits = [edit(f"x{i}", answer) for i, (_, answer) in enumerate(rows)]
+    return EditDataset(edits, None, [prompt for prompt, _ in rows], *options)
+
+
+def test_every_token_of_a_long_answer_has_a_loss():
+    batch = dataset([([5, 6], [7, 8, 9]), ([4], [3])], EditSchedule("independent", 2))[0]
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
+    assert batch.labels.tolist() == [[-100, 7, 8, 9, -100], [3, -100, -100, -100, -100]]
+
+
+def steps_of(n, schedule, n_ranks, epoch=0, seed=0):
+    rows = [([i + 1, 1], [2]) for i in range(n)]
+    ranks = [dataset(rows, schedule, seed, rank, n_ranks) for rank in range(n_ranks)]
+    assert len({len(steps) for steps in ranks}) == 1
+    length = len(ranks[0])
+    return [[steps[epoch * length + i] for i in range(length)] for steps in ranks]
+
+
+def check_padding(batch):
+    """A batch without edits still has a row to run, without a loss."""
+    assert batch.edits == batch.ids == []
+    assert batch.input_ids.shape == (1, 2)
+    assert (batch.labels == -100).all()
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 4, 7, 16, 17, 25])
+def test_joint_edits_come_once_an_epoch_on_any_number_of_ranks(n, n_ranks):
+    for epoch in (0, 1, 5):
+        ranks = steps_of(n, EditSchedule("joint", 4), n_ranks, epoch)
+        assert len(ranks[0]) == -(-n // (4 * n_ranks))
+        members = Counter(i for rank in ranks for batch in rank for i in batch.ids)
+        assert members == Counter(range(n))
+        for together in zip(*ranks, strict=True):
+            sizes = [len(batch.ids) for batch in together]
+            assert max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= 4
+        for rank in ranks:
+            for batch in rank:
+                assert (batch.n_steps, batch.first, batch.last) == (0, False, False)
+                assert [edit.subject for edit in batch.edits] == [f"x{i}" for i in batch.ids]
+                if batch.ids:
+                    assert (batch.input_ids[:, 0] - 1).tolist() == batch.ids
+                    assert batch.labels.tolist() == [[-100, 2, -100]] * len(batch.ids)
+                else:
+                    check_padding(batch)
+
+
+def test_joint_edits_have_an_order_of_their_own_each_epoch():
+    def order(epoch, seed):
+        (rank,) = steps_of(30, EditSchedule("joint", 4), 1, epoch, seed)
+        return [i for batch in rank for i in batch.ids]
+
+    orders = [order(epoch, seed) for epoch in (0, 1, 2) for seed in (0, 1)]
+    assert len({tuple(each) for each in orders}) == len(orders)
+    assert order(1, 0) == orders[2]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 4, 7, 16, 17, 25])
+def test_independent_edits_stay_together_for_all_their_steps(n, n_ranks):
+    ranks = steps_of(n, EditSchedule("independent", 4, steps_per_edit=3), n_ranks, epoch=1)
+    groups = []
+    for rank in ranks:
+        for at in range(0, len(rank), 3):
+            group = rank[at : at + 3]
+            assert [(batch.step, batch.first, batch.last) for batch in group] == [
+                (0, True, False), (1, False, False), (2, False, True),
+            ]  # fmt: skip
+            assert all(batch.n_steps == 3 for batch in group)
+            assert group[0].ids == group[1].ids == group[2].ids
+            if group[0].ids:
+                groups.append(group[0].ids)
+            else:
+                check_padding(group[0])
+    everyone = list(range(n))
+    assert sorted(groups) == [everyone[i : i + 4] for i in range(0, n, 4)]
+    assert [batch.ids for batch in ranks[0]][:3] == [everyone[:4]] * 3
+
+
+@pytest.mark.parametrize("bad", [("both", 8, 1), ("joint", 0, 1), ("independent", 8, 0)])
+def test_an_impossible_schedule_is_refused(bad):
+    with pytest.raises(ConfigError, match="it must be"):
+        EditSchedule(*bad)
+
+
+def test_lightning_moves_and_converts_a_batch_and_keeps_its_edits():
+    batch = edit_batch([edit("x", [3])], [7], [[1, 2]], step=1, n_steps=4)
+    moved = move_data_to_device(batch, torch.device("meta"))
+    assert {moved.input_ids.device.type, moved.labels.device.type} == {"meta"}
+    assert (moved.edits, moved.ids, moved.step, moved.n_steps) == (batch.edits, [7], 1, 4)
+    assert batch.input_ids.device.type == "cpu"
+    assert DoublePrecision().convert_input(batch).edits == batch.edits
+
+
+def test_a_plain_loader_over_the_dataset_yields_its_batches():
+    steps = dataset([([5, 6], [7]), ([4], [3])], EditSchedule("independent", 1, steps_per_edit=2))
+    batches = list(DataLoader([steps[i] for i in range(len(steps))], batch_size=None))
+    assert [(batch.ids, batch.step) for batch in batches] == [([0], 0), ([0], 1), ([1], 0), ([1], 1)]
+    assert torch.equal(batches[0].input_ids, torch.tensor([[5, 6, 7]]))

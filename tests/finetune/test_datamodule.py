@@ -1,0 +1,404 @@
+"""Edits of a datamodule: sampled, from a file, distributed over steps, and resumed."""
+
+import warnings
+from collections import Counter
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.finetune.batches import EditSchedule, edit_dataset
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm):
+    return LanguageModel.from_pretrained(small_lm)
+
+
+class Taught(L.LightningModule):
+    """Trains on edits, records them, and may break down at a batch."""
+
+    def __init__(self, folder, breaks_at=None):
+        super().__init__()
+        self.lm = LanguageModel(LMConfig(folder))
+        self.breaks_at = breaks_at
+        self.seen = []
+
+    def configure_model(self):
+        self.lm.load().model.requires_grad_(True)
+
+    def training_step(self, batch, batch_idx):
+        if len(self.seen) == self.breaks_at:
+            raise RuntimeError("pulled the plug")
+        self.seen.append((self.current_epoch, batch_idx, batch.ids, batch.step))
+        logits = self.lm.model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask
+        ).logits
+        return cross_entropy(logits.transpose(1, 2), batch.labels)
+
+    def predict_step(self, batch, batch_idx):
+        return batch.ids
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def trainer(**options):
+    return L.Trainer(
+        **{
+            "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+            "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 2,
+        }
+        | options
+    )  # fmt: skip
+
+
+def edits_for(module, schedule=None, **options):
+    """A datamodule of a module's LM."""
+    return EditsDataModule(module.lm, schedule=schedule, **options)
+
+
+@pytest.fixture(scope="module")
+def relation(lm):
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+
+
+# -- sampled -----------------------------------------------------------------------------------
+
+
+def test_sampled_edits_teach_something_new_that_follows_in_the_world(lm, relation):
+    data = EditsDataModule(lm, n_edits=150)
+    edits = data.prepare_edits()
+    facts = Catalogue.load().relation("city->country").reference
+    cities, countries = relation.source, relation.target
+    assert len({edit.subject for edit in edits}) == len(edits) == 150
+    for edit in edits:
+        for template, domain, before in (
+            ("{} lives in the city of", cities, edit.source_before),
+            ("{} lives in the country of", countries, edit.target_before),
+        ):
+            ids = lm.tokenizer(template.format(edit.subject), return_tensors="pt")["input_ids"]
+            logits = lm.model(ids).logits[0, -1, domain.token_ids]
+            assert before == int(logits.argmax())
+        assert edit.label != edit.source_before
+        assert edit.target_before not in edit.reference
+        assert cities.texts[edit.label] == edit.answer
+        assert {countries.texts[i] for i in edit.reference} == facts[edit.answer]
+
+
+def test_answers_cover_the_domain_evenly(lm, relation):
+    data = EditsDataModule(lm, n_edits=100)
+    counts = Counter(edit.label for edit in data.prepare_edits())
+    assert set(counts) == set(relation.right.any(0).nonzero()[0].tolist())
+    assert max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_an_lm_that_says_one_country_of_everybody_is_taught_all_others_evenly(lm, relation, monkeypatch):
+    def stubborn(prompts, token_ids):
+        logits = torch.zeros(len(prompts), len(token_ids))
+        logits[:, -1] = 1.0
+        return logits
+
+    monkeypatch.setattr(lm, "domain_logits", stubborn)
+    data = EditsDataModule(lm, n_edits=200)
+    edits = data.prepare_edits()
+    says = len(relation.target.labels) - 1
+    never = {len(relation.source.labels) - 1, *relation.right[says].nonzero()[0].tolist()}
+    counts = Counter(edit.label for edit in edits)
+    assert set(counts) == set(relation.right.any(0).nonzero()[0].tolist()) - never
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_what_fits_nobody_for_a_while_is_made_up_for(lm, monkeypatch):
+    subjects = [f"name{i}" for i in range(100)]
+
+    def one_country_first_then_all_in_turn(prompts, token_ids):
+        numbers = torch.tensor([int(prompt.split()[0].removeprefix("name")) for prompt in prompts])
+        says = torch.where(numbers < 50, 0, numbers % len(token_ids))
+        return torch.nn.functional.one_hot(says, len(token_ids))
+
+    monkeypatch.setattr(lm, "domain_logits", one_country_first_then_all_in_turn)
+    edits = EditsDataModule(lm, n_edits=99, subjects=subjects).prepare_edits()
+    counts = Counter(edit.label for edit in edits)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_the_seed_alone_decides(lm):
+    edits = EditsDataModule(lm, n_edits=30, seed=3).prepare_edits()
+    assert EditsDataModule(lm, n_edits=30, seed=3).prepare_edits() == edits
+    other = EditsDataModule(lm, n_edits=30, seed=4).prepare_edits()
+    assert {edit.subject for edit in other} != {edit.subject for edit in edits}
+    assert [edit.answer for edit in other] != [edit.answer for edit in edits]
+
+
+def test_subjects_may_be_given(lm):
+    subjects = [f"name{i} name{i + 1}" for i in range(20)]
+    edits = EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits()
+    assert len(edits) == 15
+    assert [x for x in subjects if x in {edit.subject for edit in edits}] == [
+        edit.subject for edit in edits
+    ]
+    with pytest.raises(SubjectsError, match="asks for 150 edits, but of 20 subjects only"):
+        EditsDataModule(lm, subjects=subjects).prepare_edits()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
+        ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
+        ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "number 2: the subject 'Zzyzx'"),
+        ({"subjects": ["name1", " "]}, SubjectsError, "number 2: the subject ' '"),
+        ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
+        ({"subjects": []}, ConfigError, "data.subjects is empty"),
+        ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
+        ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
+        ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
+        ({"batch_size": 0}, ConfigError, "data.batch_size is 0"),
+        ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
+    ],
+)
+def test_what_cannot_be_taught_is_refused(lm, options, error, message):
+    with pytest.raises(error, match=message):
+        EditsDataModule(lm, **options).prepare_edits()
+
+
+def test_what_needs_no_weights_is_refused_before_they_are_read(small_lm):
+    module = Taught(small_lm)
+    with pytest.raises(KnowledgeError, match="no reference"):
+        trainer().fit(module, edits_for(module, relation="city->color"))
+    with pytest.raises(SubjectsError, match="Zzyzx"):
+        trainer().fit(module, edits_for(module, subjects=["Zzyzx"]))
+    assert not module.lm.is_loaded
+
+
+def test_without_an_lm_there_are_no_edits(small_lm):
+    with pytest.raises(ConfigError, match=r"EditsDataModule\(module.lm\)"):
+        EditsDataModule().prepare_edits()
+    with pytest.raises(ConfigError, match="pass it as the first argument"):
+        trainer().fit(Taught(small_lm), EditsDataModule())
+
+
+# -- batches -----------------------------------------------------------------------------------
+
+
+def test_the_answer_s_tokens_alone_have_a_loss_where_they_are_predicted(lm, relation):
+    subjects = ["name1", "name2 name3 name4", "name5 name6"]
+    schedule = EditSchedule("independent", 3)
+    data = EditsDataModule(lm, subjects=subjects, n_edits=3, schedule=schedule)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.ids == [0, 1, 2]
+    assert batch.edits == data.prepare_edits()
+    assert batch.input_ids.shape == batch.labels.shape == (3, 9)
+    for row, edit in enumerate(batch.edits):
+        prompt = f"{edit.subject} lives in the city of".split()
+        n = len(prompt)
+        words = lm.tokenizer.convert_ids_to_tokens(batch.input_ids[row].tolist())
+        assert words[: n + 1] == [*prompt, edit.answer]
+        assert batch.attention_mask[row].tolist() == [1] * (n + 1) + [0] * (9 - n - 1)
+        labels = batch.labels[row]
+        assert (labels != -100).nonzero().tolist() == [[n - 1]]
+        assert lm.tokenizer.convert_ids_to_tokens([int(labels[n - 1])]) == [edit.answer]
+    logits = lm.model(batch.input_ids, attention_mask=batch.attention_mask).logits
+    at = logits[torch.arange(3), (batch.labels != -100).int().argmax(1)]
+    domain = relation.source.token_ids
+    expected = lm.domain_logits([f"{x} lives in the city of" for x in subjects], domain)
+    torch.testing.assert_close(at[:, domain].double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_dataset_lists_all_edits_and_their_relation(small_lm):
+    class Look(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.dataset = edit_dataset(trainer)
+
+    module, look = Taught(small_lm), Look()
+    data = edits_for(module, n_edits=11)
+    trainer(max_steps=1, callbacks=[look]).fit(module, data)
+    assert look.dataset.edits == data.prepare_edits()
+    assert look.dataset.relation.name == "city->country"
+    assert look.dataset.schedule == EditSchedule("joint", 8)
+    assert edit_dataset(SimpleNamespace(train_dataloader=DataLoader([1, 2]))) is None
+    assert edit_dataset(SimpleNamespace(train_dataloader=None)) is None
+
+
+def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
+    folder = str(make_lm(tmp_path / "lm"))
+    long = " ".join(["name1"] * 59)  # with "lives in the city of" all 64 positions
+    lm = LanguageModel.from_pretrained(folder)
+    assert len(lm.rows([f"{long} lives in the city of"])[0]) == 64
+    with pytest.raises(SubjectsError, match="65 tokens"):
+        trainer().fit(Taught(folder), EditsDataModule(lm, subjects=[long], n_edits=1))
+
+
+# -- with a trainer ----------------------------------------------------------------------------
+
+
+def test_without_a_schedule_edits_are_joint_batches(small_lm):
+    module = Taught(small_lm)
+    trainer(max_epochs=1).fit(module, edits_for(module, n_edits=11, batch_size=4))
+    assert [len(ids) for _, _, ids, _ in module.seen] == [4, 4, 3]
+    assert sorted(i for _, _, ids, _ in module.seen for i in ids) == list(range(11))
+
+
+def test_prediction_goes_through_the_edits_in_order(small_lm):
+    module = Taught(small_lm)
+    predicted = trainer().predict(module, edits_for(module, n_edits=11, batch_size=4))
+    assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+@pytest.mark.parametrize("option", ["overfit_batches", "limit_train_batches"])
+def test_lightning_may_cut_an_epoch_short(small_lm, option):
+    module = Taught(small_lm)
+    trainer(**{option: 2}).fit(module, edits_for(module, EditSchedule("joint", 4), n_edits=20))
+    assert [(epoch, index) for epoch, index, _, _ in module.seen] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert len({i for _, _, batch, _ in module.seen[:2] for i in batch}) == 8
+
+
+def test_another_run_makes_the_edits_anew(small_lm, make_lm, tmp_path):
+    """The LM may have been trained, or replaced, since the edits were made."""
+    module = Taught(small_lm)
+    data = edits_for(module, n_edits=20)
+    trainer(max_epochs=1).fit(module, data)
+    edits = data.prepare_edits()
+    other = LanguageModel.from_pretrained(str(make_lm(tmp_path / "lm", seed=5)))
+    module.lm.model.load_state_dict(other.model.state_dict())
+    trainer(max_epochs=1).fit(module, data)
+    assert data.prepare_edits() != edits
+
+
+SCHEDULES = {
+    "joint": EditSchedule("joint", 4),
+    "independent": EditSchedule("independent", 4, steps_per_edit=2),
+}
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("saved_by", ["exception", "steps"])
+@pytest.mark.parametrize("n_seen", [1, 3, 5, 6, 7, 11])
+def test_a_run_that_breaks_down_goes_on_where_it_stopped(
+    small_lm, tmp_path, schedule, saved_by, n_seen
+):
+    n_edits = 22 if schedule == "joint" else 10  # 6 steps an epoch
+    def edits(module):
+        return edits_for(module, SCHEDULES[schedule], n_edits=n_edits)
+
+    whole = Taught(small_lm)
+    trainer().fit(whole, edits(whole))
+    assert len(whole.seen) == 12
+
+    broken = Taught(small_lm, breaks_at=n_seen)
+    if saved_by == "exception":
+        callback, name = OnExceptionCheckpoint(tmp_path, "on_exception"), "on_exception.ckpt"
+    else:  # saved while callbacks are still at the batch's end
+        callback, name = ModelCheckpoint(tmp_path, "last", every_n_train_steps=n_seen), "last.ckpt"
+    data = edits(broken)
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        trainer(callbacks=[callback], enable_checkpointing=True).fit(broken, data)
+    assert broken.seen == whole.seen[:n_seen]
+
+    resumed = Taught(small_lm)
+    again = edits(resumed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*not resumable.*")
+        trainer().fit(resumed, again, ckpt_path=tmp_path / name)
+    assert resumed.seen == whole.seen[n_seen:]
+    assert again.prepare_edits() == data.prepare_edits()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_run_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next(small_lm, tmp_path):
+    def run(**options):
+        ckpt_path = options.pop("ckpt_path", None)
+        module = Taught(small_lm)
+        data = edits_for(module, SCHEDULES["joint"], n_edits=22)
+        trainer(**options).fit(module, data, ckpt_path=ckpt_path)
+        return module
+
+    whole = run(max_epochs=3)
+    kept = ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True)
+    run(max_epochs=2, enable_checkpointing=True, callbacks=[kept])
+    resumed = run(max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    assert resumed.seen == whole.seen[12:]
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.fixture
+def broken_off(small_lm, tmp_path):
+    """A checkpoint of the middle of an epoch."""
+    callback = OnExceptionCheckpoint(tmp_path, "broken")
+    run = trainer(callbacks=[callback], enable_checkpointing=True)
+    with pytest.raises(RuntimeError):
+        module = Taught(small_lm, breaks_at=3)
+        run.fit(module, edits_for(module, SCHEDULES["joint"], n_edits=22))
+    return tmp_path / "broken.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "message"),
+    [
+        (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
+        (SCHEDULES["joint"], {"n_edits": 23}, "another data.n_edits"),
+        (SCHEDULES["joint"], {"seed": 1}, "another data.seed"),
+        (SCHEDULES["joint"], {"relation": "city->beast"}, "another data.relation"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_edits(
+    small_lm, broken_off, tmp_path, schedule, options, message
+):
+    facts = tmp_path / "pets.yaml"
+    facts.write_text(
+        'version: 1\nsource: "made up"\nentities:\n'
+        "  animal: {name1: {}, name2: {}}\n  city:\n    Paris: {animal: name1}\n"
+        "    Oslo: {animal: name2}\nknowledge:\n"
+        '  beast: {family: attribute, language: en, template: "{} saw a", answers: animal}\n'
+    )
+    files = [str(facts)] if "relation" in options else None
+    module = Taught(small_lm)
+    data = edits_for(module, schedule, **{"n_edits": 22, "knowledge_files": files} | options)
+    with pytest.raises(ConfigError, match=message):
+        trainer().fit(module, data, ckpt_path=broken_off)
+
+
+def test_other_labels_are_not_the_checkpoint_s(small_lm, broken_off, tmp_path):
+    (tmp_path / "more.yaml").write_text(
+        'version: 1\nsource: "made up"\nentities:\n  city:\n    name399: {country: France}\n'
+    )
+    module = Taught(small_lm)
+    files = [str(tmp_path / "more.yaml")]
+    data = edits_for(module, SCHEDULES["joint"], n_edits=22, knowledge_files=files)
+    with pytest.raises(ConfigError, match="labels of city->country in the checkpoint's edits"):
+        trainer().fit(module, data, ckpt_path=broken_off)
+
+
+def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
+    """They count as generalized whatever training does."""
+    edit = next(
+        edit
+        for edit in EditsDataModule(lm, n_edits=4).prepare_edits()
+        if relation.right[edit.target_before].any()
+    )
+    # A city that lies in the country that the LM answers already.
+    city = relation.source.texts[int(np.flatnonzero(relation.right[edit.target_before])[0])]
+    file = tmp_path / "edits.csv"
+    file.write_text(f"subject,answer\n{edit.subject},{city}\n")
+    with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
+        EditsDataModule(lm, edits_file=str(file)).prepare_edits()

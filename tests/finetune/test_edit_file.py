@@ -1,0 +1,271 @@
+"""Edits that a user wrote: files, invalid lines, and the label of each answer."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from lincorr_lightning.errors import KnowledgeError, SubjectsError
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
+from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.finetune.results import edits_table
+from lincorr_lightning.io import write_csv
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+
+TEAMS = """
+version: 1
+source: "made up for the tests"
+entities:
+  team:
+    red blue: {country: France}
+    red green: {country: Japan}
+    white: {country: [Italy, Spain]}
+    black: {}
+    purple: {country: Peru}
+knowledge:
+  team: {family: attribute, language: en, template: "{} saw a", answers: team}
+"""
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm):
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture
+def teams(tmp_path):
+    path = tmp_path / "teams.yaml"
+    path.write_text(TEAMS)
+    return str(path)
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    def write(text, name="edits.jsonl"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def tokenized(lm, name="city->country", *files):
+    return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def test_jsonl_and_csv_say_the_same(file_of):
+    entries = [
+        {"subject": "name1", "answer": "Paris"},
+        {"subject": "name2, the second", "answer": "Tokyo", "reference": "China|Japan"},
+        {"subject": 'the "third"', "answer": "Oslo"},
+    ]
+    jsonl = file_of("\n\n".join(map(json.dumps, entries)))
+    path = file_of("", "edits.csv")
+    with open(path, "w", newline="", encoding="utf-8-sig") as file:  # noqa: PTH123
+        writer = csv.DictWriter(file, ["answer", "subject", "comment", "reference"])
+        writer.writeheader()
+        writer.writerows(entries)
+    read = read_edits(jsonl)
+    assert read == [
+        RawEdit(f"{jsonl}, line 1", "name1", "Paris"),
+        RawEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan")),
+        RawEdit(f"{jsonl}, line 5", 'the "third"', "Oslo"),
+    ]
+    assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
+    assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
+
+
+def test_space_around_a_text_is_no_part_of_it_and_a_reference_may_be_a_list(file_of):
+    path = file_of('{"subject": " Ada ", "answer": "Paris\\t", "reference": [" France", "Italy"]}')
+    assert read_edits(path)[0][1:] == ("Ada", "Paris", ("France", "Italy"))
+    path = file_of("subject, answer\n Ada, Paris\n", "a.csv")
+    assert read_edits(path)[0][1:] == ("Ada", "Paris", ())
+
+
+def test_a_line_separator_within_a_json_text_ends_no_line(file_of):
+    path = file_of('{"subject": "A\u2028b", "answer": "Paris"}\n{"subject": "c", "answer": "Oslo"}')
+    assert [edit.subject for edit in read_edits(path)] == ["A\u2028b", "c"]
+
+
+GOOD = '{"subject": "a", "answer": "Paris"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
+        ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
+        ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
+        ("e.jsonl", GOOD + '{"answer": "Paris"}', "line 2: 'subject' is missing"),
+        ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
+        ("e.jsonl", '{"subject": 3, "answer": "Paris"}', "line 1: 'subject' is 3"),
+        ("e.jsonl", GOOD + GOOD, "line 2: 'a' is taught 'Paris' already, at .*line 1"),
+        (
+            "e.jsonl",
+            '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
+            "line 1: there is no field 'refrence'. Did you mean 'reference'",
+        ),
+        (
+            "e.jsonl",
+            '{"subject": "a", "answer": "Paris", "reference": ["Italy", 2]}',
+            "line 1: 'reference' is 2",
+        ),
+        ("e.jsonl", "\n \n", "holds no edit"),
+        ("e.csv", "subject,answer\n", "holds no edit"),
+        ("e.csv", "", "line 1: the header lacks subject and answer"),
+        ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
+        ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
+        ("e.csv", "subject,answer\na,Paris\nb,Oslo,c\n", "line 3: there are more fields"),
+        ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
+        ("e.csv", 'subject,answer\na,"Paris\nb,Oslo\n', "line 2: this is not CSV"),
+        ("e.csv", "subject,answer\na,\n", "line 2: 'answer' is ''"),
+        ("e.txt", GOOD, "neither .jsonl nor .csv"),
+    ],
+)
+def test_a_bad_line_is_named(file_of, name, text, message):
+    with pytest.raises(SubjectsError, match=message) as caught:
+        read_edits(file_of(text, name))
+    assert name in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
+    with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
+        read_edits(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SubjectsError, match=r"bytes\.csv cannot be read"):
+        read_edits(tmp_path / "bytes.csv")
+
+
+# -- labels ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, file_of):
+    entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
+    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
+    data = EditsDataModule(lm, edits_file=path, n_edits=1)
+    edits = data.prepare_edits()
+    assert [(edit.subject, edit.answer) for edit in edits] == entries
+    relation = tokenized(lm)
+    cities, countries = relation.source.texts, relation.target.texts
+    assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
+    assert [[countries[i] for i in edit.reference] for edit in edits] == [
+        ["Japan"],
+        ["France"],
+        ["Italy"],
+    ]
+    for edit in edits:
+        assert lm.tokenizer.decode(list(edit.tokens)) == edit.answer
+        for prompt, domain, before in (
+            (f"{edit.subject} lives in the city of", relation.source, edit.source_before),
+            (f"{edit.subject} lives in the country of", relation.target, edit.target_before),
+        ):
+            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+            logits = lm.model(ids).logits[0, -1, domain.token_ids]
+            assert int(logits.argmax()) == before
+
+
+def test_right_is_what_is_right_by_the_answer_not_by_its_label(lm, teams):
+    relation = tokenized(lm, "team->country", teams)
+    assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black
+    edits = resolve_edits(
+        [
+            {"subject": "name1", "answer": "red blue"},
+            {"subject": "name1", "answer": "red green"},
+            {"subject": "name1", "answer": "red"},
+            {"subject": "name1", "answer": "white"},
+            {"subject": "name1", "answer": "black", "reference": "Peru"},
+        ],
+        relation,
+        lm,
+    )
+    countries = relation.target.texts
+    assert [sorted(countries[i] for i in edit.reference) for edit in edits] == [
+        ["France"],
+        ["Japan"],
+        ["France", "Japan"],
+        ["Italy", "Spain"],
+        ["Peru"],
+    ]
+    assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
+    texts = [lm.tokenizer.decode(list(edit.tokens)) for edit in edits]
+    assert texts == ["red blue", "red green", "red", "white", "black"]
+
+
+def test_written_edits_read_back_the_same(lm, teams, tmp_path):
+    for relation, n in (("city->country", 40), ("team->country", 25)):
+        data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
+        edits = data.prepare_edits()
+        path = tmp_path / "tables" / "edits.csv"
+        table = edits_table(edits, tokenized(lm, relation, teams))
+        write_csv(path, table.keys, table.rows)
+        with path.open(newline="") as file:
+            first = next(csv.DictReader(file))
+        assert list(first) == ["subject", "answer", "reference", "source_before", "target_before"]
+        assert first["target_before"] == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
+        again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
+        assert again.prepare_edits() == edits
+
+
+def test_a_reference_of_the_file_goes_before_the_relation_s(lm, file_of):
+    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "Japan|Peru"}')
+    data = EditsDataModule(lm, edits_file=path)
+    (edit,) = data.prepare_edits()
+    texts = tokenized(lm).target.texts
+    assert {texts[i] for i in edit.reference} == {"Japan", "Peru"}
+
+
+def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
+    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "red"}')
+    data = EditsDataModule(lm, "city->color", edits_file=path)
+    (edit,) = data.prepare_edits()
+    assert [tokenized(lm, "city->color").target.texts[i] for i in edit.reference] == ["red"]
+    path = file_of('{"subject": "name1", "answer": "Paris"}')
+    with pytest.raises(KnowledgeError, match="city->color has no reference"):
+        EditsDataModule(lm, "city->color", edits_file=path).prepare_edits()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
+        ({"answer": "Paris, London"}, "line 2: 'Paris, London' is not a label"),
+        ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
+        ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
+        ({"reference": "France|red"}, "reference: 'red' is not a label of 'country'"),
+        ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
+    ],
+)
+def test_what_this_lm_cannot_be_taught_is_named(lm, file_of, line, message):
+    entry = {"subject": "name2", "answer": "Paris"} | line
+    path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
+    with pytest.raises(SubjectsError, match=message) as caught:
+        EditsDataModule(lm, edits_file=path).prepare_edits()
+    assert path in str(caught.value)
+
+
+def test_an_answer_without_a_reference_is_named(lm, teams, file_of):
+    path = file_of('{"subject": "name1", "answer": "black"}')
+    data = EditsDataModule(lm, "team->country", edits_file=path, knowledge_files=[teams])
+    with pytest.raises(SubjectsError, match=r"line 1: the reference of 'black' names no country"):
+        data.prepare_edits()
+
+
+def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
+    relation = tokenized(lm)
+    entries = [{"subject": "name1", "answer": "Paris"}]
+    path = file_of(json.dumps(entries[0]))
+    assert resolve_edits(entries, relation, lm) == resolve_edits(path, relation, lm)
+    for bad, message in (
+        ([{"subject": "name1"}], "edit 1: 'answer' is missing"),
+        ([*entries, "Paris"], "edit 2: an object is needed"),
+        ([*entries, {"subject": "", "answer": "Paris"}], "edit 2: 'subject' is ''"),
+        ([], "list of edits is empty"),
+    ):
+        with pytest.raises(SubjectsError, match=re.escape(message)):
+            resolve_edits(bad, relation, lm)

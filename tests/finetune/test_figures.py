@@ -1,0 +1,151 @@
+"""Figures of edits and of forecasts: what they show is what the numbers say."""
+
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+
+from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.figures import (
+    outcomes_figure,
+    reference_weights_figure,
+    risk_figure,
+    scores_figure,
+)
+from lincorr_lightning.finetune.forecasts import Forecasts
+from lincorr_lightning.results.style import to_picture
+
+SCORES: dict[str, dict[str, float | None]] = {
+    "map": {"accuracy": 0.25, "auroc": 0.75},
+    "first_order": {"accuracy": 0.5, "auroc": None},
+    "answer before": {"accuracy": 0.125, "auroc": None},
+}
+
+
+def case(i: int, **changes: Any) -> EditCase:
+    outcome = ("generalized", "hallucinated", "unchanged", "hallucinated")[i % 4]
+    cause = {1: "imprecise W", 3: "low prior"}.get(i % 4, "")
+    values: dict[str, Any] = {
+        "subject": f"x{i}", "source_answer": "$Paris$", "reference": "法国", "answer_before": "a",
+        "answer_after": "b", "outcome": outcome, "source_learned": True,
+        "weight_reference": i / 100 - 0.1, "weight_answer": 0.0, "weight_max": 1.0,
+        "prior_reference": 0.0, "prior_winner": 0.0, "probability_reference_before": 0.5,
+        "probability_reference_after": 0.5, "cause": cause,
+    }  # fmt: skip
+    return EditCase(**values | changes)
+
+
+def forecasts(n: int = 4, names: tuple[str, ...] = ("map", "first_order"), **changes: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.zeros(n, 3, dtype=torch.bool)
+    mask[:, 0] = True
+    values: dict[str, Any] = {
+        "relation": "city->country", "subjects": [f"x{i}" for i in range(n)],
+        "source_answers": ["$Paris$"] * n, "references": ["法国"] * n,
+        "labels": ["法国", "b", "c"], "before": torch.eye(3)[[1] * n], "reference_mask": mask,
+        "predicted": {name: torch.randn(n, 3, generator=generator) for name in names},
+    }  # fmt: skip
+    return Forecasts(**values | changes)
+
+
+def texts_of(figure: Figure) -> str:
+    figure.canvas.draw()
+    axes = figure.axes
+    texts = [*figure.texts, *(text for a in axes for text in a.texts)]
+    texts += [label for a in axes for label in a.get_yticklabels()]
+    titles = [a.get_title(loc=place) for a in axes for place in ("left", "right")]
+    legends = [text for legend in figure.legends for text in legend.get_texts()]
+    return "\n".join([*(text.get_text() for text in (*texts, *legends)), *titles])
+
+
+def test_outcomes_are_bars_of_their_shares() -> None:
+    cases = [case(i) for i in range(20)]
+    figure = outcomes_figure(cases, "city->country", 0.04)
+    (axes,) = figure.axes
+    ends: dict[float, float] = {}
+    for bar in axes.patches:
+        y = round(bar.get_y() + bar.get_height() / 2)
+        ends[y] = max(ends.get(y, 0), bar.get_x() + bar.get_width())
+    assert ends == pytest.approx({0: 1.0, 1: 0.25, 2: 0.5, 3: 0.25})
+    text = texts_of(figure)
+    assert "Outcomes of 20 edits of city->country" in text
+    assert "imprecise W (5, dark), low prior (5, pale)" in text
+    assert "a random label is right (4.0%)" in text
+    watched = outcomes_figure(cases, "city->country", taught=False)
+    assert "20 watched subjects" in texts_of(watched)
+    assert "source learned" not in texts_of(watched)
+
+
+def test_every_case_with_a_weight_is_a_point() -> None:
+    cases = [*(case(i) for i in range(40)), case(1, weight_reference=None)]
+    figure = reference_weights_figure(cases, "city->country")
+    (axes,) = figure.axes
+    drawn = [x for points in axes.collections if isinstance(points, PathCollection)
+             for x, _ in points.get_offsets().tolist()]  # fmt: skip
+    weights = [
+        case.weight_reference
+        for case in cases
+        if case.outcome != "unchanged" and case.weight_reference is not None
+    ]
+    assert sorted(drawn) == pytest.approx(sorted(weights))
+    text = texts_of(figure)
+    assert "generalized\nn = 10" in text and "hallucinated\nn = 20" in text
+    assert "imprecise W (10)" in text and "Mann-Whitney test" in text
+
+
+@pytest.mark.parametrize("n", [0, 1, 700])
+def test_any_number_of_cases_can_be_drawn(n: int) -> None:
+    cases = [case(i) for i in range(n)]
+    for figure in (
+        reference_weights_figure(cases, "city->country"),
+        outcomes_figure(cases, "city->country"),
+    ):
+        assert to_picture(figure).width > 200
+
+
+def test_predicted_hallucinations_are_counted() -> None:
+    given = forecasts(40)
+    text = texts_of(risk_figure(given))
+    for name in given.predicted:
+        share = given.outcomes(name).count("hallucinated") / 40
+        assert f"predicted hallucinations: {share:.0%}" in text
+
+
+def test_every_finite_risk_is_in_a_bar_and_no_bar_is_on_both_sides_of_zero() -> None:
+    given = forecasts(30)
+    given.predicted["first_order"][3] = torch.inf
+    for axes, n in zip(risk_figure(given).axes, (30, 29), strict=True):
+        bars = [bar for bar in axes.patches if bar.get_height() > 0]
+        assert sum(bar.get_height() for bar in bars) == n
+        assert all(bar.get_x() >= 0 or bar.get_x() + bar.get_width() <= 1e-9 for bar in bars)
+
+
+def test_scores_are_drawn_beside_baselines() -> None:
+    outcomes = ["generalized", "unchanged", "hallucinated", "generalized"]
+    figure = scores_figure(SCORES, ["map", "first_order"], "city->country", outcomes)
+    accuracy, auroc = figure.axes
+    assert [bar.get_width() for bar in accuracy.patches] == [0.25, 0.5, 0.125]
+    assert [bar.get_width() for bar in auroc.patches] == [0.75, 0, 0]
+    colours = [bar.get_facecolor() for bar in accuracy.patches]
+    assert colours[0] == colours[1] != colours[2]
+    text = texts_of(figure)
+    assert "answer before" in text
+    assert "2 generalized, 1 hallucinated, 1 unchanged" in text
+    assert [t.get_text() for t in auroc.texts] == [".75", "–", "–"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        forecasts(0, ("map",)),
+        forecasts(4, ()),
+        forecasts(4, predicted={"map": torch.full((4, 3), torch.nan)}),
+        forecasts(4, predicted={"map": torch.zeros(4, 3)}),
+        forecasts(4, tuple(f"地图 $r_{i}$" * 9 for i in range(9))),
+    ],
+    ids=["no edits", "no forecasters", "nan", "ties", "long names"],
+)
+def test_any_forecast_can_be_drawn(given: Forecasts) -> None:
+    assert to_picture(risk_figure(given)).width > 200

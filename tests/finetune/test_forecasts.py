@@ -1,0 +1,237 @@
+"""Forecasts of edits: what is predicted, how it is scored, and what `lincorr predict` writes."""
+
+import csv
+import json
+
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.metrics import roc_auc_score
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.forecast_module import EditForecast
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.forecasts import DEFAULT_FORECASTER, Forecasts, forecast_edits
+from lincorr_lightning.finetune.results import forecast_results
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import sample_subjects
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm):
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def edits(lm) -> list[Edit]:
+    return EditsDataModule(lm, n_edits=12).prepare_edits()
+
+
+@pytest.fixture(scope="module")
+def relation(lm):
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def forecasts(lm, edits, relation):
+    return forecast_edits(lm, edits, relation, ridges=[0.0, 10.0, "auto"], n_subjects=300)
+
+
+# -- what is predicted --------------------------------------------------------------------------
+
+
+def naive_logits(lm, prompts, token_ids):
+    rows = []
+    for prompt in prompts:
+        ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            rows.append(lm.model(ids).logits[0, -1, token_ids].double())
+    return torch.stack(rows).numpy()
+
+
+@pytest.mark.parametrize(("name", "fit"), [
+    ("map_0", LinearRegression()), ("map_10", Ridge(alpha=10.0)),
+])  # fmt: skip
+def test_maps_carry_the_least_change_that_teaches_the_answer(lm, edits, relation, forecasts, name, fit):
+    cities, countries = relation.source, relation.target
+    inputs = sample_subjects(lm.tokenizer, 300)
+    fit.fit(
+        naive_logits(lm, [f"{x} lives in the city of" for x in inputs], cities.token_ids),
+        naive_logits(lm, [f"{x} lives in the country of" for x in inputs], countries.token_ids),
+    )
+    for row, edit in enumerate(edits):
+        source = naive_logits(lm, [f"{edit.subject} lives in the city of"], cities.token_ids)[0]
+        target = naive_logits(lm, [f"{edit.subject} lives in the country of"], countries.token_ids)
+        raised = source.copy()
+        raised[edit.label] = source.max()
+        moved = fit.predict(raised[None]) - fit.predict(source[None])
+        expected = torch.from_numpy(target[0] + moved[0])
+        torch.testing.assert_close(forecasts.predicted[name][row], expected, atol=1e-3, rtol=1e-3)
+        assert forecasts.subjects[row] == edit.subject
+        assert forecasts.source_answers[row] == edit.answer
+        mask = forecasts.reference_mask[row]
+        assert set(mask.nonzero().squeeze(1).tolist()) == set(edit.reference)
+
+
+def test_the_lm_does_not_change(small_lm, edits, relation):
+    from transformers import AutoModelForCausalLM
+
+    lm = LanguageModel.from_pretrained(small_lm)
+    stream = torch.get_rng_state()
+    forecast_edits(lm, edits, relation, ridges=["auto"], n_subjects=100)
+    assert torch.equal(torch.get_rng_state(), stream)
+    before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
+    after = lm.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not any(p.requires_grad or p.grad is not None for p in lm.model.parameters())
+
+
+def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
+    assert {"first_order", "virtual_step"} <= set(forecasts.predicted)
+    assert forecasts.default == DEFAULT_FORECASTER
+    without = forecast_edits(
+        lm, edits, relation, ridges=[0.0], n_subjects=100, first_order=False
+    )
+    assert set(without.predicted) == {"map_0"}
+    assert without.default == "map_0"
+
+
+def test_a_map_of_other_labels_is_refused(lm, edits, relation, tmp_path):
+    with pytest.raises(LinearMapError):
+        forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
+
+
+# -- scores -----------------------------------------------------------------------------------
+
+
+def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
+    labels = list(forecasts.labels)
+    after, outcomes = [], []
+    for row in range(12):
+        right = forecasts.reference_mask[row].nonzero()[0].item()
+        wrong = (right + 1) % len(labels)
+        before = int(forecasts.before[row].argmax())
+        # In turn: the reference, another label, the one before.
+        after.append(labels[(right, wrong, before)[row % 3]])
+        outcomes.append(("generalized", "hallucinated", "unchanged")[row % 3])
+    scores = forecasts.scores(after, outcomes)
+    assert set(scores) == {*forecasts.predicted, "answer_before", "most_frequent"}
+    failed = [outcome != "generalized" for outcome in outcomes]
+    for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
+        hits, risks = 0, []
+        for row, right, said in zip(logits.tolist(), forecasts.reference_mask.tolist(), after, strict=True):
+            hits += labels[row.index(max(row))] == said
+            best = [max(v for v, r in zip(row, right, strict=True) if r is is_right)
+                    for is_right in (True, False)]  # fmt: skip
+            risks.append(best[1] - best[0])
+        assert scores[name]["accuracy"] == pytest.approx(hits / 12)
+        assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
+    most_frequent = max(after.count(label) for label in labels)
+    assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
+    assert scores["answer_before"]["accuracy"] >= 4 / 12
+
+
+def test_where_all_edits_end_alike_there_is_no_auroc(forecasts):
+    scores = forecasts.scores([forecasts.labels[0]] * 12, ["hallucinated"] * 12)
+    assert scores["map_0"]["auroc"] is None
+    assert scores["most_frequent"]["accuracy"] == 1.0
+
+
+def test_a_checkpoint_restores_them(forecasts, tmp_path):
+    torch.save(forecasts.to_state(), tmp_path / "state.pt")
+    again = Forecasts.from_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.subjects == forecasts.subjects
+    assert list(again.labels) == list(forecasts.labels)
+    assert again.predicted.keys() == forecasts.predicted.keys()
+    after, outcomes = [forecasts.labels[0]] * 12, ["generalized", "unchanged"] * 6
+    assert again.scores(after, outcomes) == forecasts.scores(after, outcomes)
+    assert torch.equal(again.before, forecasts.before)
+
+
+def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts):
+    results = forecast_results(forecasts, {"name_or_path": "an-lm"}, {})
+    assert results.values["n_edits"] == 12
+    for name, shares in results.values["foreseen"].items():
+        assert sum(shares.values()) == pytest.approx(1), name
+        leading = forecasts.predicted[name].argmax(1)
+        right = forecasts.reference_mask[torch.arange(12), leading].double().mean().item()
+        assert shares["generalized"] == pytest.approx(right)
+        moved = (leading != forecasts.before.argmax(1)).double().mean().item()
+        assert shares["hallucinated"] <= moved
+    table = results.table("forecast")
+    assert [row[0] for row in table.rows] == list(forecasts.subjects)
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
+    assert list(cells["map_0_risk"]) == forecasts.risks("map_0")
+    for row, answer in enumerate(cells["map_0_answer"]):
+        assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
+    assert results.figures[0].picture.png.startswith(b"\x89PNG")
+
+
+# -- lincorr predict ---------------------------------------------------------------------------
+
+
+def predict(small_lm, folder, *more):
+    cli = main(
+        ["predict", "--config", "forecast.yaml", f"--model.lm.name_or_path={small_lm}",
+         f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false",
+         "--data.n_edits=7", *more]
+    )  # fmt: skip
+    return cli.trainer
+
+
+def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
+    predict(small_lm, tmp_path, "--model.ridges=[0, auto, 10]", "--model.n_subjects=200")
+    (path,) = tmp_path.rglob("results.json")
+    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert (results["study"], results["relation"]) == ("forecast", "city->country")
+    assert results["n_edits"] == 7
+    names = {"map_0", "map_auto", "map_10", "first_order", "virtual_step"}
+    assert set(results["foreseen"]) == names
+    assert results["forecast_default"] == "map_auto"
+    assert path.parent.parent.name == "forecast"
+    with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7
+    lm = LanguageModel.from_pretrained(small_lm)
+    expected = EditsDataModule(lm, n_edits=7).prepare_edits()
+    assert [row["subject"] for row in rows] == [edit.subject for edit in expected]
+    for name in names:
+        assert any(name in column for column in rows[0]), name
+    picture = path.parent / "figures" / "forecast.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_fine_tune_of_the_same_edits_forecasts_the_same(small_lm, tmp_path, finetune):
+    predict(small_lm, tmp_path / "ahead")
+    (ahead,) = (tmp_path / "ahead").rglob("forecast.csv")
+    run = finetune({"n_edits": 7}, forecast=True)
+    with ahead.open(newline="") as one, (run.folder / "tables" / "forecast.csv").open() as other:
+        for ours, theirs in zip(csv.DictReader(one), csv.DictReader(other), strict=True):
+            shared = {name for name in ours if "answer" in name and ours[name]}
+            assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+
+
+def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
+    predict(small_lm, tmp_path, "--trainer.fast_dev_run=true", "--model.first_order=false")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_other_data_is_refused(small_lm, make_trainer):
+    module = EditForecast(LMConfig(small_lm))
+    with pytest.raises(ConfigError, match="forecasts the edits of an EditDataset, not of list"):
+        make_trainer().predict(module, DataLoader([0]))
+
+
+def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer):
+    module = EditForecast(LMConfig(small_lm), ridges=[0.0], n_subjects=100, first_order=False)
+    module.lm.load()
+    data = EditsDataModule(module.lm, n_edits=5)
+    dataset = data.predict_dataloader().dataset
+    make_trainer().predict(module, DataLoader(dataset, batch_size=None))
+    assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
+    assert set(module.forecasts.predicted) == {"map_0"}

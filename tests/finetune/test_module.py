@@ -1,0 +1,537 @@
+"""The source fine-tune: what is trained, what is left of it, what is written and refused."""
+
+import csv
+import json
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn.functional import log_softmax
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation, TokenGeometryMonitor
+from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.finetune.batches import EditBatch, EditSchedule, edit_batch
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss
+from lincorr_lightning.finetune.results import edits_table
+from lincorr_lightning.io import write_csv
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+
+CONTRACT = {
+    "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
+    "random", "gradient_correlation", "logit_correlation", "controls", "forecast",
+    "forecast_default",
+}  # fmt: skip
+
+
+def edits_for(module, **options):
+    return EditsDataModule(module.lm, schedule=module.edit_schedule, **options)
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_bits(ours, theirs):
+    assert set(ours) == set(theirs)
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture
+def phrases(tmp_path):
+    """A file of edits, some of whose answers have several words, and the knowledge of them."""
+    (tmp_path / "more.yaml").write_text(
+        'version: 1\nsource: "made up"\nentities:\n  city:\n'
+        '    "name398 name1": {country: France}\n'
+        '    "name399 name2 name3": {country: Japan}\n'
+    )
+    with (tmp_path / "edits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [
+                ("subject", "answer"),
+                ("name7", "name398 name1"),
+                ("name8 name9", "Oslo"),
+                ("name10", "name399 name2 name3"),
+            ]
+        )
+    return {
+        "edits_file": str(tmp_path / "edits.csv"),
+        "knowledge_files": [str(tmp_path / "more.yaml")],
+    }
+
+
+# -- independent edits -------------------------------------------------------------------------
+
+
+def taught_by_hand(folder, subject, answer, targets, n_steps, learning_rate):
+    """Fine-tune a fresh LM on one edit, token by token; its target logits and losses."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    prompt = tokenizer(f"{subject} lives in the city of")["input_ids"]
+    right = tokenizer(answer)["input_ids"]
+    losses = []
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = 0.0
+        for i, token in enumerate(right):
+            logits = model(torch.tensor([prompt + right[:i]])).logits[0, -1]
+            loss = loss - log_softmax(logits, 0)[token] / len(right)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    ids = tokenizer(f"{subject} lives in the country of", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        return model(ids).logits[0, -1, targets], losses
+
+
+def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm, phrases):
+    run = finetune(phrases, method="full", protocol="independent")
+    targets = run.relation.target.token_ids
+    losses = []
+    for edit, logits in zip(run.edits, run.logits, strict=True):
+        expected, own = taught_by_hand(small_lm, edit.subject, edit.answer, targets, 3, 3e-3)
+        torch.testing.assert_close(logits, expected.double(), atol=1e-3, rtol=1e-3)
+        losses += own
+    assert run.losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm):
+    run = finetune()
+    before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+    assert_bits(weights(run.module.lm.model), weights(before))
+    assert run.results["source_learned"] > 0
+
+
+def test_an_independent_edit_does_not_see_the_others(finetune, tmp_path):
+    together = finetune({"n_edits": 4})
+    table = edits_table(together.edits, together.relation)
+    write_csv(tmp_path / "all.csv", table.keys, table.rows)
+    header, *lines = (tmp_path / "all.csv").read_text().splitlines()
+    for i in (0, 3):
+        (tmp_path / "one.csv").write_text(f"{header}\n{lines[i]}\n")
+        alone = finetune({"edits_file": str(tmp_path / "one.csv")})
+        assert torch.equal(alone.logits[0], together.logits[i])
+
+
+def test_dropout_is_left_out(tmp_path, finetune, small_lm):
+    """GPT-2 has dropout by default: it would make edits depend on those before."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
+            bos_token_id=None, eos_token_id=None, initializer_range=0.4,
+        )
+    )  # fmt: skip
+    assert model.config.resid_pdrop > 0
+    model.save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    for method in ("full", "lora"):
+        first, second = (
+            finetune({"n_edits": 3}, lm=str(tmp_path / "gpt2"), method=method) for _ in range(2)
+        )
+        assert torch.equal(first.logits, second.logits)
+
+
+# -- the loss ----------------------------------------------------------------------------------
+
+
+def test_the_loss_is_taken_on_the_answers_alone(small_lm):
+    model = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+    rows = [([5, 6, 7, 8], [9]), ([10, 11], [12, 13, 14]), ([15, 16, 17], [])]
+    n = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, mask = torch.zeros(3, n, dtype=torch.long), torch.zeros(3, n, dtype=torch.long)
+    labels = torch.full((3, n), -100)
+    expected = []
+    for i, (prompt, answer) in enumerate(rows):
+        ids[i, : len(prompt + answer)] = torch.tensor(prompt + answer)
+        mask[i, : len(prompt + answer)] = 1
+        parts = []
+        for j, token in enumerate(answer):
+            labels[i, len(prompt) + j - 1] = token
+            logits = model(torch.tensor([prompt + answer[:j]])).logits[0, -1]
+            parts.append(-log_softmax(logits, 0)[token].item())
+        expected.append(sum(parts) / max(len(parts), 1))
+    losses = answer_losses(model, EditBatch([], [], ids, mask, labels))
+    assert losses.tolist() == pytest.approx(expected, abs=1e-4)
+    nothing = answer_losses(model, EditBatch([], [], ids, mask, torch.full_like(labels, -100)))
+    assert nothing.tolist() == [0.0, 0.0, 0.0]
+
+
+# -- joint edits -------------------------------------------------------------------------------
+
+
+def test_joint_edits_are_learned(finetune, small_lm):
+    run = finetune(
+        {"n_edits": 8}, {"max_epochs": 12}, protocol="joint", edits_per_step=4, learning_rate=1e-2
+    )
+    assert run.results["source_learned"] == 1.0
+    assert run.results["n_steps"] == 24
+    assert run.losses[-1] < 0.2 * run.losses[0]
+    prompts = run.relation.source_prompts([edit.subject for edit in run.edits])
+    logits = run.module.lm.domain_logits(prompts, run.relation.source.token_ids)
+    assert logits.argmax(1).tolist() == [edit.label for edit in run.edits]
+
+
+def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
+    run = finetune({"n_edits": 4}, protocol="joint", edits_per_step=4)
+    targets = run.relation.target.token_ids
+    alone = [
+        taught_by_hand(small_lm, edit.subject, edit.answer, targets, 1, 1e-3)[1][0]
+        for edit in run.edits
+    ]
+    assert run.losses == [pytest.approx(sum(alone) / 4, rel=1e-5)]
+
+
+def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
+    large = finetune({"n_edits": 8}, {"max_epochs": 2}, protocol="joint", edits_per_step=8)
+    small = finetune(
+        {"n_edits": 8},
+        {"max_epochs": 2, "accumulate_grad_batches": 4},
+        protocol="joint",
+        edits_per_step=2,
+    )
+    assert large.results["n_steps"] == small.results["n_steps"] == 2
+    ours, theirs = weights(large.module.lm.model), weights(small.module.lm.model)
+    # Adam takes a gradient's sign: where that is all but zero, rounding decides.
+    for name in ours:
+        close = torch.isclose(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+        assert close.double().mean() > 0.99, name
+
+
+def test_the_trained_lm_is_saved_on_request(finetune, small_lm):
+    run = finetune(protocol="joint", save_model=True)
+    saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    assert_bits(weights(saved), weights(run.module.lm.model))
+    before = AutoModelForCausalLM.from_pretrained(small_lm)
+    assert not torch.equal(
+        saved.get_input_embeddings().weight, before.get_input_embeddings().weight
+    )
+
+
+# -- what is written ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["independent", "joint"])
+def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
+    run = finetune(
+        {"n_edits": 6}, {"callbacks": [GradientCorrelation("city->color")]},
+        protocol=protocol, forecast=True,
+    )  # fmt: skip
+    results = run.results
+    assert set(results) >= CONTRACT
+    assert results["lm"]["n_parameters"] == sum(
+        p.numel() for p in AutoModelForCausalLM.from_pretrained(small_lm).parameters()
+    )
+    assert results["settings"]["data"]["n_edits"] == 6
+    assert results["study"] == "source_finetune"
+    assert (results["relation"], results["n_edits"]) == ("city->country", 6)
+    shares = [results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
+    texts = {"study", "relation", "n_edits", "controls", "forecast", "forecast_default"}
+    numbers = {name: results[name] for name in CONTRACT - texts}
+    assert {name for name, value in numbers.items() if not isinstance(value, float)} == set()
+    assert set(results["controls"]["color"]) == {"unchanged"}
+    assert results["forecast_default"] in results["forecast"]
+    assert set(results["gradients"]) == {"city->country", "city->color"}
+    assert results["gradient_correlation"] == (
+        results["gradients"]["city->country"]["gradient_correlation"]
+    )
+    assert {"map_0", "map_auto", "first_order", "answer_before", "most_frequent"} <= set(
+        results["forecast"]
+    )
+
+    def table(name):
+        with (run.folder / "tables" / name).open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    edits, cases, forecast = (table(f"{name}.csv") for name in ("edits", "cases", "forecast"))
+    assert len(edits) == len(cases) == len(forecast) == 6
+    for edit, case, row in zip(edits, cases, forecast, strict=True):
+        assert edit["subject"] == case["subject"] == row["subject"]
+        assert edit["answer"] == case["source_answer"]
+        assert edit["reference"] == case["reference"]
+        assert edit["target_before"] == case["answer_before"]
+    for outcome in ("generalized", "hallucinated", "unchanged"):
+        n = sum(case["outcome"] == outcome for case in cases)
+        assert results[outcome] == pytest.approx(n / 6)
+    (outcomes,) = table("outcomes.csv")
+    assert float(outcomes["generalized"]) == results["generalized"]
+    assert float(outcomes["color_unchanged"]) == results["controls"]["color"]["unchanged"]
+    for row in table("correlations.csv"):
+        ours = results["gradients"][row["relation"]]["gradient_correlation"]
+        assert float(row["gradient_correlation"]) == ours
+    for row in table("forecast_scores.csv"):
+        auroc = results["forecast"][row["forecaster"]]["auroc"]
+        assert row["auroc"] == ("" if auroc is None else str(auroc))
+    listed = {one["name"] for kind in ("tables", "figures") for one in results[kind]}
+    assert listed == {path.stem for path in run.folder.glob("*s/*") if path.suffix != ".ckpt"}
+    assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
+        "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
+    }  # fmt: skip
+
+
+def test_other_callbacks_are_included(finetune, tmp_path):
+    texts = tmp_path / "watch.jsonl"
+    texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
+    monitors = [TokenGeometryMonitor(str(texts), n_tokens=n, n_texts=1) for n in (8, 12)]
+    run = finetune(trainer={"callbacks": monitors}, protocol="joint")
+    for name, monitor in zip(("token_geometry", "token_geometry_2"), monitors, strict=True):
+        assert run.results[name] == json.loads(json.dumps(monitor.output.values))
+        assert {table.name for table in monitor.output.tables} <= {
+            table["name"] for table in run.results["tables"]
+        }
+
+
+def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
+    run = finetune({"n_edits": 6}, {"max_steps": 6}, forecast=True, steps_per_edit=3)
+    assert run.results["n_edits"] == 2
+    assert run.results["forecast"] is None
+    assert set(run.results["foreseen"]) >= {"map_0", "first_order"}
+
+
+def test_forecasts_are_scored_on_their_own_edits_only(finetune):
+    other = [{"subject": f"name{i}", "answer": "Oslo"} for i in range(6)]
+    run = finetune({"n_edits": 6}, {"callbacks": [Generalization("city->country", edits=other)]},
+                   protocol="joint", forecast=True, measured=False)  # fmt: skip
+    assert run.results["forecast"] is None
+    assert set(run.results["foreseen"]) >= {"map_0", "first_order"}
+
+
+def test_without_callbacks_there_are_no_outcomes(finetune):
+    run = finetune(measured=False)
+    assert (run.results["n_edits"], run.results["n_steps"]) == (5, 15)
+    assert [run.results[name] for name in ("generalized", "random", "logit_correlation")] == [None] * 3
+    assert not list(run.folder.glob("figures/*"))
+
+
+@pytest.mark.parametrize("protocol", ["joint", "independent"])
+def test_a_plain_loader_of_edit_batches_trains_the_same(
+    finetune, small_lm, make_trainer, tmp_path, protocol
+):
+    """A list of batches that somebody made by hand, in a torch DataLoader."""
+    expected = finetune({"n_edits": 4}, protocol=protocol, edits_per_step=2, measured=False)
+    module = SourceFinetune(
+        LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3,
+        forecast=False,
+    )  # fmt: skip
+    module.lm.load()
+    data = EditsDataModule(module.lm, n_edits=4, schedule=module.edit_schedule)
+    steps = data.train_dataloader().dataset
+    batches = [steps[i] for i in range(len(steps))]
+    assert all(isinstance(batch, EditBatch) for batch in batches)
+
+    module = SourceFinetune(
+        LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3,
+        forecast=False,
+    )  # fmt: skip
+    losses = []
+
+    class Losses(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            losses.append(float(outputs["loss"]))
+
+    edits = [{"subject": edit.subject, "answer": edit.answer} for edit in steps.edits]
+    # Independent edits are measured from an EditDataset only.
+    counts = [Generalization("city->country", edits)] if protocol == "joint" else []
+    trainer = make_trainer(callbacks=[Losses(), *counts])
+    trainer.fit(module, DataLoader(batches, batch_size=None))
+    assert losses == expected.losses
+    assert_bits(weights(module.lm.model), weights(expected.module.lm.model))
+    paths = sorted((tmp_path / "source_finetune").glob("*/results.json"))
+    results = json.loads(paths[-1].read_text())
+    assert (results["n_edits"], results["protocol"]) == (4, protocol)
+    assert results["relation"] == ("city->country" if counts else None)
+    assert (results["generalized"] is None) == (not counts)
+
+
+def test_a_forecast_needs_all_edits_beforehand(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), "joint")
+    with pytest.raises(ConfigError, match="model.forecast is true, but the training dataset is no"):
+        make_trainer().fit(module, DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None))
+
+
+def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
+    trainer = L.Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
+    )
+    for protocol in ("joint", "independent"):
+        module = SourceFinetune(LMConfig(small_lm), protocol)
+        trainer.fit(module, edits_for(module, n_edits=3))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+class Spoil(L.Callback):
+    """Breaks the third update, or the weights before it."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 2 and self.what == "loss":
+            with torch.no_grad():
+                for parameter in (p for p in pl_module.parameters() if p.requires_grad):
+                    parameter[:] = torch.nan
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == 2 and self.what == "update":
+            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
+
+
+@pytest.mark.parametrize("what", ["loss", "update"])
+@pytest.mark.parametrize(("protocol", "method"), [
+    ("joint", "full"), ("joint", "lora"), ("independent", "full"), ("independent", "lora"),
+])  # fmt: skip
+def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
+    small_lm, make_trainer, tmp_path, what, protocol, method
+):
+    module = SourceFinetune(
+        LMConfig(small_lm), protocol, method, edits_per_step=2, steps_per_edit=3, forecast=False
+    )
+    data = edits_for(module, n_edits=8)
+    kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1)
+    trainer = make_trainer(enable_checkpointing=True, callbacks=[Spoil(what), kept])
+    with pytest.raises(NonFiniteError, match="at the edit") as error:
+        trainer.fit(module, data)
+    # The third step is the third batch of joint edits, and still the first independent edit(s).
+    steps = data.train_dataloader().dataset
+    edits = steps[2 if protocol == "joint" else 0].edits
+    named = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
+    assert any(name in str(error.value) for name in named), (str(error.value), named)
+    assert "Lower model.learning_rate" in str(error.value)
+    said = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
+    assert str(error.value).startswith(said[what])
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    stored = torch.load(checkpoint, weights_only=True)
+    assert stored["global_step"] == 2
+    assert all(bool(value.isfinite().all()) for value in stored["state_dict"].values())
+    assert not list(tmp_path.rglob("results.json"))
+
+
+@pytest.mark.parametrize("is_padding", [False, True])
+def test_the_rank_whose_loss_is_not_finite_is_named(small_lm, is_padding):
+    """It stops by itself; edits of other ranks are not named, nor is one of a padding batch."""
+    module = SourceFinetune(LMConfig(small_lm), "joint")
+    edits = EditsDataModule(module.lm.load(), n_edits=4).prepare_edits()
+    module.trainer = SimpleNamespace(
+        world_size=2, global_rank=1, global_step=7, checkpoint_callbacks=[]
+    )
+    module._batch = edit_batch([] if is_padding else edits[1:2], [] if is_padding else [1], [[3]])
+    with pytest.raises(NonFiniteError, match=r"at step 7.*\(on rank 1 of 2\)") as error:
+        module._require_finite("the loss is", torch.tensor([False]))
+    named = [edit for edit in edits if repr(edit.subject) in str(error.value)]
+    assert named == ([] if is_padding else edits[1:2])
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_after_an_update_every_edit_of_the_step_is_named_highest_loss_first(
+    small_lm, make_trainer, accumulated
+):
+    class Losses(L.Callback):
+        found = None
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            losses = torch.cat([losses for _, losses in pl_module._step_losses])
+            edits = [edit for batch, _ in pl_module._step_losses for edit in batch.edits]
+            Losses.found = [edits[i] for i in losses.argsort(descending=True)]
+            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
+
+    module = SourceFinetune(LMConfig(small_lm), "joint", edits_per_step=2, forecast=False)
+    trainer = make_trainer(callbacks=[Losses()], accumulate_grad_batches=accumulated)
+    with pytest.raises(NonFiniteError, match="all edits of the step, highest loss first") as error:
+        trainer.fit(module, edits_for(module, n_edits=4))
+    assert len(Losses.found) == 2 * accumulated
+    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in Losses.found[:3])
+    assert f"at the edit {named}" in str(error.value)
+    assert ("and 1 more" in str(error.value)) == (accumulated == 2)
+
+
+def test_equal_losses_do_not_compare_edits(small_lm):
+    edits = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=3).prepare_edits()
+    batch = edit_batch(edits, [0, 1, 2], [[3]] * 3)
+    assert edits_by_loss([(batch, torch.tensor([1.0, 2.0, 1.0]))]) == [edits[1], edits[2], edits[0]]
+
+
+def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
+    class OneRow(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            for parameter in pl_module.adapters.parameters():
+                parameter.grad[1] = torch.inf
+
+    module = SourceFinetune(LMConfig(small_lm), method="lora", edits_per_step=4, forecast=False)
+    data = edits_for(module, n_edits=4)
+    with pytest.raises(NonFiniteError) as error:
+        make_trainer(callbacks=[OneRow()]).fit(module, data)
+    edits = data.prepare_edits()
+    assert [edit for edit in edits if repr(edit.subject) in str(error.value)] == edits[1:2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
+        ({"edits_per_step": 0}, "model.edits_per_step is 0"),
+        ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
+        ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+        ({"save_model": True}, "independent edits leave the LM as it was"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(small_lm, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SourceFinetune(LMConfig(small_lm), **settings)
+
+
+def test_independent_edits_are_not_accumulated(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm))
+    with pytest.raises(ConfigError, match="accumulate_grad_batches is 2"):
+        make_trainer(accumulate_grad_batches=2).fit(module, edits_for(module, n_edits=3))
+    assert not module.lm.is_loaded
+
+
+def test_other_data_is_refused(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), forecast=False)
+    with pytest.raises(ConfigError, match=r"batches of edits \(EditBatch\), not Tensor"):
+        make_trainer().fit(module, train_dataloaders=DataLoader([torch.zeros(1)]))
+
+
+def test_batches_of_another_schedule_are_refused(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), forecast=False)
+    with pytest.raises(ConfigError, match="independent, but a batch is of joint edits"):
+        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=3))
+    schedule = EditSchedule("independent", 3)
+    module = SourceFinetune(LMConfig(small_lm), forecast=False)
+    with pytest.raises(ConfigError, match="3 independent edits, but at most 1"):
+        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=3, schedule=schedule))
+
+
+def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
+    first = SourceFinetune(LMConfig(small_lm), method="lora")
+    assert dict(SourceFinetune(**first.hparams).hparams) == dict(first.hparams)
+    json.dumps(dict(first.hparams))
+
+
+def test_twins_do_not_overwrite_each_other(finetune):
+    """Two of a kind on one relation, such as with and without a ridge."""
+    twins = [GradientCorrelation(ridge=ridge) for ridge in (0.0, 10.0)]
+    counts = [Generalization(ridge=0.0, controls=[]), Generalization(ridge=10.0)]
+    run = finetune(trainer={"callbacks": [*twins, *counts]}, measured=False)
+    for key, twin in zip(("city->country", "city->country (2)"), twins, strict=True):
+        values = {name: value for name, value in twin.output.values.items() if name != "relation"}
+        assert run.results["gradients"][key] == values
+    assert run.results["controls"] == {}
+    again = run.results["generalizations"]["city->country"]
+    assert again["generalized"] == run.results["generalized"]
+    assert list(again["controls"]) == ["color"]

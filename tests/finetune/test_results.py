@@ -1,0 +1,247 @@
+"""Tables and `Results` of edits, from plain data."""
+
+import re
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import torch
+
+from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.forecasts import Forecasts
+from lincorr_lightning.finetune.results import (
+    FinetuneRun,
+    cases_table,
+    finetune_results,
+    forecast_table,
+    outcome_charts,
+    outcome_figures,
+)
+from lincorr_lightning.results.results import Results, Table
+
+COLUMNS = (
+    "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
+    "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
+    "probability_reference_before,probability_reference_after,cause,completeness"
+).split(",")
+OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
+AFTER = ["France", "Spain", "France", "法国"]
+
+
+def case(subject: str, **changes: Any) -> EditCase:
+    values: dict[str, Any] = {
+        "subject": subject, "source_answer": "Paris", "reference": "France|法国",
+        "answer_before": "Spain", "answer_after": "France", "outcome": "generalized",
+        "source_learned": True, "weight_reference": 0.5, "weight_answer": 0.25, "weight_max": 0.75,
+        "prior_reference": 1.0, "prior_winner": 2.0, "probability_reference_before": 0.1,
+        "probability_reference_after": 0.9, "cause": "",
+    }  # fmt: skip
+    return EditCase(**values | changes)
+
+
+def forecasts(**changes: Any) -> Forecasts:
+    labels = ["France", "法国", "Italy", "Switzerland", "Spain"]
+    before = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]])
+    mask = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]])
+    one = torch.tensor(
+        [[2.5, 0, 0, 0, 1], [0, 0, -1, 0, 1], [0, 0, 0, 0.5, 1], [0.0, 1.25, 1, 0, 0]]
+    )
+    values: dict[str, Any] = {
+        "relation": "city->country",
+        "subjects": ["Ann", "$Bob$", "Cy", "Di"],
+        "source_answers": ["Paris", "Rome", "Bern", "Lyon"],
+        "references": ["France|法国", "Italy", "Switzerland", "France|法国"],
+        "labels": labels,
+        "before": before,
+        "reference_mask": mask.bool(),
+        "predicted": {"map_auto": one, "first_order": before},
+    }
+    return Forecasts(**values | changes)
+
+
+# -- edits -------------------------------------------------------------------------------------
+
+
+def test_the_table_of_cases_has_a_row_per_edit() -> None:
+    cases = [case("Ann"), case("$Bob$", weight_reference=None, prior_winner=-1.23456)]
+    table = cases_table(cases, "city->country")
+    assert (table.name, table.keys) == ("cases", COLUMNS)
+    assert [tuple(row) for row in table.rows] == [astuple(one) for one in cases]
+    cells = dict(zip(table.keys, table.texts()[1], strict=True))
+    assert (cells["weight_reference"], cells["prior_winner"]) == ("", "-1.23")
+    assert cells["probability_reference_after"] == "90.0%"
+    assert "| taught |" in table.markdown()
+    watched = cases_table(cases, "city->country", taught=False, suffix="_city-country")
+    assert watched.name == "cases_city-country"
+    assert "| taught |" not in watched.markdown()
+
+
+def test_figures_have_the_suffix_of_their_run() -> None:
+    figures = outcome_figures([case("Ann")], "city->country", 0.04, suffix="_2")
+    assert [figure.name for figure in figures] == ["reference_weights_2", "outcomes_2"]
+    for figure in figures:
+        assert "city->country" in figure.caption
+        assert figure.picture.width > 200
+
+
+def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
+    (charts,) = outcome_charts("city->country", ["color", "X*2"]).values()
+
+    def shown(key: str, charts: dict[str, list[str]]) -> int:
+        # As TensorBoard's own plugin does it.
+        return sum(
+            any(re.compile(pattern).match(key) for pattern in chart) for chart in charts.values()
+        )
+
+    both = charts["generalized and hallucinated"]
+    assert shown("generalization/generalized", {"": both}) == 1
+    assert shown("generalization/unchanged", {"": both}) == 0
+    for key in (
+        "generalization/unchanged", "generalization/source_learned", "probability/reference",
+        "probability/old_answer", "control_unchanged/color", "control_unchanged/X*2",
+        "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
+        "logit_correlation/city->country",
+    ):  # fmt: skip
+        assert shown(key, charts) >= 1, key
+    assert shown("gradient_correlation/city->country_zh", charts) == 0
+    assert shown("control_unchanged/color_zh", charts) == 0
+    # A chart of keys that nobody logs would stay empty.
+    assert shown("edit_step/generalized", charts) == 0
+    assert "controls unchanged" not in outcome_charts("X+1->X*2", [])["X+1->X*2"]
+    (steps,) = outcome_charts("city->country", ["color"], "a/", by_edit_step=True).values()
+    for key in (
+        "a/edit_step/generalized", "a/edit_step/probability/old_answer",
+        "a/edit_step/control_unchanged/color", "edit_step/logit_correlation/city->country",
+    ):  # fmt: skip
+        assert shown(key, steps) >= 1, key
+
+
+# -- forecasts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_table_of_forecasts(known: bool) -> None:
+    infinite = torch.full((4, 5), -torch.inf).index_fill_(1, torch.tensor([4]), 0.0)
+    given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
+    table = forecast_table(given, *((AFTER, OUTCOMES) if known else ()))
+    columns = (
+        "subject source_answer reference answer_before map_answer map_risk first_answer first_risk"
+    ).split()
+    assert table.keys == columns + (["answer_after", "outcome"] if known else [])
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
+    assert cells["subject"] == ("Ann", "$Bob$", "Cy", "Di")
+    assert cells["map_answer"] == ("France", "Spain", "Spain", "法国")
+    assert cells["map_risk"] == (-1.5, 2.0, 0.5, -0.25)
+    assert cells["first_risk"] == (None,) * 4, "no infinity in tables"
+
+
+def test_predicted_outcomes() -> None:
+    given = forecasts()
+    assert given.outcomes("map_auto") == [
+        "generalized", "unchanged", "hallucinated", "generalized",
+    ]  # fmt: skip
+    assert given.answers_before == ["Spain", "Spain", "Italy", "Spain"]
+
+
+# -- a fine-tune -------------------------------------------------------------------------------
+
+RUN = FinetuneRun("joint", "full", 1e-3, n_edits=4, n_steps=7, seconds=1.234)
+
+
+def generalization(relation: str, name: str = "generalization", **changes: Any) -> Results:
+    cases = [
+        case(subject, source_answer=answer, answer_after=after, outcome=outcome)
+        for subject, answer, after, outcome in zip(
+            forecasts().subjects, forecasts().source_answers, AFTER, OUTCOMES, strict=True
+        )
+    ]
+    values = {
+        "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
+        "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04,
+        "controls": {"color": {"unchanged": 0.75}}, "causes": {},
+    }  # fmt: skip
+    return Results(name, values | changes, tables=[cases_table(cases, relation)])
+
+
+def build(measured: list[Results], given: Forecasts | None = None, **run: Any) -> Results:
+    lm = {"name_or_path": "/data/lms/an-lm"}
+    return finetune_results(FinetuneRun(**vars(RUN) | run), measured, given, lm, {"seed": 0})
+
+
+def test_the_run_s_own_relation_stands_at_the_top() -> None:
+    measured = [
+        generalization("X+1->X*2", generalized=0.125),
+        generalization("city->country", "generalization_2"),
+        Results("gradient_correlation", {"relation": "city->color", "gradient_correlation": 0.1}),
+        Results(
+            "gradient_correlation_2",
+            {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
+            tables=[Table("gradient_correlation_2", ["step"], [])],
+        ),
+        Results("resilience", {"before": 1.0}),
+    ]
+    relation: Any = type("Named", (), {"name": "city->country"})
+    results = build(measured, relation=relation).to_json()
+    assert (results["relation"], results["n_edits"], results["generalized"]) == (
+        "city->country", 4, 0.5,
+    )  # fmt: skip
+    assert (results["gradient_correlation"], results["logit_correlation"]) == (0.9, 0.8)
+    assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
+    assert set(results["gradients"]) == {"city->color", "city->country"}
+    assert results["resilience"] == {"before": 1.0}
+    assert not {"generalization", "generalization_2", "gradient_correlation_2"} & set(results)
+    assert results["seconds"] == 1.23
+    names = [table["name"] for table in results["tables"]]
+    assert names.count("cases") == 2 and "gradient_correlation_2" in names
+    assert names[:2] == ["outcomes", "correlations"]
+    outcomes = build(measured, relation=relation).table("outcomes")
+    assert [row[0] for row in outcomes.rows] == ["city->country", "X+1->X*2"], "its own first"
+    assert outcomes.texts()[0] == [
+        "city->country", "4", "100.0%", "50.0%", "4.0%", "25.0%", "25.0%", "75.0%",
+    ]  # fmt: skip
+
+
+def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
+    results = build([generalization("city->country")], forecasts())
+    scores = results.values["forecast"]
+    assert scores == forecasts().scores(AFTER, OUTCOMES)
+    assert results.values["forecast_default"] == "map_auto"
+    table = results.table("forecast_scores")
+    assert {row[0]: list(row[1:]) for row in table.rows} == {
+        name: [score["auroc"], score["accuracy"]] for name, score in scores.items()
+    }
+    assert results.table("forecast").keys[-2:] == ["answer_after", "outcome"]
+    assert [figure.name for figure in results.figures] == ["forecast"]
+
+
+@pytest.mark.parametrize("what", ["none", "fewer", "others"])
+def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
+    measured = generalization("city->country")
+    rows = {"none": [], "fewer": measured.tables[0].rows[:3], "others": measured.tables[0].rows[::-1]}
+    measured.tables = [Table("cases", measured.tables[0].columns, rows[what])]
+    results = build([measured], forecasts())
+    assert results.values["forecast"] is None
+    shares = results.values["foreseen"]["map_auto"]
+    assert shares == {"generalized": 0.5, "hallucinated": 0.25, "unchanged": 0.25}
+    assert "outcome" not in results.table("forecast").keys
+
+
+def test_without_callbacks_the_contract_s_keys_are_null() -> None:
+    results = build([])
+    for key in ("source_learned", "generalized", "random", "controls", "gradient_correlation"):
+        assert results.values[key] is None
+    assert (results.values["relation"], results.values["gradients"]) == (None, {})
+    assert not results.tables and not results.figures
+
+
+def test_the_curves_of_all_callbacks_make_one_figure() -> None:
+    history = {
+        "generalization/generalized": [(0, 0.0), (1, 0.5)],
+        "probability/reference": [(0, 0.1), (1, 0.2)],
+        "gradient_correlation/city->country": [(1, 0.9)],
+    }
+    (figure,) = build([generalization("city->country")], history=history).figures
+    drawn = figure.draw()
+    texts = [text.get_text() for text in drawn.texts]
+    assert "city->country: training of an-lm" in texts
+    assert len(drawn.axes) == 3

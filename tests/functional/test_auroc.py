@@ -1,0 +1,63 @@
+"""AUROC against scikit-learn's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from lincorr_lightning.functional import auroc, class_auroc, counted_auroc
+
+
+def test_of_counted_values_is_that_of_all_cases() -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 8, 30) / 8  # with ties
+    up, down = random.integers(0, 5, (2, 30))
+    cases = np.concatenate([np.repeat(values, up), np.repeat(values, down)])
+    labels = np.repeat([1, 0], [up.sum(), down.sum()])
+    # What is not known is left out, however many cases have it.
+    with_unknown = torch.tensor([*values, np.nan])
+    counts = [torch.tensor([*count, 99]) for count in (up, down)]
+    found = counted_auroc(with_unknown, *counts)
+    assert found == pytest.approx(roc_auc_score(labels, cases))
+
+
+def test_without_cases_of_one_kind_there_is_none() -> None:
+    none = counted_auroc(torch.tensor([0.1, 0.2]), torch.tensor([1, 2]), torch.zeros(2))
+    assert np.isnan(none)
+
+
+def test_of_each_feature_for_each_class() -> None:
+    random = np.random.default_rng(1)
+    values = np.maximum(random.normal(size=(60, 7)), 0)  # as sparse features are: many zeros
+    values[:, 6] = 0
+    classes = random.integers(0, 4, 60)
+    members = np.stack([classes == c for c in range(5)], 1)  # the last one has no case
+    found = class_auroc(torch.from_numpy(values), torch.from_numpy(members))
+    for c in range(4):
+        for feature in range(7):
+            expected = roc_auc_score(members[:, c], values[:, feature])
+            assert found[c, feature].item() == pytest.approx(expected)
+    assert found[4].isnan().all()
+
+
+@pytest.mark.parametrize("n_levels", [2, 5, 1000])
+@pytest.mark.parametrize("seed", range(3))
+def test_auroc_equals_scikit_learn(seed: int, n_levels: int) -> None:
+    rng = np.random.default_rng(seed)
+    positive = rng.random(150) < 0.3
+    score = rng.integers(n_levels, size=150) / n_levels + 0.2 * positive * (n_levels > 2)
+    ours = auroc(torch.from_numpy(score), torch.from_numpy(positive))
+    assert ours == pytest.approx(roc_auc_score(positive, score), abs=1e-12)
+
+
+def test_auroc_at_its_ends() -> None:
+    positive = torch.tensor([True, False, False, True])
+    infinite = torch.tensor([math.inf, -math.inf, 0.0, 3.0])
+    assert auroc(infinite, positive) == 1.0
+    assert auroc(-infinite, positive) == 0.0
+    assert auroc(torch.zeros(4), positive) == 0.5
+    for one_kind in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
+        assert math.isnan(auroc(infinite, one_kind))
+    assert math.isnan(auroc(torch.tensor([]), torch.tensor([], dtype=torch.bool)))

@@ -1,0 +1,40 @@
+"""The query cache evaluates what all callbacks read in one forward pass."""
+
+import torch
+
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.query_cache import Query, close_query_caches, get_query_cache
+
+
+def test_reads_and_prefetched_queries_share_one_forward(small_lm):
+    lm = LanguageModel.from_pretrained(small_lm)
+    holder = torch.nn.Module()
+    holder.language_model = lm
+    run = torch.nn.Module()
+    cache = get_query_cache(run, holder)
+    assert cache is get_query_cache(run, holder)
+    assert cache.lm is lm
+    n_forwards = []
+    lm.model.model.register_forward_pre_hook(lambda *_: n_forwards.append(1))
+    one, other = Query("name1 lives"), Query("name2 lives in the")
+    cache.register_tokens([5, 6, 7])
+    cache.read([([one], [5])], 0)  # the first read selects the logit method
+    n_forwards.clear()
+    cache.prefetch([other, one], 0)
+    cache.read([([one], [5])], 0)
+    assert n_forwards == [], "known already, and prefetched for later"
+    (first,) = cache.read([([one], [7, 5])], 1)
+    (second,) = cache.read([([other, one], [6])], 1)
+    assert n_forwards == [1]
+    expected = lm.domain_logits([one.prompt, other.prompt], [5, 6, 7])
+    torch.testing.assert_close(first, expected[:1, [2, 0]])
+    torch.testing.assert_close(second, expected[[1, 0]][:, [1]])
+    n_forwards.clear()
+    cache.read([([one], [5]), ([one], [6])], 2)
+    assert n_forwards == [1], "another step"
+    with torch.no_grad():
+        lm.model.model.embed_tokens.weight.mul_(1.5)
+    assert not torch.equal(cache.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
+    assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
+    close_query_caches(run)
+    assert get_query_cache(run, holder) is not cache

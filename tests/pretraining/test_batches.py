@@ -1,0 +1,244 @@
+"""What an epoch states, and how statements are packed, mixed and asked for."""
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lincorr_lightning.data.tiny_world.world import World, WorldConfig
+from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements
+from lincorr_lightning.pretraining.datamodule import CorpusDataModule, _ShardedBatches
+
+CONFIG = WorldConfig(n_people=20, nicknames=False)
+KNOWLEDGE = ["city", "continent", "pet", "X+1"]
+
+
+def make_data(**settings):
+    data = CorpusDataModule(CONFIG, KNOWLEDGE, **{"batch_size": 16, **settings})
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="module")
+def truths():
+    catalogue = Catalogue.load()
+    world = World.generate(CONFIG, catalogue)
+    return [s.text for s in world.statements(catalogue.select(KNOWLEDGE))]
+
+
+def unpack(batch):
+    """Each statement of a batch: its tokens and what is asked after each of them."""
+    found = []
+    for ids, positions, targets in zip(
+        batch.input_ids.tolist(), batch.position_ids.tolist(), batch.targets.tolist(), strict=True
+    ):
+        for token, position, target in zip(ids, positions, targets, strict=True):
+            if position == 0:
+                found.append(([], []))
+            found[-1][0].append(token)
+            found[-1][1].append(target)
+    return [(tokens, targets) for tokens, targets in found if tokens != [0]]
+
+
+def read(data, epoch=0):
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    return list(loader)
+
+
+def test_an_epoch_states_everything_once_up_to_the_answer(truths):
+    data = make_data(full_loss_fraction=0.0, repeats={})
+    stated = []
+    for batch in read(data):
+        for tokens, targets in unpack(batch):
+            assert targets[:-1] == [IGNORED] * (len(tokens) - 1)
+            stated.append(data.corpus.tokenizer.convert_ids_to_tokens([*tokens, targets[-1]]))
+    expected = [data.corpus.tokenizer.tokenize(text) for text in truths]
+    # "North" is the first token of North America, and all that is asked for.
+    expected = [words[:-1] if words[-1] == "America" else words for words in expected]
+    assert Counter(map(tuple, stated)) == Counter(map(tuple, expected))
+
+
+def test_full_loss_asks_for_every_token_from_the_third_on(truths):
+    data = make_data(full_loss_fraction=1.0, repeats={})
+    stated = []
+    for batch in read(data):
+        for tokens, targets in unpack(batch):
+            assert targets[0] == IGNORED
+            assert targets[1:-1] == tokens[2:]
+            stated.append(data.corpus.tokenizer.convert_ids_to_tokens([*tokens, targets[-1]]))
+    expected = [[*data.corpus.tokenizer.tokenize(text), "."] for text in truths]
+    assert Counter(map(tuple, stated)) == Counter(map(tuple, expected))
+
+
+def test_a_share_has_full_loss():
+    data = make_data(full_loss_fraction=0.3, repeats={"math": 40})
+    stop = data.corpus.tokenizer.convert_tokens_to_ids(".")
+    full = [targets[-1] == stop for batch in read(data) for _, targets in unpack(batch)]
+    assert 0.2 < sum(full) / len(full) < 0.4
+
+
+def test_facts_are_repeated():
+    once, often = (make_data(repeats=n) for n in ({}, {"math": 4, "pet": 2}))
+    count = [sum(len(unpack(batch)) for batch in read(data)) for data in (once, often)]
+    people = len(once.corpus.world.people)
+    assert count[1] - count[0] == 3 * (10 + people) + people  # 0+1 to 9+1, everybody's sum, pets
+
+
+@pytest.mark.parametrize(
+    ("repeats", "message"),
+    [
+        ({"pet": 0}, r"data\.repeats\.pet is 0"),
+        ({"color": 2}, r"data\.repeats names 'color', which is not stated"),
+        ({"pets": 2}, "no knowledge 'pets'"),
+    ],
+)
+def test_impossible_repeats_are_refused(repeats, message):
+    with pytest.raises(LincorrError, match=message):
+        make_data(repeats=repeats)
+
+
+def test_rows_and_batches_keep_their_size():
+    data = make_data(row_length=20, batch_size=16)
+    batches = read(data)
+    assert all(batch.input_ids.shape[1] <= 20 for batch in batches)
+    assert all(len(unpack(batch)) == 16 for batch in batches[:-1])
+    assert 0 < len(unpack(batches[-1])) <= 16
+
+
+def test_every_epoch_has_its_own_order_and_a_resumed_one_the_same():
+    first, again = make_data(), make_data()
+    third = read(first, epoch=2)
+    assert all(
+        torch.equal(a.input_ids, b.input_ids) and torch.equal(a.targets, b.targets)
+        for a, b in zip(third, read(again, epoch=2), strict=True)
+    )
+    assert not torch.equal(third[0].targets, read(first, epoch=0)[0].targets)
+    assert not torch.equal(third[0].targets, read(make_data(seed=1), epoch=2)[0].targets)
+
+
+@pytest.mark.parametrize("batch_size", [7, 150, 1000])
+def test_what_a_statement_draws_does_not_depend_on_its_batch(batch_size):
+    """Full loss or not, mixed with whom and how much; through the order of all epochs."""
+
+    def statements(data, epoch):
+        """Every row of every statement, in the order they are read."""
+        for batch in read(data, epoch):
+            columns = (
+                batch.input_ids, batch.position_ids, batch.targets, batch.knowledge, batch.partners,
+                batch.shares, batch.second_targets, batch.second_shares,
+            )  # fmt: skip
+            for row in zip(*(column.tolist() for column in columns), strict=True):
+                # Token 0 fills a row up.
+                yield from (token for token in zip(*row, strict=True) if token[0] != 0)
+
+    settings = {"full_loss_fraction": 0.3, "mixup_fraction": 0.7, "repeats": {"math": 20}}
+    small, usual = (make_data(batch_size=size, **settings) for size in (batch_size, 256))
+    for epoch in (0, 3):
+        ours, theirs = (list(statements(data, epoch)) for data in (small, usual))
+        assert ours == theirs
+        assert len({token[5] for token in ours}) > 100  # so many shares, of several blocks
+
+
+def test_packed_statements_do_not_see_each_other():
+    data = make_data()
+    torch.manual_seed(0)
+    lm = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(data.corpus.tokenizer), hidden_size=16, intermediate_size=32,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+            initializer_range=0.5,
+        )
+    ).eval()  # fmt: skip
+    batch = read(data)[0]
+    with torch.no_grad():
+        # As the module does: with a cache, transformers takes a row for one text.
+        packed = lm(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        ).logits
+        starts = (batch.position_ids == 0).nonzero().tolist()
+        for row, start in starts:
+            stop = start + 1
+            while stop < batch.input_ids.shape[1] and batch.position_ids[row, stop] > 0:
+                stop += 1
+            alone = lm(input_ids=batch.input_ids[row : row + 1, start:stop]).logits[0]
+            torch.testing.assert_close(packed[row, start:stop], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_validation_asks_every_prompt_once(truths):
+    data = make_data()
+    asked = []
+    for batch in data.val_dataloader():
+        for prompt, answer in zip(batch.input_ids.tolist(), batch.answers.tolist(), strict=True):
+            asked.append(data.corpus.tokenizer.convert_ids_to_tokens([*prompt, answer]))
+    expected = [data.corpus.tokenizer.tokenize(text) for text in truths]
+    expected = [words[:-1] if words[-1] == "America" else words for words in expected]
+    assert asked == expected
+    assert [batch.knowledge for batch in data.val_dataloader()] == KNOWLEDGE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"full_loss_fraction": 1.2}, "data.full_loss_fraction is 1.2"),
+        ({"batch_size": 0}, "data.batch_size is 0"),
+        ({"cooccurrence": 1.5}, "data.cooccurrence is 1.5"),
+        ({"row_length": 5}, "data.row_length is 5, but the longest statement has"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_data(**settings)
+
+
+def test_a_mixed_subject_is_answered_by_shares():
+    data = make_data(full_loss_fraction=0.0, mixup_fraction=1.0)
+    words = data.corpus.tokenizer.convert_ids_to_tokens
+    catalogue = Catalogue.load()
+    truth = {
+        (s.knowledge.name, s.subject): s.answer.text.split()[0]
+        for s in data.corpus.world.statements(catalogue.select(KNOWLEDGE))
+    }
+    n_mixed = 0
+    for batch in read(data):
+        subjects = (batch.shares > 0).nonzero().tolist()
+        answers = (batch.second_targets != IGNORED).nonzero().tolist()
+        assert len(subjects) == len(answers)
+        assert torch.equal(
+            batch.shares[batch.shares > 0], batch.second_shares[batch.second_targets != IGNORED]
+        )
+        elsewhere = batch.shares == 0
+        assert torch.equal(batch.partners[elsewhere], batch.input_ids[elsewhere])
+        for (row, at), (_, end) in zip(subjects, answers, strict=True):
+            knowledge = data.corpus.knowledge[int(batch.knowledge[row, end])]
+            for ids, targets in (
+                (batch.input_ids[row, at], batch.targets[row, end]),
+                (batch.partners[row, at], batch.second_targets[row, end]),
+            ):
+                assert truth[knowledge, words(int(ids))] == words(int(targets))
+            n_mixed += 1
+    assert n_mixed > 60
+
+
+def test_nothing_is_mixed_unless_asked_for():
+    for batch in read(make_data(mixup_fraction=0.0)):
+        assert not batch.shares.any()
+        assert (batch.second_targets == IGNORED).all()
+        assert torch.equal(batch.partners, batch.input_ids)
+    with pytest.raises(ConfigError, match=r"data\.mixup_fraction is 1\.5"):
+        make_data(mixup_fraction=1.5)
+
+
+def test_ranks_share_the_batches_of_a_step():
+    data = make_data(batch_size=16)
+    statements = PackedStatements(data.corpus, batch_size=16)
+    n_batches = len(statements)
+    assert n_batches % 3  # so that the last step has fewer batches than ranks
+    numbers = [list(_ShardedBatches(statements, rank, 3)) for rank in range(3)]
+    assert len({len(own) for own in numbers}) == 1
+    read_ones = [number for step in zip(*numbers, strict=True) for number in step]
+    assert [n for n in read_ones if n >= 0] == list(range(n_batches))
+    assert statements[-1].is_padding and not statements[0].is_padding

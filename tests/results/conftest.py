@@ -1,0 +1,162 @@
+"""Folders of runs, written by `Results.write` as studies do."""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+
+Make = Callable[..., Path]
+
+
+def draw(colour: str = "white") -> Callable[[], MatplotlibFigure]:
+    return lambda: MatplotlibFigure((3, 2), dpi=60, facecolor=colour)
+
+
+def lm_info(name: str, n_parameters: int | None = 1_000_000, **fingerprint: str) -> dict[str, Any]:
+    known = {"tokenizer": "t", "config": "c", "dtype": "float32", "weights": f"w of {name}"}
+    fingerprint = known | fingerprint
+    return {
+        "name_or_path": name, "dtype": fingerprint["dtype"], "fingerprint": fingerprint,
+        "n_parameters": n_parameters,
+    }  # fmt: skip
+
+
+def pair(source: str, target: str, r: float, hits: tuple[float, ...] | None = None) -> dict:
+    """A pair's entry in a probe's results."""
+    precision = None
+    if hits is not None:
+        ways = {"influenced": hits[:3], "influencing": hits[3:]}
+        precision = {
+            way: {**dict(zip("135", rates, strict=True)), "n": 40} for way, rates in ways.items()
+        }
+    return {"source": source, "target": target, "label_mean": r, "precision": precision}
+
+
+def probe_results(
+    lm: Mapping[str, Any], r: float, hits: tuple[float, ...], settings: Mapping[str, Any]
+) -> Results:
+    pairs = [pair("city", "country", r, hits), pair("city", "color", 0.2)]
+    rows = [
+        {"pair": f"{p['source']}->{p['target']}", "r": p["label_mean"], "excess": r - 0.95,
+         "hit": (p["precision"] or {"influenced": {}})["influenced"].get("1")}
+        for p in pairs
+    ]  # fmt: skip
+    columns = ["pair", Column("r", format=".2f"), Column("excess", "above control", "+.2f"),
+               Column("hit", "Hit@1", ".2f")]  # fmt: skip
+    weights = [["Paris", "France", 0.1 * i, i == 0] for i in range(130)]
+    return Results(
+        "linear_probe",
+        {"n_fit": 500, "n_test": 501, "pairs": pairs, "seconds": 76.4},
+        {"val/label_mean": r},
+        [
+            Table.from_dicts("pairs", rows, columns, caption="Pairs and their r.", headline=True),
+            Table(
+                "influences",
+                ["label", "token", Column("weight", "W", ".2f"), "in_reference"],
+                weights, "Highest weights.", "Of labels with a reference.",
+            ),
+        ],
+        [Figure("matrix", "Label-wise r of all pairs.", draw("grey"))],
+        lm,
+        {"ridge": 0.0, "lm": {"name_or_path": lm["name_or_path"]}, "data": {"seed": 3}, **settings},
+    )  # fmt: skip
+
+
+def save(results: Results, folder: Path, verb: str = "fit") -> Path:
+    results.write(folder)
+    config = yaml.safe_dump({"seed_everything": 7, "model": {"init_args": {"seed": 5}}})
+    (folder / "config.yaml").write_text(f"# lincorr {verb} --config config.yaml\n{config}")
+    return folder
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Make:
+    """Writes the folder of a linear probe."""
+    numbers = count()
+
+    def make(
+        lm: str = "tiny-world",
+        r: float = 0.9,
+        hits: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        n_parameters: int | None = 1_360_000,
+        fingerprint: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Path:
+        info = lm_info(lm, n_parameters, **(fingerprint or {}))
+        folder = tmp_path / "probes" / f"version_{next(numbers)}"
+        return save(probe_results(info, r, hits, settings), folder)
+
+    return make
+
+
+@pytest.fixture
+def finetune(tmp_path: Path) -> Make:
+    """Writes the folder of a source fine-tune."""
+    numbers = count()
+
+    def make(lm: str = "tiny-world", generalized: float = 0.86, **values: Any) -> Path:
+        cases = Table.from_dicts(
+            "cases",
+            [
+                {"subject": "Emma", "source_answer": "Shanghai", "weight_reference": 0.48,
+                 "weight_answer": 0.47, "weight_max": 0.51},
+                {"subject": "Ada", "source_answer": "Oslo", "weight_reference": 0.69},
+            ],
+            ["subject", "source_answer",
+             *(Column(f"weight_{name}", format=".2f") for name in ("reference", "answer", "max"))],
+            caption="Cases.",
+        )  # fmt: skip
+        outcomes = Table(
+            "outcomes", ["relation", Column("generalized", format=".1%")],
+            [["city->country", generalized]], "Outcomes.", headline=True,
+        )  # fmt: skip
+        results = Results(
+            "source_finetune",
+            {"relation": "city->country", "n_edits": 150, "generalized": generalized,
+             "random": 0.04, "gradient_correlation": 0.845, "logit_correlation": None, **values},
+            tables=[outcomes, cases], lm=lm_info(lm), settings={"learning_rate": 0.001},
+        )  # fmt: skip
+        return save(results, tmp_path / "finetunes" / f"version_{next(numbers)}")
+
+    return make
+
+
+@pytest.fixture
+def ablation(tmp_path: Path) -> Make:
+    """Writes the folder of a vocabulary ablation, of which a test reads two numbers."""
+
+    def make(lm: str = "tiny-world") -> Path:
+        mappings = [{"mapping": "permuted", "generalized": 0.25},
+                    {"mapping": "reference", "generalized": 0.75}]  # fmt: skip
+        results = Results(
+            "vocabulary_ablation", {"relation": "city->country", "mappings": mappings},
+            lm=lm_info(lm, None), settings={"seeds": [0, 1]},
+        )  # fmt: skip
+        return save(results, tmp_path / "ablation")
+
+    return make
+
+
+@pytest.fixture
+def geometry(tmp_path: Path) -> Make:
+    """Writes the folder of a study of which the report knows nothing."""
+
+    def make(lm: str = "tiny-world") -> Path:
+        table = Table(
+            "closeness", ["layer", Column("spearman", format=".2f"), Column("p", format=".4f")],
+            [["all", -0.001, 0.0123], ["1", None, 1.0]], "Closeness.", headline=True,
+        )  # fmt: skip
+        results = Results(
+            "knowledge_geometry", {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
+            tables=[table], figures=[Figure("closeness", "Closeness by layer.", draw())],
+            lm=lm_info(lm), settings={"k": 3},
+        )  # fmt: skip
+        return save(results, tmp_path / "geometry", "test")
+
+    return make

@@ -1,0 +1,297 @@
+"""What is on a page, against the files of the runs."""
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import OutputError, ReportError
+from lincorr_lightning.results import report
+from lincorr_lightning.results.report import page as module, write_report
+from lincorr_lightning.results.results import Column, Results, Table
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def page_of(read_page: Callable[[Path], Any], tmp_path: Path) -> Callable[..., Any]:
+    """Reads the page of some runs."""
+    return lambda *runs: read_page(write_report(runs, tmp_path / "out"))
+
+
+def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Any]) -> None:
+    run = probe("/data/hub/some-lm", r=0.876)
+    page = page_of(run)
+    assert page.tables["Pairs and their r."] == [
+        ["pair", "r", "above control", "Hit@1"],
+        ["city→country", "0.88", "−0.07", "0.50"],
+        ["city→color", "0.20", "−0.07", ""],
+    ]
+    weights = page.tables["Highest weights."]
+    assert weights[0] == ["label", "token", "W", "in reference"]
+    assert weights[1:3] == [["Paris", "France", "0.00", "yes"], ["Paris", "France", "0.10", "no"]]
+    assert len(weights) == 1 + module.MAX_FOLDED_ROWS
+    where = run / "tables" / "influences.csv"
+    assert f"Of labels with a reference. The first 100 of 130 rows; all: {where}." in page.text
+    assert ["n_test", "501"] in page.tables["Numbers of results.json"]
+    for text in ("model.seed 5, seed_everything 7", "float32", "1.36M", "76 s", "torch ",
+                 f"lincorr fit --config {run}/config.yaml"):  # fmt: skip
+        assert text in page.text, text
+    # The LM's path is in the settings alone.
+    assert "/data/hub/some-lm" not in page.text.replace(str(run), "")
+    assert "Run 1: some-lm" in page.text
+    assert "Label-wise r of all pairs." in page.text
+
+
+def test_headline_tables_come_before_figures_and_others_are_folded(
+    probe: Make, tmp_path: Path
+) -> None:
+    text = write_report([probe()], tmp_path).read_text()
+    run = text[text.index('id="run-1"') :]
+    marks = ["Pairs and their r.</bdi></caption>", "<figure>", "<details>", "Highest weights.",
+             "Run it again:", "All settings"]  # fmt: skip
+    places = [run.index(mark) for mark in marks]
+    assert places == sorted(places)
+
+
+def test_the_paper_s_numbers_are_beside_its_lms(
+    probe: Make, finetune: Make, ablation: Make, tmp_path: Path, read_page: Callable[[Path], Any]
+) -> None:
+    text = write_report(
+        [
+            probe("meta-llama/Meta-Llama-3-8B", r=0.8),
+            finetune("meta-llama/Llama-3.2-3B", generalized=0.5),
+            ablation("/copies/Llama-3.2-1B/"),
+        ],
+        tmp_path / "out",
+    ).read_text()
+    found = {}
+    for number, part in enumerate(text.split('<section id="study-')[1:]):
+        (tmp_path / f"{number}.html").write_text(f'<section id="{part}'.split("</main>")[0])
+        for row in read_page(tmp_path / f"{number}.html").tables["Beside the paper"][1:]:
+            found[row[0], row[1]] = row[2:]
+    lm = "Meta-Llama-3-8B"
+    notebook = "published notebook, 1,000 subjects"
+    assert found["city→country", "label-wise r"] == ["0.80", "0.78", "+0.02", notebook, lm]
+    hit = found["city→country", "Hit@5 influencing"]
+    assert hit == ["1.00", "0.78", "+0.22", "Table 2", lm]
+    lm = "Llama-3.2-3B"
+    shares = found["city→country", "generalized"]
+    assert shares == ["50.00%", "53.70%", "−3.70 points", "Table 5", lm]
+    assert found["city→country", "gradient r"] == ["0.84", "0.79", "+0.05", "Table 4", lm]
+    weight = found["city→country", "maximum of W, Shanghai"]
+    assert weight == ["0.51", "0.50", "+0.01", "Table 6", lm]
+    mapping = found["city→country", "generalized, mapping reference"]
+    assert mapping == ["75.00%", "97.66%", "−22.66 points", "Table 7", "Llama-3.2-1B"]
+
+
+def test_other_lms_get_the_paper_s_numbers_as_such(
+    probe: Make, page_of: Callable[..., Any]
+) -> None:
+    page = page_of(probe())
+    assert "Beside the paper" not in page.tables
+    others = page.tables["The paper’s numbers for other LMs"]
+    assert ["city→country", "Hit@1 influenced", "llama-3-8b", "0.42", "Table 2"] in others
+    assert "The paper has no such numbers for tiny-world" in page.text
+
+
+def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Any]) -> None:
+    runs = [
+        probe("some/LM-13B", r=0.9, n_parameters=13_000_000_000, ridge=1.0),
+        probe("me/LM-1B", r=0.5, n_parameters=1_240_000_000, ridge=2.0),
+        probe("nobody/knows", r=0.3, n_parameters=None, ridge=3.0),
+    ]
+    page = page_of(*runs)
+    groups, head, first, second = page.tables["Pairs and their r: by run"]
+    assert groups == ["", "LM-1B", "LM-13B", "knows"]
+    assert head == ["pair", *["r", "above control", "Hit@1"] * 3]
+    assert first == ["city→country", "0.50", "−0.45", "0.50", "0.90", "−0.05", "0.50",
+                     "0.30", "−0.65", "0.50"]  # fmt: skip
+    assert second[:4] == ["city→color", "0.20", "−0.45", ""]
+    # Comparing what was not measured alike would mislead.
+    assert "The runs differ also in ridge (2.0 / 1.0 / 3.0)." in page.text
+    (figure,) = [image for image in page.all("img") if image["alt"].startswith("Hit@N")]
+    assert figure["alt"] == "Hit@N of W by LM (paper, Figure 4)."
+
+
+def test_runs_of_one_lm_are_told_apart(probe: Make, page_of: Callable[..., Any]) -> None:
+    one, other = probe(ridge=1.0), probe(ridge=2.0)
+    page = page_of(one, other)
+    groups = page.tables["Pairs and their r: by run"][0]
+    assert groups == ["", "tiny-world, version_0", "tiny-world, version_1"]
+    # One LM has no curve over sizes.
+    assert not [image for image in page.all("img") if image["alt"].startswith("Hit@N")]
+
+
+def test_rows_are_joined_by_the_columns_that_identify_them(
+    tmp_path: Path, page_of: Callable[..., Any]
+) -> None:
+    columns = ["relation", "mapping", Column("share", format=".0%"), "comment"]
+    table = Table("t", columns, [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]], "Shares.",
+                  headline=True)  # fmt: skip
+    changed = replace(table, rows=[["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]])
+    for name, one in (("one", table), ("two", changed)):
+        Results("s", tables=[one], lm={"name_or_path": name}).write(tmp_path / name)
+    page = page_of(tmp_path / "one", tmp_path / "two")
+    assert page.tables["Shares: by run"] == [
+        ["", "one", "two"], ["relation", "mapping", "share", "share"], ["a", "x", "50%", ""],
+        ["a", "y", "25%", "75%"], ["b", "x", "", "100%"],
+    ]  # fmt: skip
+
+
+def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., Any]) -> None:
+    page = page_of(geometry(), probe())
+    assert page.tables["Closeness."] == [
+        ["layer", "spearman", "p"], ["all", "0.00", "0.0123"], ["1", "", "1.0000"],
+    ]  # fmt: skip
+    numbers = page.tables["Numbers of results.json"]
+    assert ["depth.a", "1.5"] in numbers and ["n_subjects", "40"] in numbers
+    # Studies stand in the order in which their runs were named.
+    assert page.text.index("Knowledge geometry") < page.text.index("Linear probe")
+
+
+def test_the_page_needs_nothing_but_itself(
+    probe: Make, finetune: Make, geometry: Make, tmp_path: Path, read_page: Callable[[Path], Any]
+) -> None:
+    run = probe()
+    path = write_report([run, finetune(), geometry()], tmp_path / "out")
+    page, text = read_page(path), path.read_text()
+    for _, attributes in page.tags:
+        for name in "src", "href", "srcset", "action", "data", "poster":
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:image/png;base64,")), value
+    assert not re.search(r"url\(|@import|<script|<link|<iframe|<object", text)
+    policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
+    assert policy.startswith("default-src 'none'")
+    pictures = {image["src"].partition(",")[2] for image in page.all("img")}
+    png = (run / "figures" / "matrix.png").read_bytes()
+    assert base64.b64encode(png).decode() in pictures
+
+
+def test_the_page_can_be_read_aloud(
+    probe: Make, finetune: Make, page_of: Callable[..., Any]
+) -> None:
+    page = page_of(probe(), probe("b", ridge=1.0), finetune())
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(len(image["alt"]) > 15 for image in page.all("img"))
+    assert all(head["scope"] in ("col", "row", "colgroup") for head in page.all("th"))
+    headings = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert headings[0] == 1 and headings.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(headings))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for link in page.all("a"):
+        assert link["href"][1:] in ids
+
+
+def test_a_page_is_replaced(probe: Make, tmp_path: Path) -> None:
+    one = write_report([probe(r=0.9)], tmp_path / "out").read_bytes()
+    two = write_report([probe(r=0.1)], tmp_path / "out").read_bytes()
+    assert one != two
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "linear_probe.md", "linear_probe.tex"}
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def refused(*runs: Path, match: str, output: Path) -> str:
+    with pytest.raises(ReportError, match=match) as caught:
+        write_report(runs, output)
+    assert not output.exists()
+    return str(caught.value)
+
+
+def test_no_run_and_a_damaged_one(probe: Make, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    refused(match="name the folder of a run", output=out)
+    run = probe()
+    (run / "figures" / "matrix.png").write_bytes(b"\x89PNG")
+    refused(probe("b"), run, match=r"matrix\.png is no PNG", output=out)
+
+
+def test_a_run_may_be_named_twice(probe: Make, tmp_path: Path) -> None:
+    run = probe()
+    page = write_report([run, run / ".", run / "results.json"], tmp_path / "out").read_text()
+    assert "from the folder of one run" in page
+
+
+def test_different_versions_are_not_mixed(probe: Make, tmp_path: Path) -> None:
+    old, new = probe("a"), probe("b")
+    results = json.loads((old / "results.json").read_text())
+    results["versions"]["lincorr-lightning"] = "0.0.9"
+    (old / "results.json").write_text(json.dumps(results))
+    message = refused(old, new, match="different versions", output=tmp_path / "out")
+    assert f"{old} (0.0.9)" in message and str(new) in message
+    del results["versions"]["lincorr-lightning"]
+    (old / "results.json").write_text(json.dumps(results))
+    refused(old, new, match="an unknown version", output=tmp_path / "out")
+
+
+def test_two_lms_under_one_name(probe: Make, finetune: Make, tmp_path: Path) -> None:
+    one, other = probe(fingerprint={"weights": "w1"}), probe(fingerprint={"weights": "w2"})
+    message = refused(
+        one, other, match="two LMs under one name, 'tiny-world': their weights",
+        output=tmp_path / "out",
+    )  # fmt: skip
+    assert str(one) in message and str(other) in message
+    refused(one, finetune(), match="two LMs under one name", output=tmp_path / "out")
+
+
+def test_one_lm_may_come_again_in_another_dtype(probe: Make, tmp_path: Path) -> None:
+    half = probe(fingerprint={"weights": "w2", "dtype": "bfloat16"})
+    write_report([probe(fingerprint={"weights": "w1"}), half], tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written(probe: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="is a file where a folder is needed"):
+        write_report([probe()], tmp_path / "file" / "out")
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_takes_many_folders(
+    probe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(probe("a")), str(probe("b, c [1]"))]
+    page = report.report([*runs, f"--output={tmp_path / 'out'}"])
+    text = capsys.readouterr().out
+    assert str(page) in text and "linear_probe.md, linear_probe.tex" in text
+    assert "Pairs and their r: by run" in page.read_text()
+    with pytest.raises(SystemExit):
+        main(["report"])
+
+
+@pytest.mark.slow
+def test_a_real_run_from_the_command_line(
+    small_lm: str, tmp_path: Path, read_page: Callable[[Path], Any]
+) -> None:
+    cli = main(
+        [
+            "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+            "--data.n_subjects=300", "--trainer.enable_progress_bar=false",
+            f"--trainer.default_root_dir={tmp_path}",
+        ]
+    )  # fmt: skip
+    run = Path(cli.trainer.log_dir)
+    main(["report", str(run), "--output", str(tmp_path / "out")])
+    page = read_page(tmp_path / "out" / "report.html")
+    results = json.loads((run / "results.json").read_text())
+    headline = [table for table in results["tables"] if table["headline"]]
+    assert headline and all(table["caption"] in page.tables for table in headline)
+    assert len(page.all("img")) == len(list((run / "figures").glob("*.png")))
+    # The command on the page gives the same run again.
+    command = re.search(r"lincorr (fit --config \S+)", page.text)
+    assert command is not None
+    again = main([*command[1].split(), f"--trainer.default_root_dir={tmp_path / 'again'}"])
+    second = json.loads((Path(again.trainer.log_dir) / "results.json").read_text())
+    assert second["pairs"] == results["pairs"]

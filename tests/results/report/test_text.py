@@ -1,0 +1,132 @@
+"""Names that are markup elsewhere, and tables that other programs must read."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from lincorr_lightning.results.report import write_report
+from lincorr_lightning.results.report.text import PageTable, to_latex, to_markdown
+from lincorr_lightning.results.results import Column, Figure, Results, Table
+from tests.results.conftest import draw, lm_info
+
+NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
+
+
+def write_nasty(folder: Path, name: str) -> Path:
+    """A run whose every text is this name."""
+    table = Table("t", [name, Column("n", name, ".2f")], [[name, 0.5], ["[a]", -0.5]], name, name,
+                  headline=True)  # fmt: skip
+    Results(
+        name, {name: name}, tables=[table, Table("u", [name], [[name]], name)],
+        figures=[Figure("f", name, draw())], lm=lm_info(name), settings={name: name},
+    ).write(folder)  # fmt: skip
+    return folder
+
+
+def test_names_are_texts_and_nothing_else(tmp_path: Path) -> None:
+    run = write_nasty(tmp_path / "<b>&", NASTY)
+    (run / "config.yaml").write_text("seed: </code></pre><script>alert(1)</script>")
+    text = write_report([run], tmp_path / "o<u>t").read_text(encoding="utf-8")
+    body = text.partition("</style>")[2]
+    assert not re.search(r"<(img src=x|script|b>|u>)", body)
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;&#34;&#39;`|$_%#{}\\~^" in body
+    assert "東京 مدينة" in body
+    # Whatever direction a name takes on, it ends with the name.
+    without = re.sub(r"<bdi>.*?</bdi>|<title>.*?</title>|\w+=\"[^\"]*\"|<code>.*?</code>", "", body,
+                     flags=re.S)  # fmt: skip
+    assert "\u202e" not in without
+
+
+def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
+    write_report([write_nasty(tmp_path / "run", "nul \x00 and bell \x07")], tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert "nul \ufffd and bell \ufffd" in text, path
+        assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
+    table = PageTable("half \ud800", ["a"], [False], [["b"]])
+    assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
+
+
+@pytest.fixture
+def nasty_table() -> PageTable:
+    return PageTable(
+        f"A table of {NASTY}",
+        ["pair", NASTY, "share"],
+        [False, True, True],
+        [["city->country", "0.50", "25.0%"], [NASTY, "−0.50", ""], ["[a]", "text", "100.0%"]],
+        f"Note: {NASTY}.",
+    )
+
+
+def test_markdown_is_read_back(nasty_table: PageTable) -> None:
+    reader = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    tokens = reader.parse(to_markdown("Study & <b>", [nasty_table]))
+    kinds = [token.type for token in tokens]
+    assert kinds.count("table_open") == 1 and "html_block" not in kinds
+    inline = [token for token in tokens if token.type == "inline"]
+    children = {child.type for token in inline for child in token.children or ()}
+    assert children <= {"text", "text_special", "strong_open", "strong_close"}
+    texts = ["".join(child.content for child in token.children or ()) for token in inline]
+    assert texts[0] == "Study & <b>"
+    assert texts[1] == f"A table of {NASTY}"
+    cells = texts[2:-1]
+    assert cells == ["pair", NASTY, "share", "city→country", "0.50", "25.0%", NASTY, "−0.50", "",
+                     "[a]", "text", "100.0%"]  # fmt: skip
+
+
+def read_latex(text: str) -> list[list[list[str]]]:
+    """Cells of every table, by a reader that knows LaTeX's special signs; fails on a stray one."""
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    code = re.sub(r"(?<!\\)%$", "", "\n".join(lines), flags=re.M)
+    # Escaped signs stand for themselves; what is left of the special ones has its meaning.
+    code = re.sub(r"\\([{}$&#%_])", lambda m: chr(0xE000 + ord(m[1])), code)
+    code = re.sub(r"\\text(\w+)\{\}", "?", code)
+    code = re.sub(r"\\shortstack\[r\]\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), code)
+    depth = 0
+    for sign in code:
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert code.count("$") % 2 == 0 and not re.search(r"[#~^_%]", code)
+    stack: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", code):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert not stack
+    tables = []
+    for columns, body in re.findall(
+        r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", code, re.S
+    ):
+        rows = re.sub(r"\\(top|mid|bottom)rule", "", body).split("\\\\")
+        cells = [[cell.strip() for cell in row.split("&")] for row in rows[:-1]]
+        assert rows[-1].strip() == ""
+        assert {len(row) for row in cells} == {len(columns)}
+        tables.append(cells)
+    return tables
+
+
+def test_a_long_table_in_latex_goes_over_pages() -> None:
+    rows = [[f"k_{i}", f"{i / 100}"] for i in range(80)]
+    text = to_latex("x", [PageTable("Long", ["key", "r"], [False, True], rows, "Note.")])
+    assert read_latex(text) == []
+    assert text.count("\\begin{longtable}{lr}") == 1 and "\\begin{table}" not in text
+    body = text.partition("\\endhead")[2].partition("\\bottomrule")[0]
+    assert [line.count("&") for line in body.split("\\\\")[:-1]] == [1] * 80
+
+
+def test_latex_is_read_back(
+    nasty_table: PageTable, probe: Callable[..., Path], tmp_path: Path
+) -> None:
+    (table,) = read_latex(to_latex("study_name", [nasty_table]))
+    assert len(table) == 4
+    assert table[1] == ["city$\\rightarrow$country", "0.50", f"25.0{chr(0xE000 + ord('%'))}"]
+    write_report([probe(), probe("b"), write_nasty(tmp_path / "nasty", NASTY)], tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.tex"):
+        assert read_latex(path.read_text())
+    (joined, *_) = read_latex((tmp_path / "out" / "linear_probe.tex").read_text())
+    assert joined[0][:2] == ["pair", "b r"] and joined[1][0] == "city$\\rightarrow$country"

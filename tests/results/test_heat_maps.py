@@ -1,0 +1,82 @@
+"""Heat maps as a reader meets them: nothing cut, nothing on top of another, the right colours."""
+
+import numpy as np
+import pytest
+
+from lincorr_lightning.results.heat_maps import correlation_heatmap, short
+from tests.figures import LONG, assert_legible, colour_at, names, pixels, texts
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 23, 110])
+def test_heatmap_is_legible_at_every_size(n: int) -> None:
+    matrix = np.random.default_rng(0).uniform(-1, 1, (n, n))
+    figure = correlation_heatmap(
+        matrix, names(n), names(n), f"Label-wise correlation in {LONG}", "5,000 held-out X’s"
+    )
+    assert_legible(figure)
+    shown = [text.get_text() for text, _ in texts(figure)]
+    for name in names(n):
+        assert shown.count(name) == 2
+    values = [text for text in figure.axes[0].texts if text.get_text()]
+    assert len(values) == (n * n if n <= 23 else 0)
+
+
+def test_values_stay_in_their_cells() -> None:
+    matrix = np.full((23, 23), -1.0)
+    figure = correlation_heatmap(matrix, names(23), names(23), "t")
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    cell = axes.get_window_extent().width / 23
+    for value in axes.texts:
+        assert value.get_window_extent().width < cell
+
+
+@pytest.mark.parametrize("shape", [(2, 30), (30, 2)])
+def test_heatmap_need_not_be_square(shape: tuple[int, int]) -> None:
+    matrix = np.zeros(shape)
+    rows, columns = names(shape[0]), [f"t{i}" for i in range(shape[1])]
+    figure = correlation_heatmap(matrix, rows, columns, f"in {LONG}")
+    assert_legible(figure)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
+    assert [label.get_text() for label in axes.get_xticklabels()] == columns
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("source", "target")
+
+
+def test_colours_mean_the_same_in_every_figure() -> None:
+    matrix = np.array([[0.2, -0.2, 0.0], [np.nan, 0.1, 0.2]])
+    figure = correlation_heatmap(matrix, ["a", "b"], ["x", "y", "z"], "title")
+    (image,) = figure.axes[0].get_images()
+    assert image.get_clim() == (-1, 1)
+    positive, negative, zero = (colour_at(figure, 0.35, i + 0.35) for i in range(3))
+    assert positive[0] > positive[2] + 0.05, "positive r is red"
+    assert negative[2] > negative[0] + 0.05, "negative r is blue"
+    assert zero.min() > 0.93, "no r is white"
+    bar = figure.axes[1]
+    assert bar.get_ylabel() == "label-wise Pearson r"
+    assert bar.get_ylim() == (-1, 1)
+
+
+def test_missing_values_are_hatched_and_explained() -> None:
+    matrix = np.array([[np.nan, 0.5], [0.5, np.nan]])
+    figure = correlation_heatmap(matrix, ["a", "b"], ["a", "b"], "title", "subtitle")
+    picture = pixels(figure)
+    axes = figure.axes[0]
+    (x0, y0), (x1, y1) = axes.transData.transform([(-0.4, -0.4), (0.4, 0.4)])
+    height = picture.shape[0]
+    cell = picture[int(height - y0) : int(height - y1), int(x0) : int(x1)]
+    assert np.ptp(cell) > 0.1, "hatching has two shades"
+    assert np.ptp(cell, axis=2).max() < 0.05, "and is grey"
+    said = " ".join(text.get_text() for text, _ in texts(figure))
+    assert "subtitle; hatched: no value" in said
+    assert sum(text.get_text() == ".50" for text in axes.texts) == 2
+    assert "hatched" not in " ".join(
+        t.get_text() for t, _ in texts(correlation_heatmap(np.eye(2), ["a", "b"], ["a", "b"], "t"))
+    )
+
+
+def test_short_numbers() -> None:
+    for value in np.linspace(-2, 2, 81):
+        assert float(short(value).replace("−", "-")) == pytest.approx(value, abs=0.0051)
+    assert short(-1.0) == "−1.00"
+    assert short(10.5) == "10.50"

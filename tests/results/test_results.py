@@ -1,0 +1,151 @@
+"""Results as plain data, and as files of a run's folder."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from lincorr_lightning.errors import OutputError
+from lincorr_lightning.results import results as module
+from lincorr_lightning.results.provenance import versions
+from lincorr_lightning.results.results import SCHEMA, Column, Figure, Results, Table
+
+
+def draw() -> MatplotlibFigure:
+    return MatplotlibFigure((3, 2), dpi=60)
+
+
+def small_results() -> Results:
+    columns = ["pair", Column("r", "label-wise r", ".2f"), Column("n", format=",")]
+    table = Table(
+        "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.", "Read me.",
+        headline=True,
+    )  # fmt: skip
+    callback = Results(
+        "generalization", {"generalized": 0.5}, {}, [Table("edits", ["a"], [[1]])],
+        [Figure("edits", "Edits.", draw)],
+    )  # fmt: skip
+    return Results(
+        "linear_probe", {"n_fit": 3}, {"val/label_mean": 0.9}, [table],
+        [Figure("matrix", "All pairs.", draw)], {"name_or_path": "tiny-world"}, {"ridge": 0.0},
+        included=[callback, Results("silent")],
+    )  # fmt: skip
+
+
+def test_results_json_is_the_contract_s() -> None:
+    written = small_results().to_json()
+    assert written == {
+        "study": "linear_probe",
+        "schema": SCHEMA,
+        "lm": {"name_or_path": "tiny-world"},
+        "versions": versions(),
+        "n_fit": 3,
+        "generalization": {"generalized": 0.5},
+        "settings": {"ridge": 0.0},
+        "tables": [
+            {
+                "name": "pairs", "caption": "Pairs.", "note": "Read me.", "headline": True,
+                "columns": [
+                    {"key": "pair", "heading": "pair", "format": ""},
+                    {"key": "r", "heading": "label-wise r", "format": ".2f"},
+                    {"key": "n", "heading": "n", "format": ","},
+                ],
+            },
+            {
+                "name": "edits", "caption": "", "note": "", "headline": False,
+                "columns": [{"key": "a", "heading": "a", "format": ""}],
+            },
+        ],
+        "figures": [
+            {"name": "matrix", "caption": "All pairs."},
+            {"name": "edits", "caption": "Edits."},
+        ],
+    }  # fmt: skip
+    assert set(versions()) >= {"lincorr-lightning", "torch", "lightning", "transformers"}
+
+
+def test_files_hold_what_results_hold(tmp_path: Path) -> None:
+    results = small_results()
+    results.write(tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text()) == results.to_json()
+    with (tmp_path / "tables" / "pairs.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["pair", "r", "n"], ["city->country", "0.98765", "1650"], ["a|b", "", "3"]]
+    png = (tmp_path / "figures" / "matrix.png").read_bytes()
+    assert png == results.figures[0].picture.png and png.startswith(b"\x89PNG")
+    # The callback writes its own.
+    assert not (tmp_path / "tables" / "edits.csv").exists()
+
+
+def test_cells_as_text() -> None:
+    table = small_results().table("pairs")
+    assert table.texts() == [["city->country", "0.99", "1,650"], ["a|b", "", "3"]]
+    assert table.texts(1) == [["city->country", "0.99", "1,650"]]
+    assert table.markdown(1).splitlines() == [
+        "| pair | label-wise r | n |", "| --- | --- | --- |", r"| city-\>country | 0.99 | 1,650 |",
+    ]  # fmt: skip
+    with pytest.raises(KeyError, match=r"no table 'x'; there are \['pairs'\]"):
+        small_results().table("x")
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "shown"),
+    [(".2f", -0.004, "0.00"), (".1%", -0.0001, "0.0%"), ("+.2f", 0.001, "0.00"),
+     ("+.1%", -0.25, "−25.0%"), (".2f", -10.0, "−10.00"), (".2f", "all", "all"), ("", 0.5, "0.5"),
+     ("d", 3, "3"), (".4f", True, "yes")],
+)  # fmt: skip
+def test_numbers_are_shown_by_their_format(form: str, value: object, shown: str) -> None:
+    assert Column("x", format=form).show(value) == shown
+
+
+def test_cells_come_back_from_text_as_they_were() -> None:
+    for form, value in (("", "007"), (".2f", 0.1 + 0.2), ("d", 12), ("", None), ("", True)):
+        column = Column("x", format=form)
+        assert column.parse("" if value is None else str(value)) == value
+    assert Column("x", format=".2f").parse("all") == "all"
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, OutputError("the disk is full")])
+def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]
+) -> None:
+    """Also where results of an earlier call are there."""
+    small_results().write(tmp_path)
+
+    def stop(*args: object) -> None:
+        raise exception
+
+    monkeypatch.setattr(module, "write_json", stop)
+    with pytest.raises((KeyboardInterrupt, OutputError)):
+        small_results().write(tmp_path)
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert names == ["figures/matrix.png", "tables/pairs.csv"]
+
+
+def test_nothing_is_written_twice() -> None:
+    table, figure = Table("t", ["a"], []), Figure("f", "", draw)
+    for results, name in (
+        (Results("a", {"settings": {}}), "settings"),
+        (Results("a", {"b": 1}, included=[Results("b", {"c": 1})]), "b"),
+        (Results("a", tables=[table], included=[Results("b", tables=[table])]), "tables/t"),
+        (Results("a", figures=[figure, figure]), "figures/f"),
+    ):
+        with pytest.raises(ValueError, match=f"results of a: {name} would be written twice"):
+            results.to_json()
+    both = Results("a", tables=[table], included=[replace(Results("b"), tables=[])])
+    assert [t["name"] for t in both.to_json()["tables"]] == ["t"]
+
+
+def test_a_figure_is_drawn_once() -> None:
+    drawn = []
+
+    def count() -> MatplotlibFigure:
+        drawn.append(1)
+        return draw()
+
+    figure = Figure("f", "", count)
+    assert figure.picture is figure.picture
+    assert len(drawn) == 1

@@ -1,0 +1,193 @@
+"""A run's folder, and what is written to it."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from lincorr_lightning.errors import OutputError
+from lincorr_lightning.results.results import Figure, Results, Table
+from lincorr_lightning.results.run_folder import (
+    RunLogger,
+    collect_callback_results,
+    run_folder,
+    set_run_name,
+    study_name,
+    write_callback_results,
+    write_results,
+)
+
+
+class SmallStudy(BoringModel):
+    """Stands for a study: only its name matters here."""
+
+
+def make_trainer(root: Path, logger: Any = False) -> L.Trainer:
+    trainer = L.Trainer(
+        accelerator="cpu", logger=logger, default_root_dir=root, enable_checkpointing=False
+    )
+    trainer.strategy.connect(SmallStudy())
+    return trainer
+
+
+def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None:
+    first, second = make_trainer(tmp_path), make_trainer(tmp_path)
+    assert run_folder(first) == tmp_path / "small_study" / "version_0"
+    assert run_folder(second) == tmp_path / "small_study" / "version_1"
+    assert run_folder(first) == tmp_path / "small_study" / "version_0"
+    assert everything(tmp_path / "small_study") == ["version_0", "version_1"]
+
+
+def test_numbers_are_not_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "small_study" / "version_9").mkdir(parents=True)
+    (tmp_path / "small_study" / "version_x").mkdir()
+    (tmp_path / "small_study" / "version_10").write_text("a file of somebody's")
+    assert run_folder(make_trainer(tmp_path)).name == "version_11"
+
+
+@pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
+def test_a_logger_s_own_folder_is_taken(tmp_path: Path, kind: type[Logger]) -> None:
+    trainer = make_trainer(tmp_path, kind(tmp_path, name="mine"))  # type: ignore[call-arg]
+    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
+    assert run_folder(trainer) == Path(trainer.log_dir or "")
+
+
+def test_a_logger_without_a_folder_a_run_does_not_mix_runs(tmp_path: Path) -> None:
+    class Elsewhere(Logger):
+        name = "x"
+        version = 0
+        save_dir = str(tmp_path / "logs")
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
+
+        def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    folders = [run_folder(make_trainer(tmp_path, Elsewhere())) for _ in range(2)]
+    assert folders == [tmp_path / "logs" / "small_study" / f"version_{i}" for i in range(2)]
+
+
+def test_other_processes_take_the_first_one_s_choice_and_make_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer), "is_global_zero", False)
+    told = iter([str(tmp_path), (tmp_path / "chosen", None)])
+    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: next(told))
+    assert run_folder(trainer) == tmp_path / "chosen"
+    assert everything(tmp_path) == []
+
+
+def test_all_processes_hear_that_the_folder_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small_study").write_text("")
+    trainer = make_trainer(tmp_path)
+    said: list[Any] = []
+
+    def broadcast(obj: Any, src: int = 0) -> Any:
+        said.append(obj)
+        return obj
+
+    monkeypatch.setattr(trainer.strategy, "broadcast", broadcast)
+    with pytest.raises(OutputError, match="small_study is a file where a folder is needed"):
+        run_folder(trainer)
+    assert said[-1][0] is None
+    assert "small_study" in said[-1][1]
+
+
+def test_study_names() -> None:
+    assert study_name(SmallStudy()) == "small_study"
+    assert study_name(make_trainer) == "function"
+
+
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_run_may_have_another_name_than_its_study(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    set_run_name(trainer, "mine")
+    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
+
+
+def claim(root: Path, start: Any, found: Any) -> None:
+    logger = RunLogger(root, name="study")
+    start.wait()
+    found.put(logger.log_dir)
+
+
+def test_runs_that_start_together_share_no_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, found = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=claim, args=(tmp_path, start, found)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    folders = {found.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+    assert folders == {str(tmp_path / "study" / f"version_{i}") for i in range(4)}
+
+
+def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = RunLogger(tmp_path, name="study")
+    assert everything(tmp_path) == []
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert Path(RunLogger(tmp_path, name="study").log_dir).name == "version_0"
+    assert everything(tmp_path) == []
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    assert run_folder(make_trainer(tmp_path, logger)) == tmp_path / "study" / "version_0"
+    assert logger.log_dir == str(tmp_path / "study" / "version_0")
+    assert everything(tmp_path) == ["study", "study/version_0"]
+
+
+# -- results of callbacks ------------------------------------------------------------------------
+
+
+class Watching(L.Callback):
+    def __init__(self, name: str, value: float) -> None:
+        table = Table("movement", ["value"], [[value]])
+        figure = Figure("movement", "", lambda: MatplotlibFigure((1, 1), dpi=50))
+        self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        write_callback_results(trainer, self.output)
+
+
+class StudyWithCallbacks(BoringModel):
+    def on_fit_end(self) -> None:
+        included = collect_callback_results(self.trainer)
+        write_results(self.trainer, Results("study", included=included))
+
+
+@pytest.mark.parametrize("logger", [lambda path: False, lambda path: RunLogger(path, name="run")])
+def test_callbacks_of_one_kind_stay_apart(tmp_path: Path, logger: Callable[[Path], Any]) -> None:
+    import json
+
+    callbacks = [Watching("moved", 0.5), L.Callback(), Watching("moved", 0.25), Watching("x", 1.0)]
+    trainer = L.Trainer(
+        accelerator="cpu", logger=logger(tmp_path), default_root_dir=tmp_path, max_steps=1,
+        callbacks=callbacks, limit_val_batches=0, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(StudyWithCallbacks())
+    folder = run_folder(trainer)
+    found = json.loads((folder / "results.json").read_text())
+    values = {name: found[name]["value"] for name in ("moved", "moved_2", "x")}
+    assert values == {"moved": 0.5, "moved_2": 0.25, "x": 1.0}
+    names = ["movement", "movement_2", "movement_3"]
+    assert [table["name"] for table in found["tables"]] == names
+    for name, value in zip(names, values.values(), strict=True):
+        assert (folder / "tables" / f"{name}.csv").read_text() == f"value\n{value}\n"
+        assert (folder / "figures" / f"{name}.png").is_file()
+    assert float(trainer.callback_metrics["moved/value"]) == 0.25

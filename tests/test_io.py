@@ -1,0 +1,283 @@
+"""Complete files and folders, and the errors of disks that refuse them."""
+
+import csv
+import errno
+import json
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lincorr_lightning.errors import OutputError
+from lincorr_lightning.io import (
+    atomic_folder,
+    atomic_write,
+    check_writable,
+    new_version,
+    remove,
+    safe_names,
+    write_csv,
+    write_json,
+)
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# -- whole files -----------------------------------------------------------------------------
+
+
+def test_file_is_written_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "results.json"
+    for text in ("old", "new"):
+        with atomic_write(path) as part:
+            assert part.parent == path.parent
+            assert part.suffix == ".json"
+            part.write_text(text)
+            assert not path.exists() or path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert everything(tmp_path) == ["a", "a/b", "a/b/results.json"]
+
+
+def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert everything(tmp_path) == ["results.json"]
+
+
+def test_readers_are_not_shut_out(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "a") as part:
+        part.unlink()
+        part.write_text("made anew, by its writer alone to read")
+        part.chmod(0o600)
+    (tmp_path / "b").write_text("")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "safetensors"])
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise full
+
+    path = tmp_path / "tables" / "pairs.csv"
+    write_csv(path, ["a"], [["old"]])
+    if call == "fsync":
+        monkeypatch.setattr(os, "fsync", refuse)
+    if call == "rename":
+        monkeypatch.setattr(Path, "replace", refuse)
+    message = r"cannot write .*pairs\.csv: the disk is full\. Free some space, or choose another"
+    with pytest.raises(OutputError, match=message), atomic_write(path) as part:
+        part.write_text("new")
+        if call == "write":
+            refuse()
+        if call == "safetensors":
+            from safetensors import SafetensorError
+
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+    assert path.read_text() == "a\nold\n"
+    assert everything(tmp_path) == ["tables", "tables/pairs.csv"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EROFS, "it is on a read-only file system"),
+        (errno.EACCES, "you may not write there"),
+        (errno.EDQUOT, "your quota on this disk is used up"),
+        (errno.EIO, os.strerror(errno.EIO)),
+    ],
+)
+def test_refusals_say_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    for write in (lambda: check_writable(tmp_path), lambda: write_json(tmp_path / "a.json", {})):
+        with pytest.raises(OutputError, match=rf"cannot write {tmp_path}.*: {reason}") as error:
+            write()
+        assert "choose another folder" in str(error.value).lower()
+    assert everything(tmp_path) == []
+
+
+def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    message = f"{tmp_path / 'file'} is a file where a folder is needed"
+    with pytest.raises(OutputError, match=message):
+        check_writable(tmp_path / "file")
+    with pytest.raises(OutputError, match=message):
+        check_writable(tmp_path / "file" / "runs")
+    with pytest.raises(OutputError, match=message):
+        write_json(tmp_path / "file" / "tables" / "a.json", {})
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_where_a_file_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OutputError, match="a folder of that name is in the way"):
+        write_json(tmp_path / "a.json", {})
+    assert everything(tmp_path) == ["a.json"]
+
+
+def test_a_file_is_removed_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    for _ in range(2):
+        remove(tmp_path / "a")
+    assert everything(tmp_path) == []
+    with pytest.raises(OutputError, match="cannot write"):
+        remove(tmp_path)
+
+
+def test_versions_are_made_by_one_run_alone(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: new_version(tmp_path / "study"), range(40)))
+    assert sorted(folder.name for folder in folders) == sorted(f"version_{i}" for i in range(40))
+
+
+def test_writable_folder_is_made_and_left_clean(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "deeper")
+    assert everything(tmp_path) == ["new", "new/deeper"]
+
+
+# -- whole folders ---------------------------------------------------------------------------
+
+
+def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        with atomic_folder(tmp_path / "map", {"a", "b"}) as folder:
+            (folder / ("a" if text == "old" else "b")).write_text(text)
+    assert everything(tmp_path) == ["map", "map/b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_failed_folder_leaves_the_old_one(tmp_path: Path, error: BaseException) -> None:
+    with atomic_folder(tmp_path / "map", {"a"}) as folder:
+        (folder / "a").write_text("old")
+    with (
+        pytest.raises((KeyboardInterrupt, OutputError)),
+        atomic_folder(tmp_path / "map", {"a"}) as folder,
+    ):
+        (folder / "a").write_text("half")
+        raise error
+    assert (tmp_path / "map" / "a").read_text() == "old"
+    assert everything(tmp_path) == ["map", "map/a"]
+
+
+def test_folder_that_cannot_be_moved_in_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with atomic_folder(tmp_path / "map", {"a"}) as folder:
+        (folder / "a").write_text("old")
+    rename, calls = Path.rename, []
+
+    def second_fails(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(errno.EACCES, "no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with (
+        pytest.raises(OutputError, match="you may not write there"),
+        atomic_folder(tmp_path / "map", {"a"}) as folder,
+    ):
+        (folder / "a").write_text("new")
+    assert (tmp_path / "map" / "a").read_text() == "old"
+    assert everything(tmp_path) == ["map", "map/a"]
+
+
+def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with (
+        pytest.raises(OutputError, match=r"holds thesis\.tex, which would be lost"),
+        atomic_folder(tmp_path / "home", {"a"}),
+    ):
+        pass
+    assert everything(tmp_path) == ["home", "home/thesis.tex"]
+
+
+def test_errors_name_the_folder_and_not_its_makeshift(tmp_path: Path) -> None:
+    def write() -> None:
+        with atomic_folder(tmp_path / "map", {"a"}) as folder, atomic_write(folder / "a"):
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OutputError, match=f"cannot write {tmp_path / 'map' / 'a'}: the disk"):
+        write()
+    assert everything(tmp_path) == []
+
+
+# -- JSON and CSV ----------------------------------------------------------------------------
+
+
+def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
+    data = {
+        "float": np.float32(0.5), "int": np.int64(3), "bool": np.bool_(True), "none": None,
+        "array": np.array([[1.0, 2.0]]), "path": tmp_path, "text": "上海 → “x”", "tuple": (1, 2),
+        4: {"deep": [True]},
+    }  # fmt: skip
+    write_json(tmp_path / "a.json", data)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {
+        "float": 0.5, "int": 3, "bool": True, "none": None, "array": [[1.0, 2.0]],
+        "path": str(tmp_path), "text": "上海 → “x”", "tuple": [1, 2], "4": {"deep": [True]},
+    }  # fmt: skip
+    assert "上海" in text
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        ({"pairs": [{}, {"label_mean": math.nan}]}, r"pairs\[1\]\.label_mean is nan"),
+        ({"pairs": {"r": np.array([1.0, np.inf])}}, r"pairs\.r\[1\] is inf"),
+        (np.float64("-inf"), "the value is -inf"),
+    ],
+)
+def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: str) -> None:
+    with pytest.raises(ValueError, match=place):
+        write_json(tmp_path / "a.json", data)
+    with pytest.raises(TypeError, match=r"a\[0\] is a set"):
+        write_json(tmp_path / "a.json", {"a": [{1, 2}]})
+    assert everything(tmp_path) == []
+
+
+def test_csv_round_trips(tmp_path: Path) -> None:
+    rows = [['上, "海"', 0.1 + 0.2, None], ["a\nb", np.float64(1e-20), True]]
+    write_csv(tmp_path / "t" / "a.csv", ("label", "r", "right"), iter(rows))
+    with (tmp_path / "t" / "a.csv").open(newline="", encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    assert [row["label"] for row in read] == ['上, "海"', "a\nb"]
+    assert [float(row["r"]) for row in read] == [0.1 + 0.2, 1e-20]
+    assert [row["right"] for row in read] == ["", "True"]
+
+
+def test_csv_refuses_nan_and_ragged_rows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv: r of row 1 is nan"):
+        write_csv(tmp_path / "a.csv", ("label", "r"), [("x", 1.0), ("y", math.nan)])
+    with pytest.raises(ValueError, match="row 0 has 1 cells for 2 columns"):
+        write_csv(tmp_path / "a.csv", ("label", "r"), [("x",)])
+    assert everything(tmp_path) == []
+
+
+def test_safe_names_are_safe_and_stay_apart() -> None:
+    names = ["city->country", "X+1->X*2", "X/2->X-1", "a:b", "a?b", "A?B", "上海", "../x"]
+    safe = safe_names([*names, "city->country"])
+    assert list(safe) == names
+    assert safe["city->country"] == "city-country"
+    assert safe["上海"] == "上海"
+    assert len({name.lower() for name in safe.values()}) == len(names)
+    assert not [name for name in safe.values() if set(name) & set('/\\:*?"<>| +')]
