@@ -249,7 +249,7 @@ def test_a_real_run_from_the_command_line(
     cli = main(
         [
             "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--model.knowledges=[city,country,color]", "--data.n_subjects=300",
+            "--model.knowledge=[city,country,color]", "--data.n_subjects=300",
             "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}",
         ]
     )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lincorr_lightning.probe.ranking import FINDING
 from lincorr_lightning.results.report.document import Column, Paragraph, Part, Table, arrow
 from lincorr_lightning.results.report.runs import Run
 
@@ -16,6 +15,9 @@ _MOST_LABELS = 12
 _MOST_CLOSELY = 3
 
 Pair = Mapping[str, Any]
+
+# Adjusted p-value up to which a pair counts as a finding.
+FINDING = 0.01
 
 
 def pair_name(pair: Pair) -> str:
