@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +44,6 @@ class FrozenLMModule(L.LightningModule):
     def __init__(self, lm: LMConfig | Mapping[str, Any]) -> None:
         super().__init__()
         self.lm = LanguageModel(lm if isinstance(lm, LMConfig) else LMConfig(**lm))
-        self.save_hyperparameters({"lm": asdict(self.lm.config)})
         # Lightning would miss the LM's weights in the checkpoint; `on_load_checkpoint` checks the
         # other keys.
         self.strict_loading = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, Literal, cast
 
@@ -115,6 +115,8 @@ class LinearProbe(FrozenLMModule):
         _check_settings(ridge, ridge_grid, control, solver)
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
+        # As a dict: checkpoints load with plain types alone.
+        self.save_hyperparameters({"lm": asdict(self.lm.config)})
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(

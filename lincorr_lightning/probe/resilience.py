@@ -97,7 +97,8 @@ class MapResilience(FrozenLMModule):
                 LMConfig(**before) if isinstance(before, Mapping) else before
             )
         self.save_hyperparameters(ignore=["lm", "before"])
-        self.save_hyperparameters({"before": self.before and asdict(self.before.config)})
+        configs = {"lm": self.lm.config, "before": self.before and self.before.config}
+        self.save_hyperparameters({name: one and asdict(one) for name, one in configs.items()})
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
         catalogue = Catalogue.load(*knowledge_files)
         wanted = None if pairs is None else split_names(pairs)
