@@ -25,6 +25,7 @@ import lincorr_lightning.geometry
 import lincorr_lightning.pretraining
 import lincorr_lightning.probe
 import lincorr_lightning.sae  # noqa: F401
+from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
@@ -63,6 +64,10 @@ class LincorrCLI(LightningCLI):
         # A datamodule that samples subjects or tokenizes texts takes the LM as `lm`.
         parser.link_arguments(
             "model", "data.init_args.lm", compute_fn=_language_model, apply_on="instantiate"
+        )
+        # One that makes the texts of several seeds and phases takes the study's plan.
+        parser.link_arguments(
+            "model", "data.init_args.plan", compute_fn=_training_plan, apply_on="instantiate"
         )
 
     def before_instantiate_classes(self) -> None:
@@ -126,6 +131,11 @@ class LincorrCLI(LightningCLI):
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
     lm = getattr(module, "lm", None)
     return lm if isinstance(lm, LanguageModel) else None
+
+
+def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
+    plan = getattr(module, "plan", None)
+    return plan if isinstance(plan, TrainingPlan) else None
 
 
 def run_lightning_cli(args: list[str]) -> LincorrCLI:

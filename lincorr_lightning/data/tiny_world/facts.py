@@ -118,7 +118,7 @@ def draw_customs(
         if attribute not in answers or cause not in possible:
             raise ConfigError(
                 f"data.world.customs says that {attribute!r} follows from {cause!r}. Attributes "
-                f"that can follow: {', '.join(answers)}; that can be followed: {', '.join(possible)}."
+                f"that can follow: {', '.join(answers)}; and be followed: {', '.join(possible)}."
             )
     customs: dict[str, tuple[str, dict[str, str]]] = {}
     while len(customs) < len(wanted):
