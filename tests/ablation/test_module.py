@@ -232,6 +232,7 @@ def test_vocabulary_and_texts_as_candidates(ablate, small_lm):
 
 def test_nothing_but_the_network_is_trained(ablate, small_lm):
     run = ablate()
+    assert run.module.texts.corpus is run.data.corpus  # no batch holds a copy
     vocabulary = AutoModelForCausalLM.from_pretrained(small_lm).get_input_embeddings().weight
     assert torch.equal(run.module.embedding.weight, vocabulary)
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
