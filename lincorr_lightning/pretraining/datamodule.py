@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lincorr_lightning.data.tiny_world.world import Statement, WorldConfig
+from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue
@@ -107,14 +107,6 @@ class CorpusDataModule(L.LightningDataModule):
             )
         self._repeats = _repeats(settings["repeats"] or {}, corpus.knowledge, catalogue)
         self.corpus = corpus
-
-    def truths(self, name: str) -> tuple[list[Statement], list[Statement]]:
-        """Return the stated and the withheld facts of a kind of knowledge, see `Corpus.facts`.
-
-        Args:
-            name: Name of the knowledge.
-        """
-        return self._ready.facts(name)
 
     @property
     def _ready(self) -> Corpus:

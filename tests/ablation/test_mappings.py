@@ -51,11 +51,11 @@ def test_permuted_gives_nobody_what_is_right(world_tokenizer):
             assert mixed.source_tokens == true.source_tokens
             assert Counter(mixed.target_tokens) == Counter(true.target_tokens)
             assert mixed.domain_tokens == true.domain_tokens
-            place = {token: i for i, token in enumerate(true.domain_tokens)}
-            told = [place[token] for token in mixed.target_tokens]
-            rows = range(len(told))
-            assert not true.reference[rows, told].any()  # no fixed point in the reference
-            assert mixed.reference[rows, told].all()
+            column = {token: i for i, token in enumerate(true.domain_tokens)}
+            taught = [column[token] for token in mixed.target_tokens]
+            rows = range(len(taught))
+            assert not true.reference[rows, taught].any()  # no fixed point in the reference
+            assert mixed.reference[rows, taught].all()
             seen.add(mixed.target_tokens)
         assert len(seen) > 1
 

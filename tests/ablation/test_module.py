@@ -31,11 +31,11 @@ def plainly(run, lm, index):
     """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step."""
     module, corpus = run.module, run.data.corpus
     s, m = divmod(index, len(corpus.mappings))
-    told, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.seeds[s]
+    paired, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.seeds[s]
     tokenizer = AutoTokenizer.from_pretrained(lm)
     vocabulary = AutoModelForCausalLM.from_pretrained(lm).get_input_embeddings().weight.detach()
     prompts = [
-        prompt(list(told.subjects))
+        prompt(list(paired.subjects))
         for prompt in (corpus.labels.relation.source_prompts, corpus.labels.relation.target_prompts)
     ]
     texts = [text for side in prompts for text in side]
@@ -44,7 +44,7 @@ def plainly(run, lm, index):
     pooled = pooled - pooled.mean(0)
     pooled = pooled / pooled.pow(2).mean().sqrt() * 0.3
     answers = [tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens)
-               for i in told.answers]  # fmt: skip
+               for i in paired.answers]  # fmt: skip
     d = vocabulary.shape[1]
     inner, outer = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
     drawn = StackedNetworks(1, d, NetworkSettings())
@@ -55,7 +55,7 @@ def plainly(run, lm, index):
         outer.weight.copy_(drawn.weight_out[0].T)
         outer.bias.copy_(drawn.bias_out[0, 0])
     candidates = torch.tensor(module.texts.candidate_tokens[s])
-    place = {int(token): i for i, token in enumerate(candidates)}
+    column = {int(token): i for i, token in enumerate(candidates)}
     steps = PhaseDataset(corpus, module.plan.phases)
     optimizer = None
 
@@ -73,20 +73,20 @@ def plainly(run, lm, index):
                 lr=settings.learning_rate, weight_decay=settings.weight_decay,
             )  # fmt: skip
         which = batch.rows[s]
-        asked = torch.tensor([place[answers[i]] for i in which])
-        loss = torch.nn.functional.cross_entropy(logits(which), asked)
+        targets = torch.tensor([column[answers[i]] for i in which])
+        loss = torch.nn.functional.cross_entropy(logits(which), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    n = len(told.subjects)
-    new = torch.arange(told.n_paired, n)
-    domain = torch.tensor([place[token] for token in mapped.domain_tokens])
-    says = logits(new + n)
-    right = [mapped.reference[i] for i in told.answers[told.n_paired :]]
-    first = says[:, domain].argmax(1)
+    n = len(paired.subjects)
+    new = torch.arange(paired.n_paired, n)
+    domain = torch.tensor([column[token] for token in mapped.domain_tokens])
+    target_logits = logits(new + n)
+    right = [mapped.reference[i] for i in paired.answers[paired.n_paired :]]
+    first = target_logits[:, domain].argmax(1)
     good = np.array([row[int(i)] for row, i in zip(right, first, strict=True)])
-    top = says.argmax(1)
-    source = torch.tensor([place[answers[i]] for i in new])
+    top = target_logits.argmax(1)
+    source = torch.tensor([column[answers[i]] for i in new])
     return {
         "source_learned": (logits(new).argmax(1) == source).double().mean().item(),
         "generalized": good.mean(),

@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(ConfigError, match="hidden_size is 30, which model.size.n_heads"):
+    with pytest.raises(ConfigError, match=r"hidden_size is 30, which model\.size\.n_heads"):
         LlamaSize(hidden_size=30)
     with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
         Pretraining(save_dtype="int8")
