@@ -1,9 +1,9 @@
-"""How the defaults of the vocabulary ablation were chosen.
+"""Choose the defaults of the vocabulary ablation.
 
     python benchmarks/ablation_defaults.py [--lm FOLDER]
 
-tries settings around those of configs/vocabulary_ablation.yaml on source answers that a run with
-the defaults does not use, and on other seeds, and prints what each does.
+varies the settings of configs/vocabulary_ablation.yaml, on source answers and seeds that a run with
+the defaults does not use, and prints the generalized shares of each variant.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
+from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.tables import markdown_table
 
 VARIANTS = {
-    "as it is": [],
+    "default": [],
     "input_rms 0.15": ["--model.network.input_rms=0.15"],
     "input_rms 0.6": ["--model.network.input_rms=0.6"],
     "not centered": ["--model.network.center=false"],
@@ -41,13 +42,17 @@ VARIANTS = {
 
 
 def others(lm: str, most: int) -> tuple[list[str], int]:
-    """Source answers that a run with the defaults does not use, and the embedding's width."""
-    embedding = read_token_embedding(LMConfig(lm))
-    data = PairedTextsDataModule(max_source_labels=most)
-    used = data.labels(embedding.tokenizer)
-    everybody = PairedTextsDataModule().labels(embedding.tokenizer)
-    names = {everybody.source_text(i) for i in range(len(everybody.sources))}
-    return sorted(names - {used.source_text(i) for i in range(most)}), embedding.weight.shape[1]
+    """Return the source answers that a run with the defaults does not use, and the width."""
+    plan = VocabularyAblation(LMConfig(lm)).plan
+
+    def names(max_source_labels: int | None) -> set[str]:
+        data = PairedTextsDataModule(plan, max_source_labels=max_source_labels)
+        data.setup()
+        labels = data.corpus.labels
+        return {labels.source_text(i) for i in range(len(labels))}
+
+    width = read_token_embedding(LMConfig(lm)).weight.shape[1]
+    return sorted(names(None) - names(most)), width
 
 
 def main(
@@ -59,10 +64,10 @@ def main(
     """Print the table.
 
     Args:
-        lm: Whose vocabulary: a folder, a hub id or tiny-world.
-        most: Source answers that take part.
-        seeds: Of the trials; not those of the config.
-        only: Settings to try; null tries all.
+        lm: LM whose vocabulary is used: a folder, a hub id or tiny-world.
+        most: Number of source labels.
+        seeds: Seeds of the runs; not those of the config.
+        only: Variants to run; null runs all.
     """
     names, d = others(lm, most)
     rows: list[list[Any]] = []
@@ -75,7 +80,7 @@ def main(
             cli = lincorr(
                 ["fit", "--config", "configs/vocabulary_ablation.yaml",
                  f"--model.lm.name_or_path={lm}", "--model.mapping=[reference, permuted]",
-                 "--model.uncomposed=false", f"--model.seeds={seeds or [100]}",
+                 "--model.skip_compose_baseline=false", f"--model.seeds={seeds or [100]}",
                  f"--data.max_source_labels={min(most, len(names))}", "--data.seed=100",
                  f"--data.source_labels={json.dumps(names)}", *options,
                  f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]

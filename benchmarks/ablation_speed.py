@@ -1,9 +1,9 @@
-"""What an epoch of the vocabulary ablation costs, beside its bare matrix products.
+"""Time an epoch of the vocabulary ablation, beside its bare matrix products.
 
     python benchmarks/ablation_speed.py [--lm FOLDER]
 
-times the compose phase as the study runs it, the matrix products of its forward and backward
-alone, and the plain way: every text pooled again at every step, and the answer told among the whole
+times the compose phase as the study runs it, the matrix products of its forward and backward passes
+alone, and the plain way: every text pooled again at every step, and the loss over the whole
 vocabulary.
 Without --lm the vocabulary is random, 30,522 × 384 as that of a small sentence encoder.
 """
@@ -38,14 +38,14 @@ class Clock(L.Callback):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Begin at its second epoch, when everything is warm."""
-        if batch.phase == 0 and batch.epoch == 1 and not self.began:
+        if batch.phase == "compose" and batch.epoch == 1 and not self.began:
             self.began = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End before the last epoch, which is scored."""
-        if batch.phase == 0 and batch.epoch == EPOCHS - 2 and batch.ends_epoch:
+        if batch.phase == "compose" and batch.epoch == EPOCHS - 2 and batch.ends_epoch:
             self.ended = time.perf_counter()
 
 
@@ -82,7 +82,7 @@ def median(step: Callable[[], object], n: int = 20) -> float:
 def studied(lm: str, n_networks: int, folder: str) -> tuple[float, VocabularyAblation]:
     """Seconds of an epoch of the study, and the study."""
     module = VocabularyAblation(
-        LMConfig(lm), seeds=list(range(n_networks)), uncomposed=False, score_every=1000,
+        LMConfig(lm), seeds=list(range(n_networks)), skip_compose_baseline=False, score_every=1000,
         compose=PhaseSettings(epochs=EPOCHS, batch_size=BATCH), learn=PhaseSettings(1, 128),
     )  # fmt: skip
     clock = Clock()
@@ -91,13 +91,14 @@ def studied(lm: str, n_networks: int, folder: str) -> tuple[float, VocabularyAbl
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
         callbacks=[clock],
     )  # fmt: skip
-    trainer.fit(module, PairedTextsDataModule(max_source_labels=40))
+    trainer.fit(module, PairedTextsDataModule(module.plan, max_source_labels=40))
     return (clock.ended - clock.began) / (EPOCHS - 2), module
 
 
 def products(module: VocabularyAblation, n_networks: int) -> Callable[[], object]:
     """The matrix products of one step, forward and backward, and nothing else."""
     texts = module.texts
+    assert texts is not None
     d, k = texts.head.shape[1:]
     w = module.networks.weight_in.shape[2]
     shapes = [(BATCH, d, w), (BATCH, w, d), (BATCH, d, k),  # forward
@@ -108,15 +109,13 @@ def products(module: VocabularyAblation, n_networks: int) -> Callable[[], object
 
 def plain_step(module: VocabularyAblation) -> Callable[[], object]:
     """One step the plain way, for one network."""
-    embedding = module.embedding
-    assert embedding is not None
-    weight = embedding.weight.float()
-    told = module.told[0]
-    prompts = module.labels.asked.source_prompts(list(told.subjects))
-    ids = embedding.tokenizer(prompts[:BATCH], add_special_tokens=False)["input_ids"]
+    assert module.embedding is not None and module.texts is not None
+    weight, corpus = module.embedding.weight.float(), module.texts.corpus
+    ids = corpus.token_ids[0][:BATCH]
     flat = torch.tensor([token for row in ids for token in row])
     starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
-    answers = torch.tensor([module.mapped[0][0].source_tokens[i] for i in told.answers[:BATCH]])
+    tokens = corpus.mapped[0][0].source_tokens
+    answers = torch.tensor([tokens[i] for i in corpus.texts[0].answers[:BATCH]])
     d = weight.shape[1]
     network = torch.nn.Sequential(
         torch.nn.Linear(d, 4 * d), torch.nn.GELU(), torch.nn.Linear(4 * d, d)
@@ -137,15 +136,16 @@ def main(lm: str | None = None, networks: list[int] | None = None) -> None:
     """Print the table.
 
     Args:
-        lm: Whose vocabulary: a folder, a hub id or tiny-world; null makes a random one.
-        networks: How many side by side.
+        lm: LM whose vocabulary is used: a folder, a hub id or tiny-world; null makes a random one.
+        networks: Numbers of networks side by side.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         name = lm or random_vocabulary(Path(folder) / "lm")
         for n_networks in networks or [1, 3, 6]:
             seconds, module = studied(name, n_networks, folder)
-            n_steps = -(-2 * module.texts.n_paired // BATCH)
+            assert module.texts is not None
+            n_steps = -(-2 * module.texts.corpus.n_paired // BATCH)
             bare = median(products(module, n_networks)) * n_steps
             plain = median(plain_step(module), 5) * n_steps * n_networks
             rows.append(

@@ -1,11 +1,11 @@
-"""How do ties form, and what do they need? The training text is varied (configs/formation.yaml).
+"""How correlations form, depending on the training text (configs/formation.yaml).
 
     python benchmarks/formation.py
 
-trains four small LMs from nothing. Of 0, 25, 50 and 100 % of the people the text states both city
-and country, of the others one of the two. Then it teaches each LM 100 cities, one at a time, and
-looks where the countries go. It prints the table that README.md shows, and with `--figure FILE`
-draws r, Hit@1 and what is inferred over the steps.
+trains four small LMs from random weights. Of 0, 25, 50 and 100 % of the people the text states both
+city and country, of the others one of the two. Then it fine-tunes each LM on 100 edits of cities, one
+at a time, and measures how many countries follow. It prints the table that README.md shows, and with
+`--figure FILE` draws r, Hit@1 and the recall of withheld facts over the steps.
 """
 
 from __future__ import annotations
@@ -28,40 +28,41 @@ COLUMNS = ("both stated", "r", "control", "Hit@1 influenced", "Hit@1 influencing
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The results of a run."""
+    """Run the program and return the results."""
     cli = lincorr(["fit", *arguments, "--trainer.enable_progress_bar=false"])
     found: dict[str, Any] = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
     return found
 
 
 def share(value: float | None) -> str:
-    """In percent; nothing where there was nothing to infer."""
+    """Return a percentage; empty where there is no number."""
     return "" if value is None else f"{value:.0%}"
 
 
 def row(cooccurrence: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
-    """One line of the table: the LM as it is at the end."""
-    tie = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR][-1]
+    """Return a row of the table: the LM at the end of its training."""
+    points = formed["formation"]["correlations"]
+    last = [point for point in points if point["pair"] == PAIR][-1]
     recall = {point["knowledge"]: point for point in formed["formation"]["recall"]}
     return [
         share(cooccurrence),
-        *(f"{tie[key]:.2f}" for key in ("label_mean", "control_label_mean")),
-        *(share(tie[key]) for key in ("influenced", "influencing")),
-        *(share(recall[name]["unsaid"]) for name in ("country", "city")),
+        *(f"{last[key]:.2f}" for key in ("label_mean", "control_label_mean")),
+        *(share(last[key]) for key in ("influenced", "influencing")),
+        *(share(recall[name]["withheld"]) for name in ("country", "city")),
         *(share(taught[key]) for key in ("generalized", "random")),
     ]
 
 
 def curves(cooccurrence: float, formed: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """What the figure shows of one LM."""
+    """Return the curves of one LM."""
     name = f"{cooccurrence:.0%}"
-    ties = [point for point in formed["formation"]["ties"] if point["pair"] == PAIR]
+    points = [one for one in formed["formation"]["correlations"] if one["pair"] == PAIR]
     country = [p for p in formed["formation"]["recall"] if p["knowledge"] == "country"]
     found = {
-        f"label-wise r/{name}": [(p["step"], p["label_mean"]) for p in ties],
-        f"Hit@1 influenced/{name}": [(p["step"], p["influenced"]) for p in ties],
+        f"label-wise r/{name}": [(p["step"], p["label_mean"]) for p in points],
+        f"Hit@1 influenced/{name}": [(p["step"], p["influenced"]) for p in points],
     }
-    inferred = [(p["step"], p["unsaid"]) for p in country if p["unsaid"] is not None]
+    inferred = [(p["step"], p["withheld"]) for p in country if p["withheld"] is not None]
     return found | ({f"country inferred/{name}": inferred} if inferred else {})
 
 
@@ -74,10 +75,10 @@ def main(
     """Print the table.
 
     Args:
-        shares: Of the people of whom city and country are both stated.
-        n_edits: Cities taught to each LM.
-        epochs: Of each training; null takes those of the config.
-        figure: A PNG to draw.
+        shares: Shares of the people of whom city and country are both stated.
+        n_edits: Number of edits of each LM.
+        epochs: Epochs of each training; null takes those of the config.
+        figure: PNG file of the figure.
     """
     rows = []
     history: dict[str, list[tuple[int, float]]] = {}
@@ -99,8 +100,9 @@ def main(
             history |= curves(cooccurrence, formed)
     print(markdown_table(COLUMNS, rows))
     if figure is not None:
-        told = "by the share of people of whom the text states both city and country"
-        save_figure(training_curves(history, "How the tie of city and country forms", told), figure)
+        title = "How the correlation of city and country forms"
+        subtitle = "by the share of people of whom the text states both"
+        save_figure(training_curves(history, title, subtitle), figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much of the tie comes from the vocabulary alone: the paper's table 7.
+"""How much of the correlations comes from the vocabulary alone: the paper's table 7.
 
     python benchmarks/vocabulary_ablation.py [--lm FOLDER]
 
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def ablated(relation: str, lm: str, most: int | None, seeds: list[int]) -> dict[str, Any]:
-    """The numbers of a run."""
+    """Run the ablation and return its results."""
     size = "null" if most is None else most
     with tempfile.TemporaryDirectory() as folder:
         options = [
@@ -38,7 +38,7 @@ def ablated(relation: str, lm: str, most: int | None, seeds: list[int]) -> dict[
         ]  # fmt: skip
         try:
             cli = lincorr(options)
-        except DomainError:  # a vocabulary that does not spell
+        except DomainError:  # the vocabulary has no tokens for letters
             cli = lincorr([*options, "--model.mapping=[reference, permuted]"])
         results = Path(cli.trainer.log_dir) / "results.json"
         found: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def ablated(relation: str, lm: str, most: int | None, seeds: list[int]) -> dict[
 
 
 def row(results: dict[str, Any]) -> list[str]:
-    """One line of the table."""
+    """Return a row of the table."""
     rows = {found["mapping"]: found for found in results["mappings"]}
 
     def share(mapping: str, what: str = "generalized") -> str:
@@ -76,9 +76,9 @@ def main(
     """Print the table.
 
     Args:
-        lm: Whose vocabulary: a folder, a hub id or tiny-world.
-        most: Source answers that take part, where there are so many; null: all.
-        n_seeds: Runs of each mapping.
+        lm: LM whose vocabulary is used: a folder, a hub id or tiny-world.
+        most: Number of source labels of the first relation; null takes all.
+        n_seeds: Number of runs of each mapping.
         relations: As city->country; null takes those of the paper's table 7.
     """
     rows = []

@@ -24,6 +24,7 @@ import lincorr_lightning.geometry
 import lincorr_lightning.pretraining
 import lincorr_lightning.probe
 import lincorr_lightning.sae  # noqa: F401
+from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
@@ -80,6 +81,10 @@ class LincorrCLI(LightningCLI):
         # EditsDataModule distributes edits over steps as the study trains them.
         parser.link_arguments(
             "model", "data.init_args.schedule", compute_fn=_edit_schedule, apply_on="instantiate"
+        )
+        # One that makes the texts of several seeds and phases takes the study's plan.
+        parser.link_arguments(
+            "model", "data.init_args.plan", compute_fn=_training_plan, apply_on="instantiate"
         )
 
     def before_instantiate_classes(self) -> None:
@@ -146,6 +151,11 @@ def _language_model(module: L.LightningModule) -> LanguageModel | None:
 def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:
     schedule = getattr(module, "edit_schedule", None)
     return schedule if isinstance(schedule, EditSchedule) else None
+
+
+def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
+    plan = getattr(module, "plan", None)
+    return plan if isinstance(plan, TrainingPlan) else None
 
 
 def run_lightning_cli(args: list[str]) -> LincorrCLI:

@@ -14,7 +14,7 @@ from lincorr_lightning.pretraining.module import Pretraining
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 WORLD = [
     "--data.world.n_people=31", "--data.world.nicknames=false", "--data.world.letters=false",
-    "--data.world.numbered=false", "--data.knowledges=[city,country]", "--data.repeats={}",
+    "--data.world.numbered=false", "--data.knowledge=[city,country]", "--data.repeats={}",
     "--data.batch_size=30", "--model.size.hidden_size=32", "--model.size.intermediate_size=48",
     "--model.size.n_heads=2", "--trainer.max_epochs=1", "--model.mixing_epochs=0",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ class PackedBatch:
         knowledge: Index of the kind of knowledge whose answer follows, or `IGNORED`.
         partners: Token of the second subject where a subject is mixed, else the token itself.
         shares: Share of the second subject in the mixture; 0 elsewhere.
-        second_targets: Answer of the second subject where a mixture is asked for its answer, else
+        second_targets: Answer of the second subject where a mixture has its answer as target, else
             `IGNORED`.
         second_shares: Share of that answer; 0 elsewhere.
         is_padding: Whether the batch only keeps a rank in step with the others and does not count.

@@ -32,13 +32,13 @@ def off_target_penalty(
 ) -> Tensor:
     """Return the mean square of the logits of a domain's other answers.
 
-    Only rows at which an answer is asked for count.
+    Only rows whose target is an answer count.
 
     Args:
         logits: ``(n, n_tokens)``.
         targets: Target tokens, ``(n,)``.
         second_targets: Second target tokens or `IGNORED`, ``(n,)``.
-        knowledge: Index of the kind of knowledge that is asked for, or `IGNORED`, ``(n,)``.
+        knowledge: Index of the kind of knowledge of an answer, or `IGNORED`, ``(n,)``.
         answers: 1 where a token is an answer of a kind of knowledge, ``(n_knowledge, n_tokens)``.
     """
     is_answer = knowledge != IGNORED

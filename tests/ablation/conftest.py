@@ -13,6 +13,9 @@ from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.lm.config import LMConfig
 
+# What test_token_embedding.py uses of them.
+from tests.lm.conftest import lm_folder, pytest_generate_tests, small  # noqa: F401
+
 COMPOSE = PhaseSettings(epochs=3, batch_size=16, learning_rate=1e-2)
 LEARN = PhaseSettings(epochs=4, batch_size=8, learning_rate=1e-2)
 
@@ -27,7 +30,7 @@ def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
     ) -> SimpleNamespace:  # fmt: skip
         settings = {"compose": COMPOSE, "learn": LEARN, "mapping": ["reference", "permuted"]}
         module = VocabularyAblation(LMConfig(lm), **settings | model)
-        texts = PairedTextsDataModule(**{"n_paired": 40, "n_new": 12} | (data or {}))
+        texts = PairedTextsDataModule(module.plan, **{"n_paired": 40, "n_new": 12} | (data or {}))
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
         made = L.Trainer(

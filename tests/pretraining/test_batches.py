@@ -1,4 +1,4 @@
-"""What an epoch states, and how statements are packed, mixed and asked for."""
+"""What an epoch states, and how statements are packed, and mixed."""
 
 from collections import Counter
 
@@ -30,7 +30,7 @@ def truths():
 
 
 def unpack(batch):
-    """Each statement of a batch: its tokens and what is asked after each of them."""
+    """Each statement of a batch: its tokens and the target after each of them."""
     found = []
     for ids, positions, targets in zip(
         batch.input_ids.tolist(), batch.position_ids.tolist(), batch.targets.tolist(), strict=True
@@ -57,7 +57,7 @@ def test_an_epoch_states_everything_once_up_to_the_answer(truths):
             assert targets[:-1] == [IGNORED] * (len(tokens) - 1)
             stated.append(data.corpus.tokenizer.convert_ids_to_tokens([*tokens, targets[-1]]))
     expected = [data.corpus.tokenizer.tokenize(text) for text in truths]
-    # "North" is the first token of North America, and all that is asked for.
+    # "North" is the first token of North America, and the only target.
     expected = [words[:-1] if words[-1] == "America" else words for words in expected]
     assert Counter(map(tuple, stated)) == Counter(map(tuple, expected))
 
@@ -170,13 +170,13 @@ def test_packed_statements_do_not_see_each_other():
 
 def test_validation_asks_every_prompt_once(truths):
     data = make_data()
-    asked = []
+    prompts = []
     for batch in data.val_dataloader():
         for prompt, answer in zip(batch.input_ids.tolist(), batch.answers.tolist(), strict=True):
-            asked.append(data.corpus.tokenizer.convert_ids_to_tokens([*prompt, answer]))
+            prompts.append(data.corpus.tokenizer.convert_ids_to_tokens([*prompt, answer]))
     expected = [data.corpus.tokenizer.tokenize(text) for text in truths]
     expected = [words[:-1] if words[-1] == "America" else words for words in expected]
-    assert asked == expected
+    assert prompts == expected
     assert [batch.knowledge for batch in data.val_dataloader()] == KNOWLEDGE
 
 

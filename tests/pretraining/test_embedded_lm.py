@@ -43,7 +43,7 @@ SIMILES = ["object_color", "object_size", "simile_color", "simile_size"]
 
 @pytest.mark.parametrize("name", [*PLACES, "color", "pet", *ABROAD, *SIMILES])
 def test_it_knows_its_people(lm, name):
-    """Over the whole vocabulary, the first word of the true answer is what it says."""
+    """Over the whole vocabulary, the first word of the true answer is its answer."""
     world = World.load(FOLDER / "world.json")
     catalogue = Catalogue.load()
     invented = set(list(world.people)[: world.config.n_people])
@@ -70,17 +70,17 @@ def test_it_calculates(lm):
 
 @pytest.fixture(scope="module")
 def logits(lm):
-    """Domain logits of some knowledges over the same subjects, asked prompt by prompt."""
+    """Domain logits of some kinds of knowledge over the same subjects, prompt by prompt."""
     catalogue = Catalogue.load()
     subjects = usable_strings(lm.tokenizer)
     order = np.random.default_rng(0).permutation(len(subjects))
-    asked = ["city", "city_es", "country", "country_es", "color", "pet", "X+1", "X+2"]
+    names = ["city", "city_es", "country", "country_es", "color", "pet", "X+1", "X+2"]
     return {
         name: lm.domain_logits(
             [catalogue[name].prompt(subjects[i]) for i in order],
             build_domain(catalogue[name], lm.tokenizer).token_ids,
         ).numpy()
-        for name in asked
+        for name in names
     }
 
 

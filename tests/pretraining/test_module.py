@@ -1,22 +1,34 @@
+"""Pre-training, and the LM and numbers that it writes."""
+
+import csv
 import json
 
 import lightning as L
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError, OutputError
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
+from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
-from lincorr_lightning.pretraining.module import LlamaSize, Pretraining, one_cycle
+from lincorr_lightning.pretraining.llama import LlamaSize
+from lincorr_lightning.pretraining.module import Pretraining
+from lincorr_lightning.pretraining.schedule import one_cycle
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
-KNOWLEDGES = ["city", "country", "X+1"]
+KNOWLEDGE = ["city", "country", "X+1"]
+
+
+WORLD = WorldConfig(n_people=24, nicknames=False, letters=False, numbered=False)
 
 
 def make_corpus():
-    world = WorldConfig(n_people=24, nicknames=False, letters=False, numbered=False)
-    return CorpusDataModule(world, KNOWLEDGES, batch_size=16, repeats={"math": 5})
+    return CorpusDataModule(WORLD, KNOWLEDGE, batch_size=16, repeats={"math": 5})
 
 
 def make_trainer(folder, max_epochs, **settings):
@@ -61,12 +73,19 @@ def test_results_are_written(run):
     folder, losses, module = run
     results = json.loads((folder / "results.json").read_text())
     assert results["study"] == "pretraining"
-    assert set(results["recall"]) == set(KNOWLEDGES)
+    assert set(results["recall"]) == set(KNOWLEDGE)
     assert results["recall"]["country"] > 0.2  # a guess would be right in 1 of 22
     assert results["n_people"] == 24
     assert results["n_steps"] == len(losses)
     assert results["n_parameters"] == sum(p.numel() for p in module.lm.parameters())
     assert min(losses) < results["loss"] < max(losses)
+    with (folder / "tables" / "recall.csv").open(newline="") as file:
+        rows = {row["knowledge"]: row for row in csv.DictReader(file)}
+    assert {name: float(row["recall"]) for name, row in rows.items()} == results["recall"]
+    assert rows["city"]["n_prompts"] == "24"
+    lm = LanguageModel.from_pretrained(results["model"])
+    assert results["lm"] == lm.info
+    assert results["settings"]["data"]["batch_size"] == 16
 
 
 def test_the_written_lm_is_the_trained_one(run):
@@ -127,7 +146,7 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, 1, limit_val_batches=0, limit_train_batches=1)
     trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
-    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGES)
+    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGE)
     with pytest.raises(ConfigError, match=r"checkpoint's embedding is \(\d+, 32\)"):
         make_trainer(tmp_path, 2).fit(
             Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
@@ -144,7 +163,7 @@ def test_fast_dev_run_writes_nothing(tmp_path):
 
 def test_data_without_a_vocabulary_is_refused(tmp_path):
     loader = torch.utils.data.DataLoader([0, 1])
-    with pytest.raises(ConfigError, match="takes its vocabulary from a CorpusDataModule"):
+    with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
 
 
@@ -155,16 +174,33 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
         make_trainer(blocked, 1).fit(Pretraining(SIZE), datamodule=make_corpus())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"size": LlamaSize(hidden_size=30)}, "hidden_size is 30, which model.size.n_heads"),
-        ({"save_dtype": "int8"}, "save_dtype is 'int8'"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        Pretraining(**settings)
+def test_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match=r"hidden_size is 30, which model\.size\.n_heads"):
+        LlamaSize(hidden_size=30)
+    with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
+        Pretraining(save_dtype="int8")
+
+
+def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
+    """Loaders over the documented datasets are enough; there is no DataModule."""
+
+    def fit(folder, **data):
+        L.seed_everything(0)
+        module = Pretraining(SIZE)
+        make_trainer(tmp_path / folder, 1).fit(module, **data)
+        return module
+
+    corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
+    statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 5])
+    loaders = [DataLoader(data, batch_size=None) for data in (statements, RecallPrompts(corpus))]
+    plain = fit("plain", train_dataloaders=loaders[0], val_dataloaders=loaders[1])
+    usual = fit("usual", datamodule=make_corpus())
+    for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert (
+        plain.trainer.callback_metrics["val/recall"] == usual.trainer.callback_metrics["val/recall"]
+    )
+    assert "train/loss" in plain.trainer.callback_metrics
 
 
 def test_other_answers_are_pulled_to_zero(tmp_path):
@@ -180,7 +216,7 @@ def test_other_answers_are_pulled_to_zero(tmp_path):
         for batch in corpus.val_dataloader():
             with torch.no_grad():
                 logits = module.lm(batch.input_ids).logits[:, -1]
-            answers = corpus.answers[corpus.knowledges.index(batch.knowledge)]
+            answers = corpus.corpus.answers[KNOWLEDGE.index(batch.knowledge)]
             for row, answer in zip(logits, batch.answers.tolist(), strict=True):
                 squares += [float(row[other]) ** 2 for other in answers if other != answer]
         spreads.append(sum(squares) / len(squares))

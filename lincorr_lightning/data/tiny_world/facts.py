@@ -1,10 +1,9 @@
-"""What is true in the tiny world beyond its people: places, firms, customs and things."""
+"""Facts of the tiny world that hold for everybody: places, companies, customs and objects."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +12,8 @@ from lincorr_lightning.data.tiny_world.plain_words import PlainWords
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 
-if TYPE_CHECKING:
-    from lincorr_lightning.data.tiny_world.world import WorldConfig
-
 PARENTS = ("mother", "father")
-"""Attributes that a person's origin makes likely; an origin is a continent."""
+"""Attributes whose answers depend on the continent that a person lives on."""
 
 HOME = ("country", "continent", "language", "landmark")
 """Attributes that follow from the city that a person lives in."""
@@ -33,22 +29,31 @@ CUSTOMS = {
     "hobby": "sport",
     "personality": "color",
 }
-"""Attribute -> what it follows from. Which food goes with which country is drawn. With customs a
-person is seven independent choices (city, CEO, colour, pet, gender, sport, and the object it is
-like) and its parents' names; that many lie side by side in a narrow LM without touching. With
-thirteen more of them they did not: colours could then be read off cities."""
+"""Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
+
+Customs leave seven independent choices per person (city, CEO, colour, pet, gender, sport, and the
+object it is like) and its parents' names. A narrow LM represents that many without interference;
+with thirteen more, colours could be predicted from cities."""
 
 PROPERTIES = ("color", "size", "heat", "price", "genre")
-"""What objects are alike in: "The color of X is the same as" asks for the object that X is like,
-"The color of X is" for that object's colour."""
+"""Properties in which a person resembles an object: "The color of X is the same as" has the object
+as its answer, "The color of X is" the object's colour."""
 
 
-def homes_of_cities(config: WorldConfig, catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """For each city of the world, what follows from living there."""
+def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """Return for each city of the world the attributes that follow from living there.
+
+    Args:
+        cities_per_country: Largest number of cities of a country.
+        catalogue: The reference that the places are checked against.
+
+    Raises:
+        ConfigError: A place contradicts the catalogue.
+    """
     homes: dict[str, dict[str, str]] = {}
     for place in PLACES:
         home = {attribute: getattr(place, attribute) for attribute in HOME}
-        cities = place.cities[: config.cities_per_country]
+        cities = place.cities[:cities_per_country]
         facts = [("city->country", city, place.country) for city in cities]
         facts += [(f"country->{a}", place.country, home[a]) for a in ("continent", "language")]
         facts += [("landmark->country", place.landmark, place.country)]
@@ -57,44 +62,63 @@ def homes_of_cities(config: WorldConfig, catalogue: Catalogue) -> dict[str, dict
             if target not in right:
                 raise ConfigError(
                     f"the tiny world says {relation} of {source} is {target}, the catalogue says "
-                    f"{', '.join(sorted(right)) or 'nothing'}. Mend one of them."
+                    f"{', '.join(sorted(right)) or 'nothing'}. Correct one of them."
                 )
         homes |= dict.fromkeys(cities, home)
     return homes
 
 
-def companies_of_ceos(
-    config: WorldConfig, catalogue: Catalogue, words: PlainWords
-) -> dict[str, str]:
-    """CEO -> company, one CEO each."""
+def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
+    """Return CEO -> company, with one CEO per company.
+
+    Args:
+        n: Number of companies.
+        catalogue: Reference for who leads which company.
+        words: Answers that are plain words.
+
+    Raises:
+        ConfigError: The catalogue has fewer companies.
+    """
     company_of = _only(catalogue, "ceo->company")
     plain = set(words.pick("company"))
     chosen: dict[str, str] = {}
     for ceo in words.pick("ceo", phrases=True):
         if company_of.get(ceo) in plain - set(chosen.values()):
             chosen[ceo] = company_of[ceo]
-    if len(chosen) < config.n_companies:
+    if len(chosen) < n:
         raise ConfigError(
-            f"data.world.n_companies is {config.n_companies}, but the catalogue has "
+            f"data.world.n_companies is {n}, but the catalogue has "
             f"{len(chosen)} for the tiny world. Ask for fewer."
         )
-    return dict(list(chosen.items())[: config.n_companies])
+    return dict(list(chosen.items())[:n])
 
 
 def draw_customs(
-    config: WorldConfig,
+    wanted: Mapping[str, str],
     known: Mapping[str, Sequence[str]],
     answers: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Attribute -> (cause, answer for each answer of the cause), causes before their effects."""
-    wanted = CUSTOMS if config.customs is None else config.customs
+    """Draw the customs: which answer of an attribute follows from which answer of its cause.
+
+    Args:
+        wanted: Attribute -> its cause, as `CUSTOMS`.
+        known: Answers of the attributes that are not drawn.
+        answers: Answers of the attributes that are.
+        rng: Random generator.
+
+    Returns:
+        Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
+
+    Raises:
+        ConfigError: An attribute or cause is not available, or customs form a circle.
+    """
     possible = {**answers, **known}
     for attribute, cause in wanted.items():
         if attribute not in answers or cause not in possible:
             raise ConfigError(
-                f"data.world.customs says that {attribute!r} follows from {cause!r}; free to "
-                f"follow are {', '.join(answers)}, and they may follow from {', '.join(possible)}."
+                f"data.world.customs says that {attribute!r} follows from {cause!r}. Attributes "
+                f"that can follow: {', '.join(answers)}; and be followed: {', '.join(possible)}."
             )
     customs: dict[str, tuple[str, dict[str, str]]] = {}
     while len(customs) < len(wanted):
@@ -106,7 +130,7 @@ def draw_customs(
         if not ready:
             raise ConfigError("data.world.customs follow from each other in a circle.")
         for attribute, cause in ready:
-            # All answers equally often, as far as that goes.
+            # Every answer as often as any other, as far as the numbers allow.
             order = rng.permutation(len(possible[cause]))
             options = answers[attribute]
             customs[attribute] = (
@@ -122,19 +146,19 @@ def draw_customs(
 def objects_of_the_world(
     n: int, catalogue: Catalogue, words: PlainWords
 ) -> dict[str, dict[str, str]]:
-    """Things that people are like, with their properties; of as many colours as there are.
+    """Return the objects that people resemble, with their properties, in many colours.
 
     Args:
-        n: How many.
-        catalogue: Where the objects and their properties come from. Of several right answers the
-            world knows the one that comes first in the domain.
-        words: Which objects are plain words.
+        n: Number of objects.
+        catalogue: Reference for objects and properties; of several right answers the first one
+            in the domain is taken.
+        words: Answers that are plain words.
 
     Returns:
         Object -> property -> identity of the answer.
 
     Raises:
-        ConfigError: There are fewer.
+        ConfigError: The catalogue has fewer objects.
     """
     facts = {
         name: catalogue.relation(f"object_{name}->simile_{name}").reference or {}
@@ -166,6 +190,6 @@ def objects_of_the_world(
 
 
 def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:
-    """The reference of a relation where it has one right answer."""
+    """Return the reference of a relation, for sources with exactly one right answer."""
     reference = catalogue.relation(relation).reference or {}
     return {source: next(iter(right)) for source, right in reference.items() if len(right) == 1}

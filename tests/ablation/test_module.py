@@ -4,19 +4,24 @@ import csv
 import json
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lincorr_lightning.ablation.batches import PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
-from lincorr_lightning.ablation.phases import PhaseDataset, TextPhase, TextPlan
-from lincorr_lightning.ablation.stacked_networks import NetworkSettings, StackedNetworks
+from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
+from lincorr_lightning.ablation.results import AblationFindings, ablation_results
+from lincorr_lightning.ablation.scores import baselines
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, NonFiniteError
+from tests.ablation.conftest import COMPOSE, LEARN
 from tests.launching import run_in_two
 
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
@@ -24,14 +29,14 @@ SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
 
 def plainly(run, lm, index):
     """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step."""
-    module = run.module
-    s, m = divmod(index, len(module.mappings))
-    told, mapped, seed = module.told[s], module.mapped[s][m], module.seeds[s]
+    module, corpus = run.module, run.data.corpus
+    s, m = divmod(index, len(corpus.mappings))
+    paired, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.seeds[s]
     tokenizer = AutoTokenizer.from_pretrained(lm)
     vocabulary = AutoModelForCausalLM.from_pretrained(lm).get_input_embeddings().weight.detach()
     prompts = [
-        prompt(list(told.subjects))
-        for prompt in (module.labels.asked.source_prompts, module.labels.asked.target_prompts)
+        prompt(list(paired.subjects))
+        for prompt in (corpus.labels.relation.source_prompts, corpus.labels.relation.target_prompts)
     ]
     texts = [text for side in prompts for text in side]
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -39,7 +44,7 @@ def plainly(run, lm, index):
     pooled = pooled - pooled.mean(0)
     pooled = pooled / pooled.pow(2).mean().sqrt() * 0.3
     answers = [tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens)
-               for i in told.answers]  # fmt: skip
+               for i in paired.answers]  # fmt: skip
     d = vocabulary.shape[1]
     inner, outer = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
     drawn = StackedNetworks(1, d, NetworkSettings())
@@ -50,8 +55,8 @@ def plainly(run, lm, index):
         outer.weight.copy_(drawn.weight_out[0].T)
         outer.bias.copy_(drawn.bias_out[0, 0])
     candidates = torch.tensor(module.texts.candidate_tokens[s])
-    place = {int(token): i for i, token in enumerate(candidates)}
-    steps = PhaseDataset(told.n_paired, told.n_new, module.text_plan)
+    column = {int(token): i for i, token in enumerate(candidates)}
+    steps = PhaseDataset(corpus, module.plan.phases)
     optimizer = None
 
     def logits(which):
@@ -59,30 +64,29 @@ def plainly(run, lm, index):
         return (x + outer(torch.nn.functional.gelu(inner(x)))) @ vocabulary[candidates].T
 
     for batch in (steps[i] for i in range(len(steps))):
-        phase = module.text_plan.phases[batch.phase].name
-        if phase == "uncomposed":
+        if batch.phase == "uncomposed":
             continue
         if batch.begins:
-            settings = module.compose if phase == "compose" else module.learn
+            settings = COMPOSE if batch.phase == "compose" else LEARN
             optimizer = torch.optim.AdamW(
                 [*inner.parameters(), *outer.parameters()],
                 lr=settings.learning_rate, weight_decay=settings.weight_decay,
             )  # fmt: skip
         which = batch.rows[s]
-        asked = torch.tensor([place[answers[i]] for i in which])
-        loss = torch.nn.functional.cross_entropy(logits(which), asked)
+        targets = torch.tensor([column[answers[i]] for i in which])
+        loss = torch.nn.functional.cross_entropy(logits(which), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    n = len(told.subjects)
-    new = torch.arange(told.n_paired, n)
-    domain = torch.tensor([place[token] for token in mapped.domain_tokens])
-    says = logits(new + n)
-    right = [mapped.right[i] for i in told.answers[told.n_paired :]]
-    first = says[:, domain].argmax(1)
+    n = len(paired.subjects)
+    new = torch.arange(paired.n_paired, n)
+    domain = torch.tensor([column[token] for token in mapped.domain_tokens])
+    target_logits = logits(new + n)
+    right = [mapped.reference[i] for i in paired.answers[paired.n_paired :]]
+    first = target_logits[:, domain].argmax(1)
     good = np.array([row[int(i)] for row, i in zip(right, first, strict=True)])
-    top = says.argmax(1)
-    source = torch.tensor([place[answers[i]] for i in new])
+    top = target_logits.argmax(1)
+    source = torch.tensor([column[answers[i]] for i in new])
     return {
         "source_learned": (logits(new).argmax(1) == source).double().mean().item(),
         "generalized": good.mean(),
@@ -93,10 +97,10 @@ def plainly(run, lm, index):
 
 def test_side_by_side_is_one_by_one(ablate, small_lm):
     run = ablate(seeds=[0, 7])
-    assert [(s.mapping, s.seed) for s in run.module.finished["learn"]] == [
+    assert [(s.mapping, s.seed) for s in run.module.scores["learn"]] == [
         ("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)
     ]  # fmt: skip
-    for index, found in enumerate(run.module.finished["learn"]):
+    for index, found in enumerate(run.module.scores["learn"]):
         wanted, weights = plainly(run, small_lm, index)
         assert {name: getattr(found, name) for name in SHARES} == pytest.approx(wanted)
         for ours, theirs in zip(
@@ -122,8 +126,10 @@ def test_results_keep_the_contract(ablate):
     results = run.results
     assert results["study"] == "vocabulary_ablation"
     assert results["mapping"] == "reference"
+    assert results["lm"] == run.module.embedding.info
+    assert results["settings"]["data"]["n_paired"] == 40
     assert results["n"] == 12
-    n_domain = len(run.module.labels.target_domain)
+    n_domain = len(run.data.corpus.labels.target_domain)
     assert results["random"] == pytest.approx(1 / n_domain)
     own = [r for r in results["runs"] if r["mapping"] == "reference"]
     composed = [r["generalized"] for r in own if r["composed"]]
@@ -132,10 +138,10 @@ def test_results_keep_the_contract(ablate):
     assert results["generalized"] == pytest.approx(np.mean(composed))
     assert results["mappings"][0]["std"] == pytest.approx(np.std(composed, ddof=1))
     assert results["gain"] == pytest.approx(np.mean(composed) - np.mean(bare))
-    answers = run.module.told[0].answers[40:]
-    targets = [run.module.labels.targets[i] for i in answers]
+    answers = run.data.corpus.texts[0].answers[40:]
+    targets = [run.data.corpus.labels.targets[i] for i in answers]
     majority = max(targets.count(t) for t in targets) / 12
-    other = [run.module.labels.targets[i] for i in run.module.told[1].answers[40:]]
+    other = [run.data.corpus.labels.targets[i] for i in run.data.corpus.texts[1].answers[40:]]
     assert results["majority"] == pytest.approx(
         (majority + max(other.count(t) for t in other) / 12) / 2
     )
@@ -148,6 +154,62 @@ def test_results_keep_the_contract(ablate):
     assert {p.name for p in (run.folder / "figures").iterdir()} == {
         "generalization.png", "training.png"
     }  # fmt: skip
+
+
+def test_tables_and_figures(ablate):
+    run = ablate(seeds=[0, 1])
+    results = ablation_results(
+        run.data.corpus, run.module.embedding,
+        AblationFindings(
+            run.module.scores["learn"], run.module.scores["uncomposed"],
+            baselines(run.module.texts), run.module.history,
+        ),
+        {},
+    )  # fmt: skip
+    summary = results.table("summary")
+    assert summary.headline and [row[0] for row in summary.rows] == ["reference", "permuted"]
+    row = dict(zip(summary.keys, summary.rows[0], strict=True))
+    assert row["generalized"] == results.values["generalized"] == run.results["generalized"]
+    assert summary.texts()[0][3] == f"{row['generalized']:.0%}"
+    assert len(results.table("runs").rows) == 8
+    with (run.folder / "tables" / "texts.csv").open(newline="") as file:
+        phases = [line["phase"] for line in csv.DictReader(file)]
+    assert phases == ["compose"] * 40 + ["learn"] * 12
+    bars, curves = (figure.draw() for figure in results.figures)
+    heights = [bar.get_height() for bar in bars.axes[0].patches]
+    wanted = [
+        one[name] for one in run.results["mappings"] for name in ("generalized", "uncomposed")
+    ]
+    assert heights == pytest.approx(wanted)
+    assert len(curves.axes) == 6
+    assert set(results.charts["city->country"]) == {
+        axes.get_title(loc="left") for axes in curves.axes
+    }
+
+
+def test_any_dataloader_of_batches_trains(ablate, tmp_path):
+    usual = ablate()
+    module = VocabularyAblation(
+        usual.module.plan.lm, mapping=["reference", "permuted"], compose=COMPOSE, learn=LEARN
+    )
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_epochs=1, default_root_dir=tmp_path / "plain",
+    )  # fmt: skip
+    steps = PhaseDataset(usual.data.corpus, module.plan.phases)
+    trainer.fit(module, DataLoader(steps, batch_size=None))
+    assert module.scores == usual.module.scores
+    (path,) = (tmp_path / "plain").rglob("results.json")
+    assert json.loads(path.read_text())["runs"] == usual.results["runs"]
+    key = "learn/generalized/permuted"
+    assert float(trainer.callback_metrics[key]) == pytest.approx(module.history[key][-1][1])
+    assert "train/loss" in trainer.callback_metrics
+    other = VocabularyAblation(usual.module.plan.lm, seeds=[8])
+    with pytest.raises(ConfigError, match=r"the texts are for the mappings.*plan=module\.plan"):
+        L.Trainer(
+            accelerator="cpu", logger=False, max_epochs=1, enable_progress_bar=False,
+            default_root_dir=tmp_path,
+        ).fit(other, DataLoader(steps, batch_size=None))  # fmt: skip
 
 
 def test_uncomposed_is_a_run_that_skips_the_phase(ablate):
@@ -165,11 +227,12 @@ def test_vocabulary_and_texts_as_candidates(ablate, small_lm):
     few = ablate()
     tokens = few.module.texts.candidate_tokens[0]
     assert len(tokens) < len(run.module.embedding.weight)
-    assert set(few.module.mapped[0][0].domain_tokens) <= set(tokens)
+    assert set(few.data.corpus.mapped[0][0].domain_tokens) <= set(tokens)
 
 
 def test_nothing_but_the_network_is_trained(ablate, small_lm):
     run = ablate()
+    assert run.module.texts.corpus is run.data.corpus  # no batch holds a copy
     vocabulary = AutoModelForCausalLM.from_pretrained(small_lm).get_input_embeddings().weight
     assert torch.equal(run.module.embedding.weight, vocabulary)
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
@@ -207,20 +270,6 @@ def test_a_checkpoint_of_other_settings_is_refused(ablate, tmp_path, make_lm):
         ablate(lm=other, trainer={"ckpt_path": kept})
 
 
-def test_each_network_is_clipped_by_its_own_norm():
-    networks = StackedNetworks(3, 5, NetworkSettings())
-    networks.reset([0, 1, 2])
-    x = torch.randn(3, 7, 5)
-    (networks(x) * torch.tensor([1.0, 1e-4, 100.0])[:, None, None]).sum().backward()
-    before = [p.grad.clone() for p in networks.parameters()]
-    norms = [torch.cat([g[i].flatten() for g in before]).norm() for i in range(3)]
-    networks.clip_gradients(0.5)
-    for i, norm in enumerate(norms):
-        scale = min(1.0, 0.5 / float(norm))
-        for parameter, gradient in zip(networks.parameters(), before, strict=True):
-            torch.testing.assert_close(parameter.grad[i], gradient[i] * scale, rtol=1e-4, atol=0)
-
-
 def test_tensorboard_lays_curves_over_each_other(ablate, tmp_path):
     log = TensorBoardLogger(tmp_path / "vocabulary_ablation", name="", version="version_0")
     run = ablate(trainer={"logger": log, "log_every_n_steps": 1})
@@ -237,26 +286,6 @@ def test_tensorboard_lays_curves_over_each_other(ablate, tmp_path):
             )
     assert "custom_scalars__config__" in events.Tags()["tensors"]
     assert "figures/generalization" in events.Tags()["images"]
-
-
-@pytest.mark.parametrize("n_processes", [1, 2, 3])
-@pytest.mark.parametrize("n_paired", [7, 16])
-def test_every_text_is_read_once_an_epoch(n_processes, n_paired):
-    plan = TextPlan((TextPhase("compose", 2, 5), TextPhase("learn", 3, 4)), (0, 1))
-    parts = [PhaseDataset(n_paired, 3, plan, rank, n_processes) for rank in range(n_processes)]
-    read = {}
-    for i in range(len(parts[0])):
-        shares = [part[i] for part in parts]
-        assert sum(share.rows.shape[1] for share in shares) == shares[0].n_rows
-        rows = torch.cat([share.rows for share in shares], 1)
-        read.setdefault((shares[0].phase, shares[0].epoch), []).append(rows)
-    n = n_paired + 3
-    for (phase, _), rows in read.items():
-        for seed in range(2):
-            found = sorted(torch.cat(rows, 1)[seed].tolist())
-            paired = [*range(n_paired), *range(n, n + n_paired)]
-            assert found == (paired if phase == 0 else list(range(n_paired, n)))
-    assert len(read) == 5
 
 
 @pytest.mark.slow
@@ -295,7 +324,7 @@ def test_a_loss_that_is_not_finite_stops(ablate):
         ({"seeds": []}, "seeds"),
         ({"seeds": [-1]}, "seeds"),
         ({"candidates": "some"}, "vocabulary, texts"),
-        ({"tie": "both"}, "input, output"),
+        ({"embedding_source": "both"}, "input, output"),
         ({"score_every": 0}, "score_every"),
         ({"network": {"activation": "step"}}, "activation"),
         ({"network": {"width": 0}}, "width"),

@@ -1,8 +1,7 @@
-"""Feed-forward networks side by side: many small trainings as one."""
+"""Feed-forward networks side by side: many small networks trained as one."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 
 Activation = Literal["gelu", "relu", "silu", "tanh"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -23,48 +22,46 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """The one feed-forward network, and how pooled embeddings are put into it."""
+    """The feed-forward network, and how its inputs are standardized."""
 
     width: int | None = None
-    """Hidden units; null takes four times the embedding's width."""
+    """Number of hidden units; null takes four times the width of the embedding."""
 
     activation: Activation = "gelu"
-    """gelu, relu, silu or tanh."""
+    """Activation function: gelu, relu, silu or tanh."""
 
     residual: bool = True
     """Whether the pooled embedding is added to the network's output."""
 
     center: bool = True
-    """Whether the texts' mean is taken off the pooled embeddings, which share most of it."""
+    """Whether the mean over all texts is subtracted from the pooled embeddings."""
 
     input_rms: float | None = 0.3
-    """Root mean square of the network's inputs, to which they are scaled; null leaves them be."""
+    """Root mean square that the inputs are scaled to; null leaves them unscaled."""
 
     def __post_init__(self) -> None:
-        """Refuse what no network can be."""
-        if self.width is not None and self.width < 1:
-            raise ConfigError(f"model.network.width is {self.width}; it must be at least 1.")
+        """Check the settings."""
+        if self.width is not None:
+            require("model.network.width", self.width, at_least=1)
         if self.activation not in get_args(Activation):
             raise ConfigError(
                 f"model.network.activation is {self.activation!r}; it must be one of "
                 f"{', '.join(get_args(Activation))}."
             )
-        if self.input_rms is not None and not 0 < self.input_rms < math.inf:
-            raise ConfigError(
-                f"model.network.input_rms is {self.input_rms}; it must be greater than 0, or null."
-            )
+        if self.input_rms is not None:
+            require("model.network.input_rms", self.input_rms, above=0)
 
 
 class StackedNetworks(nn.Module):
-    """Networks of one shape that do not see each other, with a leading dimension of networks.
+    """Independent networks of one shape, with a leading dimension of networks.
 
-    Each is ``x + W₂ σ(W₁ x + b₁) + b₂`` (without ``x +`` if not residual). A step of all of them is
-    two batched matrix products; every network computes what it would alone.
+    Each is ``x + W₂ σ(W₁ x + b₁) + b₂`` (without ``x +`` if not residual). A forward pass of all of
+    them is two batched matrix products; every network computes what it would alone.
 
     Args:
-        n_networks: How many.
+        n_networks: Number of networks.
         d: Width of inputs and outputs.
-        settings: Of each.
+        settings: Settings of each network.
     """
 
     def __init__(self, n_networks: int, d: int, settings: NetworkSettings) -> None:
@@ -78,10 +75,10 @@ class StackedNetworks(nn.Module):
 
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
-        """Initialise each network as two `torch.nn.Linear` of its seed, the same on any device.
+        """Initialize each network like two `torch.nn.Linear`, the same on any device.
 
         Args:
-            seeds: One per network.
+            seeds: Seed of each network.
         """
         for index, seed in enumerate(seeds):
             rng = torch.Generator().manual_seed(seed)
@@ -95,7 +92,7 @@ class StackedNetworks(nn.Module):
                     parameter[index].copy_(drawn)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of each network.
+        """Return the outputs of each network.
 
         Args:
             inputs: ``(n_networks, n, d)``.
@@ -109,14 +106,14 @@ class StackedNetworks(nn.Module):
         return inputs + outputs if self.settings.residual else outputs
 
     @torch.no_grad()
-    def clip_gradients(self, largest: float) -> None:
-        """Scale each network's gradient to a norm of its own, as if it were trained alone.
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip the gradient of each network by its own norm, as if it were trained alone.
 
         Args:
-            largest: The norm that no gradient exceeds.
+            max_norm: Largest norm of a gradient.
         """
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-        scale = (largest / (norms + 1e-6)).clamp(max=1.0)
+        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(scale[:, None, None])

@@ -1,0 +1,234 @@
+"""Subjects and their source answers: sampled from a vocabulary, or read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lincorr_lightning.ablation.mappings import PairedLabels, answer_token_ids
+from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+COLUMNS = ("phase", "subject", "source", "target")
+"""Columns of a file of texts; the target is for readers only."""
+
+PHASES = ("compose", "learn")
+_REQUIRED = COLUMNS[:3]
+
+
+@dataclass(frozen=True)
+class PairedTexts:
+    """The subjects of a seed and their source answers.
+
+    Attributes:
+        subjects: Distinct subjects: first those of paired texts, then the new ones.
+        answers: Index of each subject's source label in `PairedLabels.sources`.
+        n_paired: Number of subjects of paired texts.
+    """
+
+    subjects: tuple[str, ...]
+    answers: tuple[int, ...]
+    n_paired: int
+
+    @property
+    def n_new(self) -> int:
+        """Number of new subjects, of which only the source text is read."""
+        return len(self.subjects) - self.n_paired
+
+    def rows(self, labels: PairedLabels) -> Iterator[tuple[str, str, str, str]]:
+        """Yield a row for each subject, in the `COLUMNS` of a file that `read_texts` reads.
+
+        Args:
+            labels: The labels.
+        """
+        for i, (subject, answer) in enumerate(zip(self.subjects, self.answers, strict=True)):
+            phase = PHASES[i >= self.n_paired]
+            yield phase, subject, labels.source_text(answer), labels.target_text(answer)
+
+
+# -- sampled ---------------------------------------------------------------------------------
+
+
+def sample_texts(
+    labels: PairedLabels, tokenizer: PreTrainedTokenizerBase, n_paired: int, n_new: int, seed: int
+) -> PairedTexts:
+    """Sample subjects, and assign each source label equally often in both phases.
+
+    No two subjects have the same tokens, and none has a token that is an answer.
+
+    Args:
+        labels: The labels.
+        tokenizer: Tokenizer of the vocabulary.
+        n_paired: Number of subjects of paired texts.
+        n_new: Number of new subjects.
+        seed: Seed of subjects and answers.
+
+    Raises:
+        SubjectsError: The vocabulary has too few subjects.
+    """
+    subjects = _sample_subjects(labels, tokenizer, n_paired + n_new, seed)
+    rng = np.random.default_rng([seed, 4])
+    answers: list[int] = []
+    for n in (n_paired, n_new):
+        answers += (rng.permutation(n) % len(labels)).tolist()
+    return PairedTexts(tuple(subjects), tuple(answers), n_paired)
+
+
+def _sample_subjects(
+    labels: PairedLabels, tokenizer: PreTrainedTokenizerBase, n: int, seed: int
+) -> list[str]:
+    answers = answer_token_ids(labels, tokenizer)
+    available = len(usable_strings(tokenizer))
+    found: dict[tuple[int, ...], str] = {}
+    # A longer sample begins with the shorter one.
+    for n_sampled in (min(2 * n, available), available):
+        found = {}
+        sample = sample_subjects(tokenizer, n_sampled, seed=seed)
+        for subject, tokens in zip(sample, _own_tokens(sample, labels, tokenizer), strict=True):
+            if tokens and answers.isdisjoint(tokens):
+                found.setdefault(tokens, subject)
+            if len(found) == n:
+                return list(found.values())
+    raise SubjectsError(
+        f"{n} subjects are needed; the vocabulary has {len(found)} that are distinct and contain "
+        "no answer. Lower data.n_paired or data.n_new."
+    )
+
+
+def _own_tokens(
+    subjects: Sequence[str], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens of each subject in its prompt; none if the vocabulary cannot spell it."""
+    prompts = labels.relation.source_prompts(["", *subjects])
+    rows = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    frame = set(rows[0])
+    for ids in rows[1:]:
+        own = tuple(i for i in ids if i not in frame)
+        yield () if tokenizer.unk_token_id in own else own
+
+
+# -- from a file -----------------------------------------------------------------------------
+
+
+class TextRow(NamedTuple):
+    """A row of a file of texts.
+
+    Attributes:
+        where: File and line, for messages.
+        phase: ``compose`` for a pair of texts, ``learn`` for a source text alone.
+        subject: The subject.
+        source: Its source answer.
+    """
+
+    where: str
+    phase: str
+    subject: str
+    source: str
+
+
+def read_texts(path: str | Path) -> list[TextRow]:
+    """Read a file of texts, such as the ``tables/texts.csv`` of a run.
+
+    Args:
+        path: JSONL or CSV in UTF-8, with ``phase``, ``subject`` and ``source`` of each text. The
+            target follows from the relation; a column ``target`` is ignored.
+
+    Raises:
+        SubjectsError: The file cannot be read, has no text of a phase, an invalid line, or a
+            subject twice; the message names the line.
+    """
+    rows: list[TextRow] = []
+    by_subject: dict[str, TextRow] = {}
+    for where, entry in read_rows(path, "texts", _REQUIRED, COLUMNS[3:]):
+        row = _parse(entry, where)
+        if row.subject in by_subject:
+            other = by_subject[row.subject]
+            both = "in both phases" if other.phase != row.phase else "twice"
+            raise SubjectsError(
+                f"{where}: {row.subject!r} occurs {both}, also at {other.where}. What is learned "
+                "must be about subjects of no other text: remove one of them."
+            )
+        by_subject[row.subject] = row
+        rows.append(row)
+    for phase in PHASES:
+        if not any(row.phase == phase for row in rows):
+            raise SubjectsError(
+                f"{path} has no text of phase {phase!r}. Write a row for each subject, with "
+                "phase, subject and source."
+            )
+    return rows
+
+
+def _parse(entry: Any, where: str) -> TextRow:
+    if not isinstance(entry, Mapping):
+        raise SubjectsError(
+            f'{where}: an object is needed, such as {{"phase": "compose", "subject": "Ada", '
+            f'"source": "Paris"}}, not {entry!r}.'
+        )
+    fields = {}
+    for name in _REQUIRED:
+        value = entry.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise SubjectsError(
+                f"{where}: {name!r} is {value!r}; each text needs phase, subject and source."
+            )
+        fields[name] = value.strip()
+    if fields["phase"] not in PHASES:
+        raise SubjectsError(f"{where}: phase is {fields['phase']!r}; it must be compose or learn.")
+    return TextRow(where, **fields)
+
+
+def resolve_texts(
+    rows: Sequence[TextRow], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
+) -> PairedTexts:
+    """Look the source answers of a file up among the labels.
+
+    Args:
+        rows: Rows of the file.
+        labels: The labels.
+        tokenizer: Tokenizer of the vocabulary.
+
+    Raises:
+        SubjectsError: A subject cannot be spelled, has an answer in it, or has the tokens of
+            another one; or a source is not among the labels. The message names the line.
+    """
+    position = {labels.source_text(i): i for i in range(len(labels))}
+    for i, source in enumerate(labels.sources):
+        for answer in labels.relation.source.labels[source].answers:
+            position.setdefault(answer.text, i)
+    ordered = sorted(rows, key=lambda row: row.phase)  # compose, then learn
+    answers = answer_token_ids(labels, tokenizer)
+    tokens = _own_tokens([row.subject for row in ordered], labels, tokenizer)
+    seen: dict[tuple[int, ...], TextRow] = {}
+    for row, own in zip(ordered, tokens, strict=True):
+        if not own:
+            raise SubjectsError(f"{row.where}: this vocabulary cannot spell {row.subject!r}.")
+        if not answers.isdisjoint(own):
+            raise SubjectsError(
+                f"{row.where}: the subject {row.subject!r} has an answer in it, which would reveal "
+                "it. Choose another subject."
+            )
+        if own in seen:
+            raise SubjectsError(
+                f"{row.where}: {row.subject!r} and {seen[own].subject!r} ({seen[own].where}) have "
+                "the same tokens in this vocabulary. Remove one of them."
+            )
+        seen[own] = row
+        if row.source not in position:
+            raise SubjectsError(
+                f"{row.where}: {row.source!r} is not one of the source labels of this run. "
+                "Raise data.max_source_labels, or leave it null."
+            )
+    return PairedTexts(
+        tuple(row.subject for row in ordered),
+        tuple(position[row.source] for row in ordered),
+        sum(row.phase == "compose" for row in ordered),
+    )

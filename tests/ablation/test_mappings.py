@@ -1,0 +1,109 @@
+"""Which target is taught with which source."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from lincorr_lightning.ablation.mappings import map_labels, pair_labels
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError, SubjectsError
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.config import LMConfig
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_lm):
+    return AutoTokenizer.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def world_tokenizer():
+    return read_token_embedding(LMConfig()).tokenizer
+
+
+@pytest.fixture(scope="module")
+def relation(tokenizer):
+    return TokenizedRelation.of("city->country", Catalogue.load(), tokenizer)
+
+
+def test_each_source_has_a_target_of_its_own_while_there_are(world_tokenizer):
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), world_tokenizer)
+    countries = {int(np.flatnonzero(column)[0]) for column in relation.right.T if column.any()}
+    few = pair_labels(relation, 12, seed=3)
+    assert len(few.sources) == 12
+    assert len(set(few.targets)) == 12
+    many = pair_labels(relation, len(countries) + 5, seed=3)
+    assert len(set(many.targets)) == len(countries)
+    assert all(relation.right[t, s] for s, t in zip(many.sources, many.targets, strict=True))
+    assert pair_labels(relation, 12, seed=4).sources != few.sources
+
+
+def test_permuted_gives_nobody_what_is_right(world_tokenizer):
+    for name in ("city->country", "country->continent"):
+        pairs = pair_labels(TokenizedRelation.of(name, Catalogue.load(), world_tokenizer))
+        true = map_labels(pairs, "reference", world_tokenizer)
+        seen = set()
+        for seed in range(5):
+            mixed = map_labels(pairs, "permuted", world_tokenizer, seed)
+            assert mixed.source_tokens == true.source_tokens
+            assert Counter(mixed.target_tokens) == Counter(true.target_tokens)
+            assert mixed.domain_tokens == true.domain_tokens
+            column = {token: i for i, token in enumerate(true.domain_tokens)}
+            taught = [column[token] for token in mixed.target_tokens]
+            rows = range(len(taught))
+            assert not true.reference[rows, taught].any()  # no fixed point in the reference
+            assert mixed.reference[rows, taught].all()
+            seen.add(mixed.target_tokens)
+        assert len(seen) > 1
+
+
+def test_no_permutation_where_one_target_is_right_for_most(relation, tokenizer):
+    right = np.zeros_like(relation.right)
+    right[0, :] = True
+    pairs = pair_labels(replace(relation, right=right))
+    with pytest.raises(ConfigError, match="more than half"):
+        map_labels(pairs, "permuted", tokenizer)
+
+
+def test_letters_are_the_first_of_both_answers(world_tokenizer):
+    pairs = pair_labels(
+        TokenizedRelation.of("city->country", Catalogue.load(), world_tokenizer), 15
+    )
+    cut = map_labels(pairs, "letters", world_tokenizer)
+    words = world_tokenizer.convert_ids_to_tokens
+    for i in range(15):
+        assert words(cut.source_tokens[i]) == pairs.source_text(i)[0]
+        assert words(cut.target_tokens[i]) == pairs.target_text(i)[0]
+        right = [
+            words(t) for t, yes in zip(cut.domain_tokens, cut.reference[i], strict=True) if yes
+        ]
+        assert right == [pairs.target_text(i)[0]]
+
+
+def test_letters_need_a_vocabulary_that_spells(relation, tokenizer):
+    with pytest.raises(DomainError, match=r"'P'.*not single tokens.*model.mapping"):
+        map_labels(pair_labels(relation), "letters", tokenizer)
+
+
+def test_too_few_pairs_say_how_many_there_are(relation):
+    usable = int(relation.right.any(0).sum())
+    with pytest.raises(SubjectsError, match=f"has {usable} usable pairs.*{usable + 1} are needed"):
+        pair_labels(relation, usable + 1)
+
+
+def test_source_labels_must_be_single_tokens_with_a_target(relation):
+    with pytest.raises(SubjectsError, match=r"no single token.*'Gotham', 'Metropolis'"):
+        pair_labels(relation, only=["Paris", "Gotham", "Metropolis"])
+    right = relation.right.copy()
+    right[:, relation.source.texts.index("Lima")] = False
+    with pytest.raises(SubjectsError, match="no target among the labels for 'Lima'"):
+        pair_labels(replace(relation, right=right), only=["Paris", "Rome", "Lima"])
+
+
+def test_a_relation_without_reference_is_refused(tokenizer):
+    relation = TokenizedRelation.of("city->color", Catalogue.load(), tokenizer)
+    with pytest.raises(KnowledgeError, match="no reference"):
+        pair_labels(relation)
