@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lincorr_lightning.data.row_files import read_rows
-from lincorr_lightning.data.tiny_world.texts import Text
 from lincorr_lightning.errors import SubjectsError
 
 SampleBy = Literal["line", "document"]

@@ -1,4 +1,4 @@
-"""Ties on the way, against scikit-learn and a count by hand."""
+"""Correlations during training, against scikit-learn and a count by hand."""
 
 import csv
 import json
@@ -14,39 +14,40 @@ from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
-from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
+from lincorr_lightning.pretraining.llama import LlamaSize
+from lincorr_lightning.pretraining.module import Pretraining
 
 
-def naive_tie(x, y):
+def naive_correlation(x, y):
     model = LinearRegression().fit(x[::2], y[::2])
     predicted = model.predict(x[1::2])
     r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, y[1::2].T, strict=True)]
     return np.mean(r), model.coef_
 
 
-def test_ties_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
+def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = Formation(["city->country"], n_subjects=120, every_n_steps=2, control=None)
     make_trainer(watch).fit(module, naive.sentences(small_lm))
-    assert [point.step for point in watch.ties] == [0, 2, 4]
+    assert [point.step for point in watch.correlations] == [0, 2, 4]
     inputs = sample_subjects(module.tokenizer, 120, seed=0)
-    for point in watch.ties:
+    for point in watch.correlations:
         x, y = (
             naive.logits(states[point.step], module.tokenizer, name, inputs)
             for name in ("city", "country")
         )
-        r, weight = naive_tie(x, y)
+        r, weight = naive_correlation(x, y)
         assert point.label_mean == pytest.approx(r, abs=1e-4)
         assert point.control_label_mean is None
-        asked = watch._asked["city->country"]
+        relation = watch._relations["city->country"]
         hits = [
-            asked.right[weight[:, column].argmax(), column]
+            relation.right[weight[:, column].argmax(), column]
             for column in range(weight.shape[1])
-            if asked.right[:, column].any()
+            if relation.right[:, column].any()
         ]
         assert point.influenced == pytest.approx(np.mean(hits))
-    assert watch.recall == []  # nobody says what is true
+    assert watch.recall == []  # the dataset knows no facts
 
 
 def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer):
@@ -72,7 +73,7 @@ def formed(tmp_path_factory):
         LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2), mixing_epochs=0
     )
     data = CorpusDataModule(
-        WORLD, ["city", "country", "color"], batch_size=32, pair="city->country", together=0.5
+        WORLD, ["city", "country", "color"], batch_size=32, pair="city->country", cooccurrence=0.5
     )
     watch = Formation(["city->country", "city->color"], n_subjects=80, every_n_steps=20)
     trainer = L.Trainer(
@@ -88,17 +89,17 @@ def test_recall_is_counted_apart_by_what_the_text_says(formed):
     watch, data, module, trainer = formed
     last = {point.knowledge: point for point in watch.recall if point.step == trainer.global_step}
     assert set(last) == {"city", "country", "color"}
-    assert last["color"].unsaid is None
-    asked = watch._asked["city->country"]
-    for name, domain in (("city", asked.source), ("country", asked.target)):
-        said = {(s.subject, s.answer.identity) for s in data.truths(name)[0]}
-        unsaid = {(s.subject, s.answer.identity) for s in data.truths(name)[1]}
-        assert not said & unsaid
-        for facts, share in ((said, last[name].said), (unsaid, last[name].unsaid)):
+    assert last["color"].withheld is None
+    relation = watch._relations["city->country"]
+    for name, domain in (("city", relation.source), ("country", relation.target)):
+        stated = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[0]}
+        withheld = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[1]}
+        assert not stated & withheld
+        for facts, share in ((stated, last[name].stated), (withheld, last[name].withheld)):
             hits = []
             for subject, identity in facts:
                 prompt = domain.knowledge.prompt(subject)
-                ids = data.tokenizer(prompt, return_tensors="pt")["input_ids"]
+                ids = data.corpus.tokenizer(prompt, return_tensors="pt")["input_ids"]
                 with torch.no_grad():
                     logits = module.lm.eval()(input_ids=ids).logits[0, -1, domain.token_ids]
                 label = domain.labels[int(logits.argmax())]
@@ -112,42 +113,21 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     watch, _, _, trainer = formed
     run = Path(trainer.log_dir)
     found = json.loads((run / "results.json").read_text())["formation"]
-    assert len(found["ties"]) == len(watch.ties) == 2 * len({p.step for p in watch.ties})
+    assert (
+        len(found["correlations"])
+        == len(watch.correlations)
+        == 2 * len({p.step for p in watch.correlations})
+    )
     with (run / "tables" / "formation.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["label_mean"]) for row in rows] == [p.label_mean for p in watch.ties]
-    assert rows[0]["step"] == "0" and int(rows[-1]["step"]) == trainer.global_step
+    by_step = sorted(watch.correlations, key=lambda point: -point.step)
+    assert [float(row["label_mean"]) for row in rows] == [point.label_mean for point in by_step]
+    assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
 
-@pytest.mark.parametrize("together", [0.0, 0.25, 1.0])
-def test_the_text_says_both_of_a_share_of_the_people(together):
-    data = CorpusDataModule(WORLD, ["city", "country"], pair="city->country", together=together)
-    data.setup()
-    said = {name: {s.subject for s in data.truths(name)[0]} for name in ("city", "country")}
-    people = set(data.world.people)
-    assert said["city"] | said["country"] == people
-    assert len(said["city"] & said["country"]) == round(together * len(people))
-    assert abs(len(said["city"]) - len(said["country"])) <= 1
-    decoded = {
-        (data.knowledges[s.knowledge], data.tokenizer.decode(s.tokens[s.subject]))
-        for s in data._encoded
-    }
-    assert decoded == {(name, person) for name, members in said.items() for person in members}
-
-
-def test_a_pair_must_be_spoken_of():
-    with pytest.raises(ConfigError, match=r"data\.pair is city->country, .* nothing is said of c"):
-        CorpusDataModule(WORLD, ["city", "color"], pair="city->country").setup()
-
-
-def test_a_share_is_a_share():
-    with pytest.raises(ConfigError, match=r"data\.together is 1\.5"):
-        CorpusDataModule(WORLD, together=1.5)
-
-
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"pairs": []}, "pairs is empty"),
         ({"every_n_steps": 0}, "every_n_steps is 0"),
@@ -155,13 +135,13 @@ def test_a_share_is_a_share():
         ({"control": "no place"}, "must hold {} once"),
     ],
 )
-def test_settings_that_cannot_be(settings, told):
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
         Formation(**settings)
 
 
 def test_too_few_inputs(naive, small_lm, make_trainer):
-    with pytest.raises(SubjectsError, match="needs 20 X's"):
+    with pytest.raises(SubjectsError, match="needs 20 subjects"):
         make_trainer(Formation(["city->country"], n_subjects=5)).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
@@ -172,4 +152,4 @@ def test_a_resumed_run_goes_on(naive, small_lm, make_trainer):
     make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
     other = Formation(["city->country"], n_subjects=60)
     other.load_state_dict(watch.state_dict())
-    assert other.ties == watch.ties and other.state_key == watch.state_key
+    assert other.correlations == watch.correlations and other.state_key == watch.state_key

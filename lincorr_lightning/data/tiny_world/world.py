@@ -9,12 +9,11 @@
     number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
 
-A person whose name is an answer has it: Paris lives in Paris, France in one of its cities, red's
-favourite colour is red. So words that belong together come to lie close together in the vocabulary,
-as they do in that of an LM which has read about the world.
+Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one
+of its cities, the favourite colour of red is red. Words that belong together therefore get similar
+embeddings, as in an LM that has read about the real world.
 
-It is the ground truth of the embedded LM: which knowledges are tied in it is known, because it is
-written here.
+The world is the ground truth of the embedded LM: which kinds of knowledge are related is known.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from string import ascii_uppercase
 import numpy as np
 
 from lincorr_lightning.data.tiny_world.facts import (
+    CUSTOMS,
     HOME,
     PARENTS,
     PROPERTIES,
@@ -39,33 +39,33 @@ from lincorr_lightning.data.tiny_world.facts import (
 from lincorr_lightning.data.tiny_world.invented_names import invent_names
 from lincorr_lightning.data.tiny_world.plain_words import PlainWords
 from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unspaced, words_of
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """How large the world is.
+    """Size and seed of a world.
 
     Attributes:
-        n_people: Invented people; each is one word, and each has every attribute.
-        nicknames: Whether every other word of the world is somebody's name as well. An LM answers
-            for a word that was never a subject by drift alone, and drift is common to all
-            prompts: knowledges that have nothing to do with each other would correlate.
-        cities_per_country: Cities of each country of `PLACES` at most. All cities together should
-            be well below the LM's width.
-        n_companies: Companies, each with one CEO.
-        n_parent_names: Mothers' names per continent, and as many fathers' names.
-        n_objects: Objects that people are like. A word that is one of them is like itself.
-        n_answers: Answers of each other knowledge, as far as it has so many.
-        customs: Attribute -> the attribute that it follows from; attributes that follow from
-            nothing are independent. None stands for `CUSTOMS`.
-        born_at_home: Share of people who were born in the city they live in; the others were born
-            in any city.
-        largest_number: Largest X of the calculations; only results from 0 to 10 are stated.
+        n_people: Number of invented people; each is one word and has every attribute.
+        nicknames: Whether every other word of the world is also a person's name. For a word that
+            was never a subject an LM answers by drift, which is common to all prompts: unrelated
+            kinds of knowledge would correlate.
+        cities_per_country: Largest number of cities of each country in `PLACES`. The number of
+            all cities should be well below the LM's width.
+        n_companies: Number of companies, each with one CEO.
+        n_parent_names: Number of mothers' names per continent, and of fathers' names.
+        n_objects: Number of objects that people resemble. An object resembles itself.
+        n_answers: Largest number of answers of each other kind of knowledge.
+        customs: Attribute -> the attribute that it follows from; other attributes are independent.
+            None takes `CUSTOMS`.
+        born_at_home: Share of people born in the city they live in; the others were born in any
+            city.
+        largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
         letters: Whether A to Z are people too, so that answers can be cut to their first letters.
-        numbered: Whether everybody stands for a number from 0 to 9, so that calculations have as
-            many X's as all else. A number stands for itself.
+        numbered: Whether every person stands for a number from 0 to 9, so that calculations have
+            as many subjects as other knowledge. A number stands for itself.
         seed: Seed of everything that is drawn.
     """
 
@@ -84,22 +84,25 @@ class WorldConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no world can have."""
+        """Check the sizes.
+
+        Raises:
+            ConfigError: A size is out of range.
+        """
         for name, value in asdict(self).items():
-            if name not in {"seed", "customs", "nicknames", "letters", "numbered"} and value <= 0:
-                raise ConfigError(f"data.world.{name} is {value}; it must be greater than 0.")
-        if self.born_at_home > 1:
-            raise ConfigError(f"data.world.born_at_home is {self.born_at_home}; it is a share.")
+            if name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
+                most = 1 if name == "born_at_home" else None
+                require(f"data.world.{name}", value, above=0, at_most=most)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One sentence of the corpus.
+    """A true sentence.
 
     Attributes:
-        knowledge: The knowledge that is stated.
-        subject: Its X.
-        answer: The answer that is true of X.
+        knowledge: The kind of knowledge.
+        subject: The subject.
+        answer: Its answer.
     """
 
     knowledge: Knowledge
@@ -108,14 +111,14 @@ class Statement:
 
     @property
     def prompt(self) -> str:
-        """The knowledge's prompt over the subject."""
+        """The prompt for the subject."""
         return self.knowledge.prompt(self.subject)
 
     @property
     def text(self) -> str:
-        """Prompt and the first word of the answer, which is all that stands for it.
+        """The prompt and the first word of the answer.
 
-        The words after it would be labels of other answers: the America of North America.
+        Later words of an answer would be labels of other answers: the America of North America.
         """
         gap = " " if self.knowledge.leading_space else ""
         return f"{self.prompt}{gap}{first_word(self.answer.text)}"
@@ -123,11 +126,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class World:
-    """People and what is true of them.
+    """People and their attributes.
 
     Attributes:
-        people: name -> attribute ("city", "color", ...) -> identity of the answer.
-        config: What the world was made from.
+        people: Name -> attribute ("city", "color", ...) -> identity of the answer.
+        config: Settings that the world was generated from.
     """
 
     people: Mapping[str, Mapping[str, str]]
@@ -138,27 +141,27 @@ class World:
         cls,
         config: WorldConfig,
         catalogue: Catalogue,
-        spoken: Sequence[str] = ("attribute", "math"),
+        stated: Sequence[str] = ("attribute", "math"),
     ) -> World:
-        """Make the world of a seed.
+        """Generate the world of a seed.
 
         Args:
             config: Sizes and seed.
-            catalogue: Where prompts, answers and facts come from.
-            spoken: Knowledges or families that will be said of it; each of their words is a
-                nickname, and answers are such as all their languages can give in one token.
+            catalogue: Source of prompts, answers and facts.
+            stated: Kinds of knowledge or families that texts will state. Their words are nicknames,
+                and every answer can be given in one token in each of their languages.
 
         Raises:
             ConfigError: The catalogue contradicts a place, or has too few companies, objects or
-                names that are one word; the message says which or how many there are.
+                names of one word; the message says which, or how many there are.
         """
         rng = np.random.default_rng(config.seed)
-        will_be_said = catalogue.select(list(spoken))
+        will_be_stated = catalogue.select(list(stated))
         similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
-        words = PlainWords(catalogue.select(["attribute", *similes, *spoken]))
-        home = homes_of_cities(config, catalogue)
+        words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
+        home = homes_of_cities(config.cities_per_country, catalogue)
         cities = list(home)
-        company_of = companies_of_ceos(config, catalogue, words)
+        company_of = companies_of_ceos(config.n_companies, catalogue, words)
         things = objects_of_the_world(config.n_objects, catalogue, words)
         origins = sorted({home[city]["continent"] for city in cities})
         parents = {name: words.pick(name) for name in PARENTS}
@@ -178,11 +181,12 @@ class World:
         }
         known = {name: sorted({home[city][name] for city in cities}) for name in HOME}
         known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
-        customs = draw_customs(config, known, answers, rng)
+        wanted = CUSTOMS if config.customs is None else config.customs
+        customs = draw_customs(wanted, known, answers, rng)
         free = [name for name in answers if name not in customs]
         numbers = {str(number) for number in range(config.largest_number + 1)}
 
-        def somebody(name: str) -> dict[str, str]:
+        def draw_person(name: str) -> dict[str, str]:
             meant = words.meanings(name)
 
             def own_or_any(attribute: str, options: Sequence[str]) -> str:
@@ -216,73 +220,76 @@ class World:
         names += ascii_uppercase if config.letters else ""
         people: dict[str, Mapping[str, str]] = {}
         while names:
-            people |= {name: somebody(name) for name in names}
+            people |= {name: draw_person(name) for name in names}
             if not config.nicknames:
                 break
-            # Whoever is added may be the first to give some answer.
-            words_said, _ = cls(people, config).words(will_be_said)
-            names = [word for word in words_said if word not in people]
+            # A new person may be the first with some answer, whose word is then a new name.
+            vocabulary, _ = cls(people, config).words(will_be_stated)
+            names = [word for word in vocabulary if word not in people]
         return cls(people, config)
 
-    def statements(self, knowledges: Sequence[Knowledge]) -> Iterator[Statement]:
-        """Everything that is true in the world and can be said with these knowledges.
+    def statements(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
+        """Yield every true statement of some kinds of knowledge.
 
-        A knowledge in another language ("city_es") states the same fact by that language's name.
+        Knowledge in another language ("city_es") states the same fact in that language.
 
         Args:
-            knowledges: What may be said: attributes, in any language, similes about objects, and
-                math.
+            knowledge: Attributes in any language, similes about objects, and math.
 
         Raises:
-            ConfigError: A knowledge is about nothing in this world, or cannot name its answer.
+            ConfigError: The world has no such attribute, or an answer has no name in the language.
         """
-        for knowledge in knowledges:
+        for one in knowledge:
             named: dict[str, Answer] = {}
-            for answer in knowledge.answers:
+            for answer in one.answers:
                 named.setdefault(answer.identity, answer)
-            if knowledge.family == "math":
-                yield from _calculations(knowledge, named, self._numbers)
+            if one.family == "math":
+                yield from _calculations(one, named, self._numbers)
                 continue
-            attribute = knowledge.name.removesuffix(f"_{knowledge.language}")
+            attribute = one.name.removesuffix(f"_{one.language}")
             for person, facts in self.people.items():
                 if attribute not in facts or facts[attribute] not in named:
                     raise ConfigError(
-                        f"the tiny world cannot say {knowledge.name!r} of {person}: "
-                        f"{facts.get(attribute, 'no such attribute')}. Leave this knowledge out "
-                        "of data.knowledges, or give the answer a name in that language."
+                        f"the tiny world has no statement of {one.name!r} about {person}: "
+                        f"{facts.get(attribute, 'no such attribute')}. Remove it from "
+                        "data.knowledge, or give the answer a name in that language."
                     )
-                yield Statement(knowledge, person, named[facts[attribute]])
+                yield Statement(one, person, named[facts[attribute]])
 
-    def words(self, knowledges: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
-        """All words that are needed to say everything.
+    def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
+        """Return all words of the statements of some kinds of knowledge.
 
         Args:
-            knowledges: As for `statements`.
+            knowledge: See `statements`.
 
         Returns:
-            The words, people's names first, then in the order of their use; and those of them that
-            stand without spaces (`build_tokenizer` takes both).
+            The words, names first, then in the order of their use; and those in scripts without
+            spaces (the arguments of `build_tokenizer`).
         """
-        # One statement will do for each prompt and answer.
-        said = {(s.knowledge.name, s.answer.text): s for s in self.statements(knowledges)}
-        unspaced = {first_word(text) for _, text in said if is_unspaced(text)}
+        # One statement for each prompt and answer has all the words.
+        distinct = {(s.knowledge.name, s.answer.text): s for s in self.statements(knowledge)}
+        unspaced = {first_word(text) for _, text in distinct if is_unspaced(text)}
         words = dict.fromkeys(self.people)
-        for statement in said.values():
+        for statement in distinct.values():
             words |= dict.fromkeys(words_of(f"{statement.text}.", unspaced))
-        if any(knowledge.family == "math" for knowledge in knowledges):
+        if any(one.family == "math" for one in knowledge):
             words |= dict.fromkeys(self._numbers)
         return list(words), unspaced
 
     @property
     def _numbers(self) -> dict[str, int]:
-        """What can be calculated with."""
+        """Operands of calculations: the numbers, and people who stand for one."""
         numbers = {str(number): number for number in range(self.config.largest_number + 1)}
         if self.config.numbered:
             numbers |= {name: int(facts["number"]) for name, facts in self.people.items()}
         return numbers
 
     def save(self, path: Path) -> None:
-        """Write the world as JSON: its settings, and one row of answers per person."""
+        """Write the world as JSON: its settings, and a row of answers per person.
+
+        Args:
+            path: The file.
+        """
         attributes = list(next(iter(self.people.values())))
         answers = {a: sorted({facts[a] for facts in self.people.values()}) for a in attributes}
         rank = {a: {identity: i for i, identity in enumerate(answers[a])} for a in attributes}
@@ -294,10 +301,13 @@ class World:
 
     @classmethod
     def load(cls, path: Path) -> World:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
+
+        Args:
+            path: The file.
 
         Raises:
-            ConfigError: The file is missing or holds something else.
+            ConfigError: The file is missing, or is not a world.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -314,7 +324,7 @@ class World:
 def _namesakes(
     meant: Mapping[str, Collection[str]], home: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Cities that somebody of this name lives in, if a place or what it has is called so."""
+    """Return where a person lives whose name is that of a city or of an attribute of cities."""
     for attribute in ("city", *HOME):
         own = meant.get(attribute, ())
         found = [city for city in home if {"city": city, **home[city]}[attribute] in own]
@@ -330,7 +340,7 @@ def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
 def _calculations(
     knowledge: Knowledge, named: Mapping[str, Answer], numbers: Mapping[str, int]
 ) -> Iterator[Statement]:
-    """What a math prompt answers about what stands for a number."""
+    """Yield the statements of a math prompt whose results have an answer."""
     operator, operand = knowledge.name[1], int(knowledge.name[2:])
     for name, x in numbers.items():
         if operator == "/" and x % operand:
