@@ -82,9 +82,8 @@ def captured(
 
     def reader(hook_point: HookPoint) -> Callable[[Tensor], None]:
         def read(activation: Tensor) -> None:
-            found[hook_point] = (
-                activation.detach().clone()
-            )  # Falcon adds to its MLP's output in place
+            # Cloned, because Falcon adds to its MLP's output in place.
+            found[hook_point] = activation.detach().clone()
 
         return read
 

@@ -20,8 +20,8 @@ class Entries(NamedTuple):
     """Active features of several SAEs, sorted by row.
 
     Attributes:
-        rows: Row of each entry, ``place * n + row``, ascending, ``(n_entries,)``.
-        features: Feature of each entry, ``place * n_features + feature``, ``(n_entries,)``.
+        rows: Row of each entry, ``hook_point * n + row``, ascending, ``(n_entries,)``.
+        features: Feature of each entry, ``hook_point * n_features + feature``, ``(n_entries,)``.
         starts: Index of each row's first entry, ``(n_hook_points * n,)``.
     """
 
