@@ -1,11 +1,11 @@
-"""What matching costs: one layer's features against its three predecessors, on random decoders.
+"""Time and memory of matching one layer's features with three predecessors, on random decoders.
 
     python benchmarks/feature_matching.py
 
-The size is that of Gemma Scope's 16k SAEs of Gemma 2 2B. Each row is set against the bare matrix
-products of that size in the same run, which hold all cosines at once. The least of some runs, taken
-in turns, is shown; memory is the peak beyond the decoders. On a machine that other work shares, the
-processor's own seconds tell more than the clock's.
+The size is that of Gemma Scope's 16k SAEs of Gemma 2 2B. Each row is compared with the bare matrix
+products of that size in the same run, which hold all cosines at once. The shortest of several runs
+is shown, and the peak memory beyond the decoders. On a shared machine processor seconds are more
+reliable than wall-clock time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lincorr_lightning.results.tables import markdown_table
 
 
 def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:
-    """Of one call with all that it started on the device: by the clock, and of the processor."""
+    """Return the wall-clock and the processor seconds of a call, device work included."""
     start, own = time.perf_counter(), time.process_time()
     work()
     if device != "cpu":
@@ -33,14 +33,14 @@ def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:
 
 
 def peak_mib(device: str) -> float:
-    """Highest memory use so far, of the process or of the device."""
+    """Return the highest memory use so far, of the process or of the device."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def multiply(target: Tensor, sources: list[Tensor], out: Tensor) -> None:
-    """The bare products."""
+    """Compute the bare products."""
     for source in sources:
         torch.mm(target, source.T, out=out)
 
@@ -57,13 +57,14 @@ def main(
     """Print the table.
 
     Args:
-        n_features: Of each SAE.
-        width: Of the LM.
-        n_layers: Layers to extrapolate to; the first has two predecessors, the others three.
-        ks: How many predecessors are kept in each place.
-        threads: Of the processor.
-        repeats: Runs of each row; one more of the matching.
-        device: As cpu or cuda.
+        n_features: Number of features of each SAE.
+        width: Width of the LM.
+        n_layers: Number of layers to extrapolate to; the first has two predecessors, the others
+            three.
+        ks: Numbers of predecessors kept at each hook point.
+        threads: Number of processor threads.
+        repeats: Number of runs of each row; the matching has one more.
+        device: Device, as cpu or cuda.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)

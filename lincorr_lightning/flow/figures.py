@@ -484,7 +484,7 @@ def _write_values(axes: Axes, x: Iterable[float], values: Iterable[float], form:
     for at, value in zip(x, values, strict=True):
         if not math.isnan(value):
             axes.text(at, max(value, 0) + 0.012, form.format(value), ha="center", va="bottom",
-                      fontsize=7.5, color=INK)  # fmt: skip
+                      fontsize=6.5, color=INK)  # fmt: skip
 
 
 def _success(cuts: Sequence[CutEffect]) -> float:

@@ -123,9 +123,15 @@ class FeatureFlow(FrozenLMModule):
             deactivation = DeactivationSettings(**deactivation)
         self.deactivation = deactivation
         self.steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
-        groups = {"sae": self.sae, "deactivation": self.deactivation, "steering": self.steering}
-        self.save_hyperparameters(ignore=["lm", *groups], logger=False)
-        self.save_hyperparameters({k: asdict(v) for k, v in groups.items()}, logger=False)
+        self.save_hyperparameters(ignore=["lm", "sae", "deactivation", "steering"], logger=False)
+        self.save_hyperparameters(
+            {
+                "sae": asdict(self.sae),
+                "deactivation": asdict(self.deactivation),
+                "steering": asdict(self.steering),
+            },
+            logger=False,
+        )
         self.relation: TokenizedRelation | None = None
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
