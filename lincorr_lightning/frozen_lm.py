@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.io import check_writable, write_json
@@ -47,6 +48,7 @@ class FrozenLMModule(L.LightningModule):
         # Lightning would miss the LM's weights in the checkpoint; `on_load_checkpoint` checks the
         # other keys.
         self.strict_loading = False
+        self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
 
     def configure_model(self) -> None:
         """Load the LM's weights; Lightning moves them to the device, or they are sharded."""
@@ -184,3 +186,9 @@ class FrozenLMModule(L.LightningModule):
                 f"missing {sorted(own - stored)}, unexpected {sorted(stored - own)}. Use the "
                 "settings of the run that wrote it (its config.yaml), or fit again."
             )
+
+
+def _forget_missing_lm(module: nn.Module, keys: Any) -> None:
+    """Drop the LM's weights from the missing keys, of which Lightning would warn."""
+    del module
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("lm.")]
