@@ -244,7 +244,7 @@ class FeatureMovement(RelationCallback):
 
     def _log_step(self, trainer: L.Trainer, step: int) -> None:
         scalars = {
-            f"features/{hook_point.id}/{side}/{name}": value
+            f"{self.numbered('features')}/{hook_point.id}/{side}/{name}": value
             for (hook_point, side), sums in self._sums[step].items()
             for name, value in self._scalars(hook_point, sums).items()
         }
@@ -287,7 +287,7 @@ class FeatureMovement(RelationCallback):
                     "top": [dict(zip(COLUMNS[3:], row[3:], strict=True)) for row in own],
                 }
         table = Table(
-            self.name,
+            self.study,
             [*COLUMNS[:5], *(Column(key, format=".3g") for key in COLUMNS[5:])],
             [row for top in tops.values() for row in top],
             f"Features that moved most on the prompts of {self.tag}, the last step first",

@@ -198,7 +198,12 @@ class Formation(RelationCallback):
             for name, domain in self._domains.items()
         }
         control_logits: dict[str, Tensor] = {}
-        scalars: dict[str, float | None] = {}
+        scalars: dict[str, float] = {}
+
+        def log(kind: str, name: str, value: float | None) -> None:
+            if value is not None:
+                scalars[f"{self.numbered(f'formation_{kind}')}/{name}"] = value
+
         for pair, relation in self._relations.items():
             source, target = (logits[d.knowledge.name] for d in (relation.source, relation.target))
             r, weight = self._score(source, target)
@@ -217,23 +222,18 @@ class Formation(RelationCallback):
                 found = hit_rates(weight.cpu(), reference)
                 hits = [number(float(rates.rates[0])) for rates in found]
             self.correlations.append(CorrelationPoint(step, pair, r, control, hits[0], hits[1]))
-            scalars |= {
-                f"formation_r/{pair}": r,
-                f"formation_control/{pair}": control,
-                f"formation_influenced/{pair}": hits[0],
-                f"formation_influencing/{pair}": hits[1],
-            }
+            log("r", pair, r)
+            log("control", pair, control)
+            log("influenced", pair, hits[0])
+            log("influencing", pair, hits[1])
         for name, (stated, withheld) in self._facts.items():
             point = RecallPoint(
                 step, name, self._recall(name, stated), self._recall(name, withheld)
             )
             self.recall.append(point)
-            scalars |= {
-                f"formation_recall/{name}": point.stated,
-                f"formation_inferred/{name}": point.withheld,
-            }
-        known = {name: value for name, value in scalars.items() if value is not None}
-        self.log_scalars(trainer, known, step)
+            log("recall", name, point.stated)
+            log("inferred", name, point.withheld)
+        self.log_scalars(trainer, scalars, step)
 
     def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
         """Fit W on every second subject; return the mean label-wise r on the others, and W."""
@@ -269,11 +269,11 @@ class Formation(RelationCallback):
             )
             for name, kind, rows, text, caption in (
                 (
-                    self.name, CorrelationPoint, correlations, ("step", "pair"),
+                    self.study, CorrelationPoint, correlations, ("step", "pair"),
                     "Correlation of each pair on held-out subjects, the last step first",
                 ),
                 (
-                    f"{self.name}_recall", RecallPoint, recall, ("step", "knowledge"),
+                    f"{self.study}_recall", RecallPoint, recall, ("step", "knowledge"),
                     "Recall of facts that the text states or withholds, the last step first",
                 ),
             )
@@ -283,7 +283,7 @@ class Formation(RelationCallback):
         draw = partial(
             training_curves, self._curves(), title, "r on held-out subjects at each step"
         )
-        figure = Figure(self.name, f"{title} during training", draw)
+        figure = Figure(self.study, f"{title} during training", draw)
         values = {"correlations": correlations, "recall": recall}
         return Results(self.study, values, tables=tables, figures=[figure])
 

@@ -83,8 +83,7 @@ class PeriodicCallback(L.Callback):
         self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
         self.adapter_id: int | None = None
         self._step = trainer.global_step
-        index = self.siblings(trainer).index(self)
-        self.name = f"{self.study}_{index + 1}" if index else self.study
+        self._index = self.siblings(trainer).index(self)
         self.open(trainer)
         if not is_dry_run(trainer):
             run_folder(trainer)  # a collective call, made before rank 0 alone writes
@@ -190,6 +189,10 @@ class PeriodicCallback(L.Callback):
         """Return all callbacks of this class in a run, itself included."""
         return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
 
+    def numbered(self, name: str) -> str:
+        """Return a part of log keys, numbered from the second callback of this class on."""
+        return f"{name}_{self._index + 1}" if self._index else name
+
     def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
         """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out.
 
@@ -212,7 +215,7 @@ class PeriodicCallback(L.Callback):
         columns = {key: dict(points) for key, points in self.history.items()}
         steps = sorted({step for points in columns.values() for step in points})
         rows = [[step, *(points.get(step) for points in columns.values())] for step in steps]
-        return Table(self.name, ["step", *columns], rows, caption)
+        return Table(self.study, ["step", *columns], rows, caption)
 
     # -- resuming ----------------------------------------------------------------------------------
 

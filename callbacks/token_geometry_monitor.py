@@ -117,7 +117,8 @@ class TokenGeometryMonitor(PeriodicCallback):
         for row, name in zip(self._tokens[:, None], self._text_names, strict=True):
             with nullcontext() if context is None else context([0]):
                 found += observe_prompts(self.cache.lm, row, [name], self.settings)
-        scalars = {f"{self.name}/{key}": value for key, value in self._means(found).items()}
+        prefix = self.numbered(self.study)
+        scalars = {f"{prefix}/{key}": value for key, value in self._means(found).items()}
         self.log_scalars(trainer, scalars, self._measured)
 
     def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
@@ -157,7 +158,8 @@ class TokenGeometryMonitor(PeriodicCallback):
         """Return the means before and after training, with a table and heat maps of all steps."""
         if self._measured != trainer.global_step:
             self.measure(trainer)
-        curves = {key.removeprefix(f"{self.name}/"): points for key, points in self.history.items()}
+        prefix = f"{self.numbered(self.study)}/"
+        curves = {key.removeprefix(prefix): points for key, points in self.history.items()}
         values = {
             name: {"before": points[0][1], "after": points[-1][1]}
             for name, points in curves.items()
@@ -170,11 +172,11 @@ class TokenGeometryMonitor(PeriodicCallback):
         texts = f"{len(self._text_names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
         table = Table(
-            self.name, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
+            self.study, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
         )
         draw = partial(history_figure, curves, f"{texts}; one column per measurement")
         return Results(
-            self.study, values, tables=[table], figures=[Figure(self.name, caption, draw)]
+            self.study, values, tables=[table], figures=[Figure(self.study, caption, draw)]
         )
 
     # -- resuming ----------------------------------------------------------------------------------

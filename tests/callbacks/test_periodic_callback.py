@@ -25,6 +25,8 @@ from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.run_folder import run_folder
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 
 def three_callbacks(naive, **options):
@@ -281,6 +283,30 @@ def test_callbacks_with_other_arguments_keep_states_of_their_own(make_trainer, k
     make_trainer(kind(**required), kind(**required | option))
     with pytest.raises(RuntimeError, match="state"):
         make_trainer(kind(**required), kind(**required))
+
+
+def test_two_of_a_kind_log_under_names_of_their_own(naive, small_lm, tmp_path, make_trainer):
+    for i in range(2):
+        sae = SparseAutoencoder(
+            hook_point=HookPoint(0, "residual"),
+            encoder=torch.eye(16),
+            decoder=torch.eye(16),
+            encoder_bias=torch.full((16,), i / 4),
+            decoder_bias=torch.zeros(16),
+        )
+        sae.save(tmp_path / f"saes_{i}" / "sae")
+    callbacks = [
+        *(FeatureMovement(str(tmp_path / f"saes_{i}"), n_watch=4) for i in range(2)),
+        *(Formation(["city->country"], n_subjects=n) for n in (40, 60)),
+    ]
+    trainer = make_trainer(*callbacks)
+    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    keys = [key for callback in callbacks for key in callback.history]
+    assert len(keys) == len(set(keys))
+    assert {key.partition("/")[0] for key in callbacks[1].history} == {"features_2"}
+    assert callbacks[0].results != callbacks[1].results
+    files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
+    assert files == {"feature_movement", "feature_movement_2", "formation", "formation_2"}
 
 
 def test_two_of_a_kind_write_and_resume_beside_each_other(
