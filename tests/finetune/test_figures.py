@@ -1,17 +1,20 @@
-"""Forecasts, before and after the edits."""
+"""Figures of edits and of forecasts: what they show is what the numbers say."""
 
-import csv
-import io
-import math
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from PIL import Image
 
-from lincorr_lightning.finetune.figures import forecast_figure, risk_figure
-from lincorr_lightning.finetune.forecast_results import Forecast, ForecastReport
+from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.figures import (
+    outcomes_figure,
+    reference_weights_figure,
+    risk_figure,
+    scores_figure,
+)
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.results.style import to_picture
 
 SCORES: dict[str, dict[str, float | None]] = {
@@ -21,108 +24,128 @@ SCORES: dict[str, dict[str, float | None]] = {
 }
 
 
-def build(known: bool, **changes: Any) -> ForecastReport:
+def case(i: int, **changes: Any) -> EditCase:
+    outcome = ("generalized", "hallucinated", "unchanged", "hallucinated")[i % 4]
+    cause = {1: "imprecise W", 3: "low prior"}.get(i % 4, "")
     values: dict[str, Any] = {
-        "relation": "city->country",
-        "subjects": ["Ann", "$Bob$", "Cy", "Di"],
-        "source_answers": ["Paris", "Rome", "Bern", "Lyon"],
-        "references": ["France|法国", "Italy", "Switzerland", "France|法国"],
-        "answers_before": ["Spain", "Spain", "Italy", "Spain"],
-        "forecasts": {
-            "map": Forecast(["France", "Spain", "Spain", "法国"], [-1.5, 2.0, 0.5, -0.25]),
-            "first_order": Forecast(["Spain", "Italy", "France", "France"], [3, -1, 9, math.inf]),
-        },
-        "outcomes": ["generalized", "unchanged", "hallucinated", "generalized"] if known else None,
-        "answers_after": ["France", "Spain", "France", "法国"] if known else None,
-        "scores": SCORES if known else {},
-    }
-    return ForecastReport(**values | changes)
+        "subject": f"x{i}", "source_answer": "$Paris$", "reference": "法国", "answer_before": "a",
+        "answer_after": "b", "outcome": outcome, "source_learned": True,
+        "weight_reference": i / 100 - 0.1, "weight_answer": 0.0, "weight_max": 1.0,
+        "prior_reference": 0.0, "prior_winner": 0.0, "probability_reference_before": 0.5,
+        "probability_reference_after": 0.5, "cause": cause,
+    }  # fmt: skip
+    return EditCase(**values | changes)
 
 
-def said(figure: Figure) -> str:
+def forecasts(n: int = 4, names: tuple[str, ...] = ("map", "first_order"), **changes: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.zeros(n, 3, dtype=torch.bool)
+    mask[:, 0] = True
+    values: dict[str, Any] = {
+        "relation": "city->country", "subjects": [f"x{i}" for i in range(n)],
+        "source_answers": ["$Paris$"] * n, "references": ["法国"] * n,
+        "labels": ["法国", "b", "c"], "before": torch.eye(3)[[1] * n], "reference_mask": mask,
+        "predicted": {name: torch.randn(n, 3, generator=generator) for name in names},
+    }  # fmt: skip
+    return Forecasts(**values | changes)
+
+
+def texts_of(figure: Figure) -> str:
     figure.canvas.draw()
     axes = figure.axes
     texts = [*figure.texts, *(text for a in axes for text in a.texts)]
     texts += [label for a in axes for label in a.get_yticklabels()]
     titles = [a.get_title(loc=place) for a in axes for place in ("left", "right")]
-    return "\n".join([*(text.get_text() for text in texts), *titles])
+    legends = [text for legend in figure.legends for text in legend.get_texts()]
+    return "\n".join([*(text.get_text() for text in (*texts, *legends)), *titles])
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_files(tmp_path: Path, known: bool) -> None:
-    build(known).write(tmp_path)
-    with (tmp_path / "tables" / "forecast.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = (
-        "subject source_answer reference answer_before map_answer map_risk first_order_answer "
-        "first_order_risk"
-    ).split()
-    assert list(rows[0]) == columns + (["answer_after", "outcome"] if known else [])
-    assert [row["subject"] for row in rows] == ["Ann", "$Bob$", "Cy", "Di"]
-    assert rows[0]["reference"] == "France|法国"
-    assert [float(row["map_risk"]) for row in rows] == [-1.5, 2.0, 0.5, -0.25]
-    assert rows[3]["first_order_risk"] == "", "no infinity in tables"
-    picture = Image.open(tmp_path / "figures" / "forecast.png").convert("RGB")
-    assert min(picture.size) > 200
-    assert len(picture.getcolors(1 << 24)) > 20
+def test_outcomes_are_bars_of_their_shares() -> None:
+    cases = [case(i) for i in range(20)]
+    figure = outcomes_figure(cases, "city->country", 0.04)
+    (axes,) = figure.axes
+    ends: dict[float, float] = {}
+    for bar in axes.patches:
+        y = round(bar.get_y() + bar.get_height() / 2)
+        ends[y] = max(ends.get(y, 0), bar.get_x() + bar.get_width())
+    assert ends == pytest.approx({0: 1.0, 1: 0.25, 2: 0.5, 3: 0.25})
+    text = texts_of(figure)
+    assert "Outcomes of 20 edits of city->country" in text
+    assert "imprecise W (5, dark), low prior (5, pale)" in text
+    assert "a random label is right (4.0%)" in text
+    watched = outcomes_figure(cases, "city->country", taught=False)
+    assert "20 watched subjects" in texts_of(watched)
+    assert "source learned" not in texts_of(watched)
 
 
-def test_what_is_foreseen() -> None:
-    report = build(known=False)
-    assert report.foreseen("map") == [
-        "generalized", "unchanged", "hallucinated", "generalized",
-    ]  # fmt: skip
-    text = said(risk_figure(report))
-    assert "foreseen hallucinations: 25%" in text, "map"
-    assert "foreseen hallucinations: 50%" in text, "first_order"
+def test_every_case_with_a_weight_is_a_point() -> None:
+    cases = [*(case(i) for i in range(40)), case(1, weight_reference=None)]
+    figure = reference_weights_figure(cases, "city->country")
+    (axes,) = figure.axes
+    drawn = [x for points in axes.collections if isinstance(points, PathCollection)
+             for x, _ in points.get_offsets().tolist()]  # fmt: skip
+    weights = [
+        case.weight_reference
+        for case in cases
+        if case.outcome != "unchanged" and case.weight_reference is not None
+    ]
+    assert sorted(drawn) == pytest.approx(sorted(weights))
+    text = texts_of(figure)
+    assert "generalized\nn = 10" in text and "hallucinated\nn = 20" in text
+    assert "imprecise W (10)" in text and "Mann-Whitney test" in text
+
+
+@pytest.mark.parametrize("n", [0, 1, 700])
+def test_any_number_of_cases_can_be_drawn(n: int) -> None:
+    cases = [case(i) for i in range(n)]
+    for figure in (
+        reference_weights_figure(cases, "city->country"),
+        outcomes_figure(cases, "city->country"),
+    ):
+        assert to_picture(figure).width > 200
+
+
+def test_predicted_hallucinations_are_counted() -> None:
+    given = forecasts(40)
+    text = texts_of(risk_figure(given))
+    for name in given.predicted:
+        share = given.outcomes(name).count("hallucinated") / 40
+        assert f"predicted hallucinations: {share:.0%}" in text
 
 
 def test_every_finite_risk_is_in_a_bar_and_no_bar_is_on_both_sides_of_zero() -> None:
-    for axes, n in zip(risk_figure(build(known=False)).axes, (4, 3), strict=True):
+    given = forecasts(30)
+    given.predicted["first_order"][3] = torch.inf
+    for axes, n in zip(risk_figure(given).axes, (30, 29), strict=True):
         bars = [bar for bar in axes.patches if bar.get_height() > 0]
         assert sum(bar.get_height() for bar in bars) == n
         assert all(bar.get_x() >= 0 or bar.get_x() + bar.get_width() <= 1e-9 for bar in bars)
 
 
 def test_scores_are_drawn_beside_baselines() -> None:
-    figure = forecast_figure(build(known=True))
+    outcomes = ["generalized", "unchanged", "hallucinated", "generalized"]
+    figure = scores_figure(SCORES, ["map", "first_order"], "city->country", outcomes)
     accuracy, auroc = figure.axes
     assert [bar.get_width() for bar in accuracy.patches] == [0.25, 0.5, 0.125]
     assert [bar.get_width() for bar in auroc.patches] == [0.75, 0, 0]
     colours = [bar.get_facecolor() for bar in accuracy.patches]
     assert colours[0] == colours[1] != colours[2]
-    text = said(figure)
+    text = texts_of(figure)
     assert "answer before" in text
     assert "2 generalized, 1 hallucinated, 1 unchanged" in text
     assert [t.get_text() for t in auroc.texts] == [".75", "–", "–"]
 
 
-def test_markdown() -> None:
-    known = build(known=True).markdown()
-    scores, _, table = known.partition("\n\n")
-    assert r"| first\_order | 0.500 |  |" in scores
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [
-        r"| \$Bob\$", "| Cy", "| Di", "| Ann",
-    ]  # fmt: skip
-    before = build(known=False).markdown(limit=2)
-    assert before.startswith("| subject |")
-    assert "2 of 4 edits" in before
-    assert r"France\|法国" not in before
-
-
 @pytest.mark.parametrize(
-    "changes",
+    "given",
     [
-        {name: [] for name in ("subjects", "source_answers", "references", "answers_before")}
-        | {"forecasts": {"map": Forecast([], [])}},
-        {"forecasts": {}},
-        {"forecasts": {"map": Forecast(["a"] * 4, [math.nan] * 4)}},
-        {"forecasts": {"map": Forecast(["a"] * 4, [0.0] * 4)}},
-        {"forecasts": {f"地图 $r_{i}$" * 9: Forecast(["a"] * 4, [i, 1.0, 2, 3]) for i in range(9)}},
+        forecasts(0, ("map",)),
+        forecasts(4, ()),
+        forecasts(4, predicted={"map": torch.full((4, 3), torch.nan)}),
+        forecasts(4, predicted={"map": torch.zeros(4, 3)}),
+        forecasts(4, tuple(f"地图 $r_{i}$" * 9 for i in range(9))),
     ],
+    ids=["no edits", "no forecasters", "nan", "ties", "long names"],
 )
-def test_any_forecast_can_be_drawn(changes: dict[str, Any], tmp_path: Path) -> None:
-    report = build(False, **changes)
-    report.write(tmp_path)
-    assert Image.open(io.BytesIO(to_picture(risk_figure(report)).png)).size[0] > 200
-    assert report.markdown()
+def test_any_forecast_can_be_drawn(given: Forecasts) -> None:
+    assert to_picture(risk_figure(given)).width > 200

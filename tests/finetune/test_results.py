@@ -1,385 +1,247 @@
-"""What edits did, against the same worked out one by one."""
+"""Tables and `Results` of edits, from plain data."""
 
-import csv
-import io
-import json
-import math
 import re
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import astuple
 from typing import Any
 
-import lightning as L
-import numpy as np
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from PIL import Image
-from scipy.stats import mannwhitneyu
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+import torch
 
-from lincorr_lightning.errors import OutputError
-from lincorr_lightning.finetune.results import EditReport
-from lincorr_lightning.finetune.tensorboard import add_scalar_layout, log_cases
-from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.knowledge import Completeness
+from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.forecasts import Forecasts
+from lincorr_lightning.finetune.results import (
+    FinetuneRun,
+    cases_table,
+    finetune_results,
+    forecast_table,
+    outcome_charts,
+    outcome_figures,
+)
+from lincorr_lightning.results.results import Results, Table
 
 COLUMNS = (
     "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
     "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
     "probability_reference_before,probability_reference_after,cause,completeness"
 ).split(",")
-CITIES = ["Paris", "Zürich", "$x_1$"]
-COUNTRIES = ["France", "Switzerland", "法国", "a|b *c*"]
-G, H, U = Outcome
+OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
+AFTER = ["France", "Spain", "France", "法国"]
 
 
-def relation(sources: list[str], targets: list[str], name: str = "city->country") -> Any:
-    # In turn whole, of a phrase, and subwords.
-    kinds = [list(Completeness)[i % 3] for i in range(len(targets))]
-    return SimpleNamespace(
-        name=name,
-        source=SimpleNamespace(texts=sources),
-        target=SimpleNamespace(texts=targets, completeness=kinds),
-    )
-
-
-def worked_example(**changes: Any) -> EditReport:
-    """Five edits whose numbers can be read off."""
+def case(subject: str, **changes: Any) -> EditCase:
     values: dict[str, Any] = {
-        "asked": relation(CITIES, COUNTRIES),
-        "subjects": ["Ann", "Bob", "Cy", "Di", "$Ed$"],
-        "answers": ["Paris", "Zürich HB", "Paris", "$x_1$", "Paris"],
-        "labels": [0, 1, 0, 2, 0],
-        "right": np.array(
-            [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 0]], dtype=bool
-        ),
-        "target_before": np.array(
-            [[0, 3, 1, 2], [4, -1, 0, 0], [0, 9, -5, 2], [1, 2, 3, 0.5], [0, 0, 0, 9.0]]
-        ),
-        "target_after": np.array(
-            [[0, 3, 7, 2], [4, 3, 5, 0], [0, 9, 2, 2], [5, 2, 3, 0.5], [0, 8, 0, 7.0]]
-        ),
-        "outcomes": [G, H, U, H, H],
-        "learned": [True, True, False, True, True],
-        #                    Paris Zürich $x_1$
-        "weight": np.array([[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]]),
-    }
-    return EditReport.of(**values | changes)
-
-
-def test_outcomes_are_told_apart_by_completeness() -> None:
-    report = worked_example()
-    # France is whole, Switzerland of a phrase, 法国 a subword, the fourth whole again.
-    assert [case.completeness for case in report.cases] == [
-        "whole", "phrase", "whole", "whole", "whole",
-    ]  # fmt: skip
-    assert report.numbers["completeness"] == {
-        "whole": {"n": 4, "generalized": 1 / 4, "hallucinated": 2 / 4, "unchanged": 1 / 4},
-        "phrase": {"n": 1, "generalized": 0.0, "hallucinated": 1.0, "unchanged": 0.0},
-    }
-
-
-def random_report(n: int = 60) -> tuple[EditReport, dict[str, Any]]:
-    rng = np.random.default_rng(3)
-    sources, targets = [f"city{i}" for i in range(9)], [f"land{i}" for i in range(5)]
-    right = rng.random((n, 5)) < 0.3
-    right[:, 4] = False
-    right[:, 0] |= ~right.any(1)
-    before, after = rng.normal(0, 3, (2, n, 5))
-    labels = rng.integers(0, 9, n).tolist()
-    after[np.arange(n) % 3 == 0] = before[np.arange(n) % 3 == 0]
-    outcomes = []
-    for i in range(n):
-        given = max(range(5), key=lambda t, i=i: after[i, t])
-        was = max(range(5), key=lambda t, i=i: before[i, t])
-        outcomes.append(G if right[i, given] else U if given == was else H)
-    given = {
-        "right": right, "target_before": before, "target_after": after, "labels": labels,
-        "outcomes": outcomes, "weight": rng.normal(0, 1, (5, 9)),
+        "subject": subject, "source_answer": "Paris", "reference": "France|法国",
+        "answer_before": "Spain", "answer_after": "France", "outcome": "generalized",
+        "source_learned": True, "weight_reference": 0.5, "weight_answer": 0.25, "weight_max": 0.75,
+        "prior_reference": 1.0, "prior_winner": 2.0, "probability_reference_before": 0.1,
+        "probability_reference_after": 0.9, "cause": "",
     }  # fmt: skip
-    report = EditReport.of(
-        relation(sources, targets), [f"x{i}" for i in range(n)], None, learned=[True] * n, **given
+    return EditCase(**values | changes)
+
+
+def forecasts(**changes: Any) -> Forecasts:
+    labels = ["France", "法国", "Italy", "Switzerland", "Spain"]
+    before = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]])
+    mask = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]])
+    one = torch.tensor(
+        [[2.5, 0, 0, 0, 1], [0, 0, -1, 0, 1], [0, 0, 0, 0.5, 1], [0.0, 1.25, 1, 0, 0]]
     )
-    return report, given
-
-
-def test_a_case_is_what_can_be_read_off() -> None:
-    ann, bob, cy, di, ed = worked_example().cases
-    assert (ann.reference, ann.answer_before, ann.answer_after) == (
-        "France|法国", "Switzerland", "法国",
-    )  # fmt: skip
-    assert (ann.weight_reference, ann.weight_answer, ann.weight_max) == (0.7, 0.7, 0.7)
-    assert (ann.prior_reference, ann.prior_winner) == (1.0, 1.0)
-    assert (ann.outcome, ann.cause, ann.source_learned) == ("generalized", "", True)
-    assert bob.source_answer == "Zürich HB", "the whole answer, not its label"
-    assert (bob.weight_reference, bob.weight_answer, bob.weight_max) == (0.3, 0.5, 0.5)
-    assert (bob.prior_reference, bob.prior_winner) == (-1.0, 0.0)
-    assert bob.cause == "imprecise W", "another label has more weight"
-    assert (cy.outcome, cy.cause, cy.source_learned) == ("unchanged", "", False)
-    assert di.cause == "imprecise W"
-    assert (ed.weight_reference, ed.weight_answer, ed.prior_winner) == (0.7, 0.4, 0.0)
-    assert ed.cause == "low prior", "the reference has the highest weight, and yet lost"
-
-
-def test_w_does_not_answer_for_what_was_not_learned() -> None:
-    report = worked_example(learned=[True, False, False, True, False])
-    assert [case.cause for case in report.cases] == [
-        "", "source not learned", "", "imprecise W", "source not learned",
-    ]  # fmt: skip
-    assert report.numbers["causes"] == {
-        "imprecise W": 1, "low prior": 0, "source not learned": 2
-    }  # fmt: skip
-    assert report.numbers["weight_reference"]["hallucinated"]["n"] == 1
-    assert report.numbers["given_learned"] == {
-        "n": 2, "generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0
-    }  # fmt: skip
-    assert report.pictures["outcomes"].png
-
-
-def test_numbers_against_one_by_one() -> None:
-    report, given = random_report()
-    weight, weights = given["weight"], {G: [], H: []}
-    causes = {"imprecise W": 0, "low prior": 0, "source not learned": 0}
-    for i, case in enumerate(report.cases):
-        rights = [t for t in range(5) if given["right"][i, t]]
-        column = [float(weight[t, given["labels"][i]]) for t in range(5)]
-        best = max(column[t] for t in rights)
-        assert case.source_answer == f"city{given['labels'][i]}", "without edits: the label"
-        assert case.weight_reference == best
-        assert case.weight_max == max(column)
-        assert case.prior_reference == max(given["target_before"][i, t] for t in rights)
-        for logits, found in (
-            (given["target_before"][i], case.probability_reference_before),
-            (given["target_after"][i], case.probability_reference_after),
-        ):
-            share = sum(math.exp(logits[t]) for t in rights) / sum(map(math.exp, logits))
-            assert found == pytest.approx(share, abs=1e-12)
-        if given["outcomes"][i] in weights:
-            weights[given["outcomes"][i]].append(best)
-        if given["outcomes"][i] is H:
-            causes["imprecise W" if max(column) > best else "low prior"] += 1
-    found = report.numbers["weight_reference"]
-    assert min(causes["imprecise W"], causes["low prior"]) > 0
-    assert report.numbers["causes"] == causes
-    for outcome, values in weights.items():
-        assert found[outcome.value] == {"n": len(values), "median": sorted_median(values)}
-    p = mannwhitneyu(weights[G], weights[H], alternative="two-sided").pvalue
-    assert found["rank_test_p"] == pytest.approx(p)
-    assert report.random == pytest.approx(
-        sum(sum(row) / 5 for row in given["right"].tolist()) / len(report.cases)
-    )
-
-
-def sorted_median(values: list[float]) -> float:
-    values, middle = sorted(values), len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
-
-
-def test_numbers_are_json_without_nan_when_a_side_is_empty() -> None:
-    for report in (
-        worked_example(outcomes=[U] * 5),
-        worked_example(outcomes=[G] * 5),
-        worked_example(right=np.zeros((5, 4), dtype=bool)),
-        worked_example(target_after=np.full((5, 4), np.nan)),
-    ):
-        json.dumps(report.numbers, allow_nan=False)
-        found = report.numbers["weight_reference"]
-        if 0 in (found["generalized"]["n"], found["hallucinated"]["n"]):
-            assert found["rank_test_p"] is None
-    nobody = worked_example(right=np.zeros((5, 4), dtype=bool))
-    assert nobody.numbers["weight_reference"]["hallucinated"] == {"n": 0, "median": None}
-    assert nobody.cases[0].weight_reference is None
-    assert nobody.cases[0].reference == ""
-
-
-def test_files(tmp_path: Path) -> None:
-    report = worked_example()
-    report.write(tmp_path)
-    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*")) == [
-        "figures/outcomes.png", "figures/reference_weights.png", "tables/cases.csv",
-    ]  # fmt: skip
-    with (tmp_path / "tables" / "cases.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == COLUMNS
-    assert [row["subject"] for row in rows] == ["Ann", "Bob", "Cy", "Di", "$Ed$"]
-    assert rows[0]["reference"] == "France|法国"
-    assert rows[3]["answer_before"] == "法国"
-    assert float(rows[1]["weight_answer"]) == 0.5
-    assert rows[0]["cause"] == ""
-    for name in ("outcomes", "reference_weights"):
-        picture = Image.open(tmp_path / "figures" / f"{name}.png").convert("RGB")
-        assert min(picture.size) > 200
-        assert len(picture.getcolors(1 << 24)) > 20
-
-
-def test_a_failing_disk_leaves_the_old_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worked_example().write(tmp_path)
-    old = (tmp_path / "tables" / "cases.csv").read_bytes()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError, match="disk is full"):
-        random_report()[0].write(tmp_path)
-    assert (tmp_path / "tables" / "cases.csv").read_bytes() == old
-
-
-@pytest.mark.parametrize("n", [0, 1, 700])
-def test_any_number_of_cases_can_be_drawn(n: int) -> None:
-    if n:
-        report = random_report(n)[0]
-    else:
-        empty = np.zeros((0, 4))
-        report = worked_example(
-            subjects=[], answers=[], labels=[], right=empty.astype(bool), target_before=empty,
-            target_after=empty, outcomes=[], learned=[],
-        )  # fmt: skip
-    assert set(report.pictures) == {"reference_weights", "outcomes"}
-
-
-def test_markdown_shows_hallucinations_first_and_ticks_right_ones() -> None:
-    lines = worked_example().markdown().splitlines()
-    assert [re.split(r" \| ", line)[0][2:] for line in lines[2:]] == [
-        "Bob", "Di", r"\$Ed\$", "Ann", "Cy",
-    ]  # fmt: skip
-    assert "| 法国 ✓ |" in lines[5]
-    assert "✓" not in "".join(lines[2:5] + lines[6:])
-    assert r"a\|b \*c\*" in lines[3], "Markdown takes labels as they are"
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-
-
-def test_markdown_is_cut_fairly() -> None:
-    report, _ = random_report(60)
-    text = report.markdown(limit=9)
-    assert "9 of 60 cases" in text
-    lines = text.splitlines()[2:11]
-    assert sum("✓" in line for line in lines) == 3
-    assert sum("✗" in line for line in lines) == 3
-    assert all("✗" in line for line in lines[:3])
-
-
-# -- TensorBoard -------------------------------------------------------------------------------
-
-
-def read(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0})
-    events.Reload()
-    return events
-
-
-def patterns(events: EventAccumulator) -> dict[str, dict[str, list[str]]]:
-    """Charts of the layout that TensorBoard shows, the last one."""
-    content = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
-    return {
-        category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
-        for category in Layout.FromString(content).category
+    values: dict[str, Any] = {
+        "relation": "city->country",
+        "subjects": ["Ann", "$Bob$", "Cy", "Di"],
+        "source_answers": ["Paris", "Rome", "Bern", "Lyon"],
+        "references": ["France|法国", "Italy", "Switzerland", "France|法国"],
+        "labels": labels,
+        "before": before,
+        "reference_mask": mask.bool(),
+        "predicted": {"map_auto": one, "first_order": before},
     }
+    return Forecasts(**values | changes)
 
 
-def trainer_with(loggers: Any) -> L.Trainer:
-    return L.Trainer(
-        logger=loggers, accelerator="cpu", enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+# -- edits -------------------------------------------------------------------------------------
 
 
-def test_generalized_and_hallucinated_lie_in_one_chart_of_every_log(tmp_path: Path) -> None:
-    folders = [tmp_path / "a", tmp_path / "b"]
-    loggers = [TensorBoardLogger(folder, name="", version="") for folder in folders]
-    trainer = trainer_with([*loggers, CSVLogger(tmp_path / "c")])
-    add_scalar_layout(trainer, "city->country", ["color", "X*2"])
-    add_scalar_layout(trainer, "X+1->X*2", [])
-    for logger, folder in zip(loggers, folders, strict=True):
-        logger.experiment.flush()
-        layout = patterns(read(folder))
-        assert set(layout) == {"city->country", "X+1->X*2"}
-        charts = layout["city->country"].values()
-        both = {"generalization/generalized", "generalization/hallucinated"}
-        assert any(set(tags) == both for tags in charts)
+def test_the_table_of_cases_has_a_row_per_edit() -> None:
+    cases = [case("Ann"), case("$Bob$", weight_reference=None, prior_winner=-1.23456)]
+    table = cases_table(cases, "city->country")
+    assert (table.name, table.keys) == ("cases", COLUMNS)
+    assert [tuple(row) for row in table.rows] == [astuple(one) for one in cases]
+    cells = dict(zip(table.keys, table.texts()[1], strict=True))
+    assert (cells["weight_reference"], cells["prior_winner"]) == ("", "-1.23")
+    assert cells["probability_reference_after"] == "90.0%"
+    assert "| taught |" in table.markdown()
+    watched = cases_table(cases, "city->country", taught=False, suffix="_city-country")
+    assert watched.name == "cases_city-country"
+    assert "| taught |" not in watched.markdown()
 
-        def shown(relation: str, tag: str, layout: Any = layout) -> int:
-            # As TensorBoard's own plugin does it.
-            return sum(
-                any(re.compile(pattern).match(tag) for pattern in chart)
-                for chart in layout[relation].values()
-            )
 
-        for tag in (
-            "generalization/unchanged", "generalization/source_learned", "probability/reference",
-            "probability/old_answer", "control_unchanged/color", "control_unchanged/X*2",
-            "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
-            "logit_correlation/city->country",
-        ):  # fmt: skip
-            assert shown("city->country", tag) >= 1, tag
-        assert shown("X+1->X*2", "gradient_correlation/X+1->X*2") == 1
-        assert shown("city->country", "gradient_correlation/city->country_zh") == 0
-        assert shown("city->country", "control_unchanged/color_zh") == 0
-        # A chart of tags that nobody writes would stay empty.
-        assert shown("city->country", "edit_step/generalized") == 0
+def test_figures_have_the_suffix_of_their_run() -> None:
+    figures = outcome_figures([case("Ann")], "city->country", 0.04, suffix="_2")
+    assert [figure.name for figure in figures] == ["reference_weights_2", "outcomes_2"]
+    for figure in figures:
+        assert "city->country" in figure.caption
+        assert figure.picture.width > 200
 
-    add_scalar_layout(trainer, "city->country", ["color"], "", steps_of_edits=True)
-    loggers[0].experiment.flush()
-    charts = patterns(read(folders[0]))["city->country"].values()
-    assert ["edit_step/generalized", "edit_step/hallucinated"] in [list(tags) for tags in charts]
-    every = [pattern for chart in charts for pattern in chart]
-    assert all(pattern.startswith("edit_step/") for pattern in every)
-    for tag in (
-        "probability/old_answer",
-        "control_unchanged/color",
+
+def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
+    (charts,) = outcome_charts("city->country", ["color", "X*2"]).values()
+
+    def shown(key: str, charts: dict[str, list[str]]) -> int:
+        # As TensorBoard's own plugin does it.
+        return sum(
+            any(re.compile(pattern).match(key) for pattern in chart) for chart in charts.values()
+        )
+
+    both = charts["generalized and hallucinated"]
+    assert shown("generalization/generalized", {"": both}) == 1
+    assert shown("generalization/unchanged", {"": both}) == 0
+    for key in (
+        "generalization/unchanged", "generalization/source_learned", "probability/reference",
+        "probability/old_answer", "control_unchanged/color", "control_unchanged/X*2",
+        "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
         "logit_correlation/city->country",
-    ):
-        assert any(re.compile(pattern).match(f"edit_step/{tag}") for pattern in every)
+    ):  # fmt: skip
+        assert shown(key, charts) >= 1, key
+    assert shown("gradient_correlation/city->country_zh", charts) == 0
+    assert shown("control_unchanged/color_zh", charts) == 0
+    # A chart of keys that nobody logs would stay empty.
+    assert shown("edit_step/generalized", charts) == 0
+    assert "controls unchanged" not in outcome_charts("X+1->X*2", [])["X+1->X*2"]
+    (steps,) = outcome_charts("city->country", ["color"], "a/", by_edit_step=True).values()
+    for key in (
+        "a/edit_step/generalized", "a/edit_step/probability/old_answer",
+        "a/edit_step/control_unchanged/color", "edit_step/logit_correlation/city->country",
+    ):  # fmt: skip
+        assert shown(key, steps) >= 1, key
 
 
-def test_cases_and_pictures_are_told(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    trainer = trainer_with(logger)
-    progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
-    progress.optimizer.step.total.completed = 7
-    report = worked_example()
-    step = trainer.global_step
-    assert step == 7
-    log_cases(trainer, report)
-    logger.experiment.flush()
-    events = read(tmp_path)
-    (text,) = events.Tensors("cases/city-country/text_summary")
-    assert text.step == step
-    assert text.tensor_proto.string_val[0].decode() == report.markdown()
-    assert set(events.Tags()["images"]) == {
-        "figures/reference_weights/city-country", "figures/outcomes/city-country",
+# -- forecasts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_table_of_forecasts(known: bool) -> None:
+    infinite = torch.full((4, 5), -torch.inf).index_fill_(1, torch.tensor([4]), 0.0)
+    given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
+    table = forecast_table(given, *((AFTER, OUTCOMES) if known else ()))
+    columns = (
+        "subject source_answer reference answer_before map_answer map_risk first_answer first_risk"
+    ).split()
+    assert table.keys == columns + (["answer_after", "outcome"] if known else [])
+    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
+    assert cells["subject"] == ("Ann", "$Bob$", "Cy", "Di")
+    assert cells["map_answer"] == ("France", "Spain", "Spain", "法国")
+    assert cells["map_risk"] == (-1.5, 2.0, 0.5, -0.25)
+    assert cells["first_risk"] == (None,) * 4, "no infinity in tables"
+
+
+def test_predicted_outcomes() -> None:
+    given = forecasts()
+    assert given.outcomes("map_auto") == [
+        "generalized", "unchanged", "hallucinated", "generalized",
+    ]  # fmt: skip
+    assert given.answers_before == ["Spain", "Spain", "Italy", "Spain"]
+
+
+# -- a fine-tune -------------------------------------------------------------------------------
+
+RUN = FinetuneRun("joint", "full", 1e-3, n_edits=4, n_steps=7, seconds=1.234)
+
+
+def generalization(relation: str, name: str = "generalization", **changes: Any) -> Results:
+    cases = [
+        case(subject, source_answer=answer, answer_after=after, outcome=outcome)
+        for subject, answer, after, outcome in zip(
+            forecasts().subjects, forecasts().source_answers, AFTER, OUTCOMES, strict=True
+        )
+    ]
+    values = {
+        "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
+        "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04,
+        "controls": {"color": {"unchanged": 0.75}}, "causes": {},
     }  # fmt: skip
-    for tag in events.Tags()["images"]:
-        (event,) = events.Images(tag)
-        image = Image.open(io.BytesIO(event.encoded_image_string))
-        assert image.size == (event.width, event.height)
-        assert event.step == step
+    return Results(name, values | changes, tables=[cases_table(cases, relation)])
 
 
-def test_only_the_first_process_and_only_tensorboard(tmp_path: Path) -> None:
-    class Untouchable(TensorBoardLogger):
-        @property
-        def experiment(self) -> Any:
-            raise AssertionError("another process wrote")
-
-    other = SimpleNamespace(is_global_zero=False, loggers=[Untouchable(tmp_path / "log")])
-    add_scalar_layout(other, "city->country", [])  # type: ignore[arg-type]
-    log_cases(other, worked_example())  # type: ignore[arg-type]
-    silent = trainer_with(False)
-    add_scalar_layout(silent, "city->country", ["color"])
-    log_cases(silent, worked_example())
-    assert not list(tmp_path.rglob("*events*"))
+def build(measured: list[Results], given: Forecasts | None = None, **run: Any) -> Results:
+    lm = {"name_or_path": "/data/lms/an-lm"}
+    return finetune_results(FinetuneRun(**vars(RUN) | run), measured, given, lm, {"seed": 0})
 
 
-def test_nothing_is_drawn_where_only_numbers_are_wanted() -> None:
-    code = (
-        "import sys, lincorr_lightning.finetune.results, "
-        "lincorr_lightning.finetune.forecast_results; "
-        "assert 'matplotlib.figure' not in sys.modules and 'scipy.stats' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_run_s_own_relation_stands_at_the_top() -> None:
+    measured = [
+        generalization("X+1->X*2", generalized=0.125),
+        generalization("city->country", "generalization_2"),
+        Results("gradient_correlation", {"relation": "city->color", "gradient_correlation": 0.1}),
+        Results(
+            "gradient_correlation_2",
+            {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
+            tables=[Table("gradient_correlation_2", ["step"], [])],
+        ),
+        Results("resilience", {"before": 1.0}),
+    ]
+    relation: Any = type("Named", (), {"name": "city->country"})
+    results = build(measured, relation=relation).to_json()
+    assert (results["relation"], results["n_edits"], results["generalized"]) == (
+        "city->country", 4, 0.5,
+    )  # fmt: skip
+    assert (results["gradient_correlation"], results["logit_correlation"]) == (0.9, 0.8)
+    assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
+    assert set(results["gradients"]) == {"city->color", "city->country"}
+    assert results["resilience"] == {"before": 1.0}
+    assert not {"generalization", "generalization_2", "gradient_correlation_2"} & set(results)
+    assert results["seconds"] == 1.23
+    names = [table["name"] for table in results["tables"]]
+    assert names.count("cases") == 2 and "gradient_correlation_2" in names
+    assert names[:2] == ["outcomes", "correlations"]
+    outcomes = build(measured, relation=relation).table("outcomes")
+    assert [row[0] for row in outcomes.rows] == ["city->country", "X+1->X*2"], "its own first"
+    assert outcomes.texts()[0] == [
+        "city->country", "4", "100.0%", "50.0%", "4.0%", "25.0%", "25.0%", "75.0%",
+    ]  # fmt: skip
+
+
+def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
+    results = build([generalization("city->country")], forecasts())
+    scores = results.values["forecast"]
+    assert scores == forecasts().scores(AFTER, OUTCOMES)
+    assert results.values["forecast_default"] == "map_auto"
+    table = results.table("forecast_scores")
+    assert {row[0]: list(row[1:]) for row in table.rows} == {
+        name: [score["auroc"], score["accuracy"]] for name, score in scores.items()
+    }
+    assert results.table("forecast").keys[-2:] == ["answer_after", "outcome"]
+    assert [figure.name for figure in results.figures] == ["forecast"]
+
+
+@pytest.mark.parametrize("what", ["none", "fewer", "others"])
+def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
+    measured = generalization("city->country")
+    rows = {"none": [], "fewer": measured.tables[0].rows[:3], "others": measured.tables[0].rows[::-1]}
+    measured.tables = [Table("cases", measured.tables[0].columns, rows[what])]
+    results = build([measured], forecasts())
+    assert results.values["forecast"] is None
+    shares = results.values["foreseen"]["map_auto"]
+    assert shares == {"generalized": 0.5, "hallucinated": 0.25, "unchanged": 0.25}
+    assert "outcome" not in results.table("forecast").keys
+
+
+def test_without_callbacks_the_contract_s_keys_are_null() -> None:
+    results = build([])
+    for key in ("source_learned", "generalized", "random", "controls", "gradient_correlation"):
+        assert results.values[key] is None
+    assert (results.values["relation"], results.values["gradients"]) == (None, {})
+    assert not results.tables and not results.figures
+
+
+def test_the_curves_of_all_callbacks_make_one_figure() -> None:
+    history = {
+        "generalization/generalized": [(0, 0.0), (1, 0.5)],
+        "probability/reference": [(0, 0.1), (1, 0.2)],
+        "gradient_correlation/city->country": [(1, 0.9)],
+    }
+    (figure,) = build([generalization("city->country")], history=history).figures
+    drawn = figure.draw()
+    texts = [text.get_text() for text in drawn.texts]
+    assert "city->country: training of an-lm" in texts
+    assert len(drawn.axes) == 3

@@ -1,0 +1,178 @@
+"""Cases of edits and numbers over them, against the same worked out one by one."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import mannwhitneyu
+
+from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
+from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.knowledge import Completeness
+
+CITIES = ["Paris", "Zürich", "$x_1$"]
+COUNTRIES = ["France", "Switzerland", "法国", "a|b *c*"]
+G, H, U = Outcome
+
+
+def relation(sources: list[str], targets: list[str]) -> Any:
+    # In turn whole, of a phrase, and subwords.
+    kinds = [list(Completeness)[i % 3] for i in range(len(targets))]
+    return SimpleNamespace(
+        name="city->country",
+        source=SimpleNamespace(texts=sources),
+        target=SimpleNamespace(texts=targets, completeness=kinds),
+    )
+
+
+def worked_example(**changes: Any) -> list[EditCase]:
+    """Five edits whose numbers can be read off."""
+    values: dict[str, Any] = {
+        "relation": relation(CITIES, COUNTRIES),
+        "subjects": ["Ann", "Bob", "Cy", "Di", "$Ed$"],
+        "answers": ["Paris", "Zürich HB", "Paris", "$x_1$", "Paris"],
+        "labels": [0, 1, 0, 2, 0],
+        "reference_mask": [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 0]],
+        "target_before": [
+            [0, 3, 1, 2], [4, -1, 0, 0], [0, 9, -5, 2], [1, 2, 3, 0.5], [0, 0, 0, 9.0],
+        ],
+        "target_after": [
+            [0, 3, 7, 2], [4, 3, 5, 0], [0, 9, 2, 2], [5, 2, 3, 0.5], [0, 8, 0, 7.0],
+        ],
+        "learned": [True, True, False, True, True],
+        #          Paris Zürich $x_1$
+        "weight": [[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]],
+    }  # fmt: skip
+    values |= changes
+    types = {"labels": torch.long, "reference_mask": torch.bool, "learned": torch.bool}
+    for name in ("labels", "reference_mask", "learned", "target_before", "target_after", "weight"):
+        values[name] = torch.as_tensor(values[name], dtype=types.get(name, torch.float64))
+    return edit_cases(**values)
+
+
+def random_cases(n: int = 60) -> tuple[list[EditCase], dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mask = torch.rand(n, 5, generator=generator) < 0.3
+    mask[:, 4] = False
+    mask[:, 0] |= ~mask.any(1)
+    before, after = 3 * normal(n, 5), 3 * normal(n, 5)
+    after[::3] = before[::3]
+    given = {
+        "reference_mask": mask, "target_before": before, "target_after": after,
+        "labels": torch.randint(9, (n,), generator=generator), "weight": normal(5, 9),
+    }  # fmt: skip
+    named = relation([f"city{i}" for i in range(9)], [f"land{i}" for i in range(5)])
+    subjects = [f"x{i}" for i in range(n)]
+    learned = torch.ones(n, dtype=torch.bool)
+    return edit_cases(named, subjects, None, learned=learned, **given), given
+
+
+def test_a_case_is_what_can_be_read_off() -> None:
+    ann, bob, cy, di, ed = worked_example()
+    assert (ann.reference, ann.answer_before, ann.answer_after) == (
+        "France|法国", "Switzerland", "法国",
+    )  # fmt: skip
+    assert (ann.weight_reference, ann.weight_answer, ann.weight_max) == (0.7, 0.7, 0.7)
+    assert (ann.prior_reference, ann.prior_winner) == (1.0, 1.0)
+    assert (ann.outcome, ann.cause, ann.source_learned) == ("generalized", "", True)
+    assert bob.source_answer == "Zürich HB", "the whole answer, not its label"
+    assert (bob.weight_reference, bob.weight_answer, bob.weight_max) == (0.3, 0.5, 0.5)
+    assert (bob.prior_reference, bob.prior_winner) == (-1.0, 0.0)
+    assert bob.cause == "imprecise W", "another label has more weight"
+    assert (cy.outcome, cy.cause, cy.source_learned) == ("unchanged", "", False)
+    assert di.cause == "imprecise W"
+    assert (ed.weight_reference, ed.weight_answer, ed.prior_winner) == (0.7, 0.4, 0.0)
+    assert ed.cause == "low prior", "the reference has the highest weight, and still lost"
+    assert [case.outcome for case in (ann, bob, cy, di, ed)] == [G, H, U, H, H]
+
+
+def test_outcomes_by_completeness() -> None:
+    cases = worked_example()
+    # France is whole, Switzerland of a phrase, 法国 a subword, the fourth whole again.
+    assert [case.completeness for case in cases] == ["whole", "phrase", "whole", "whole", "whole"]
+    assert case_statistics(cases)["completeness"] == {
+        "whole": {"n": 4, "generalized": 1 / 4, "hallucinated": 2 / 4, "unchanged": 1 / 4},
+        "phrase": {"n": 1, "generalized": 0.0, "hallucinated": 1.0, "unchanged": 0.0},
+    }
+
+
+def test_w_explains_nothing_that_was_not_learned() -> None:
+    cases = worked_example(learned=[True, False, False, True, False])
+    assert [case.cause for case in cases] == [
+        "", "source not learned", "", "imprecise W", "source not learned",
+    ]  # fmt: skip
+    numbers = case_statistics(cases)
+    assert numbers["causes"] == {"imprecise W": 1, "low prior": 0, "source not learned": 2}
+    assert numbers["weight_reference"]["hallucinated"]["n"] == 1
+    assert numbers["given_learned"] == {
+        "n": 2, "generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0,
+    }  # fmt: skip
+
+
+def test_numbers_against_one_by_one() -> None:
+    cases, given = random_cases()
+    weight, weights = given["weight"].tolist(), {G: [], H: []}  # type: ignore[var-annotated]
+    causes = {"imprecise W": 0, "low prior": 0, "source not learned": 0}
+    for i, case in enumerate(cases):
+        rights = [t for t in range(5) if given["reference_mask"][i, t]]
+        column = [weight[t][int(given["labels"][i])] for t in range(5)]
+        before, after = (given[f"target_{when}"][i].tolist() for when in ("before", "after"))
+        best, leads = max(column[t] for t in rights), after.index(max(after))
+        was = before.index(max(before))
+        outcome = G if leads in rights else U if leads == was else H
+        assert case.outcome == outcome
+        assert case.source_answer == f"city{given['labels'][i]}", "without edits: the label"
+        assert (case.weight_reference, case.weight_max) == (best, max(column))
+        assert case.prior_reference == max(before[t] for t in rights)
+        for logits, found in (
+            (before, case.probability_reference_before),
+            (after, case.probability_reference_after),
+        ):
+            share = sum(math.exp(logits[t]) for t in rights) / sum(map(math.exp, logits))
+            assert found == pytest.approx(share, abs=1e-12)
+        if outcome in weights:
+            weights[outcome].append(best)
+        if outcome is H:
+            causes["imprecise W" if max(column) > best else "low prior"] += 1
+    numbers = case_statistics(cases)
+    assert min(causes["imprecise W"], causes["low prior"]) > 0
+    assert numbers["causes"] == causes
+    found = numbers["weight_reference"]
+    for outcome, values in weights.items():
+        assert found[outcome.value] == {"n": len(values), "median": median(values)}
+    p = mannwhitneyu(weights[G], weights[H], alternative="two-sided").pvalue
+    assert found["rank_test_p"] == pytest.approx(p)
+
+
+def median(values: Sequence[float]) -> float:
+    values, middle = sorted(values), len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def test_numbers_are_json_without_nan_when_a_side_is_empty() -> None:
+    nowhere = torch.zeros(5, 4)
+    for cases in (
+        [replace(case, outcome=U) for case in worked_example()],
+        [replace(case, outcome=G, cause="") for case in worked_example()],
+        worked_example(reference_mask=nowhere),
+        worked_example(target_after=torch.full((5, 4), torch.nan)),
+        worked_example()[:0],
+    ):
+        numbers = case_statistics(cases)
+        json.dumps(numbers, allow_nan=False)
+        found = numbers["weight_reference"]
+        if 0 in (found["generalized"]["n"], found["hallucinated"]["n"]):
+            assert found["rank_test_p"] is None
+    nobody = worked_example(reference_mask=nowhere)
+    hallucinated = case_statistics(nobody)["weight_reference"]["hallucinated"]
+    assert hallucinated == {"n": 0, "median": None}
+    assert (nobody[0].weight_reference, nobody[0].reference) == (None, "")
