@@ -80,7 +80,9 @@ def _choose_folder(trainer: L.Trainer) -> Path:
     folder, refusal = None, None
     if trainer.is_global_zero:
         try:
-            folder = new_version(base / (_names.get(trainer) or study_name(trainer.lightning_module)))
+            folder = new_version(
+                base / (_names.get(trainer) or study_name(trainer.lightning_module))
+            )
         except OutputError as error:
             refusal = str(error)
     # A rank that raised alone would leave the others waiting for it.

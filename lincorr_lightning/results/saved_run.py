@@ -225,9 +225,7 @@ def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
             raise ReportError(
                 f"{path}, line {number} has {len(row)} cells for {len(columns)} columns. {way_out}"
             )
-    return [
-        [column.parse(cell) for column, cell in zip(columns, row, strict=True)] for row in rows
-    ]
+    return [[column.parse(cell) for column, cell in zip(columns, row, strict=True)] for row in rows]
 
 
 def config_verb(text: str) -> str:

@@ -207,7 +207,7 @@ def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
         )
 
 
-def test_a_resumed_run_tells_what_an_unbroken_one_tells(
+def test_a_resumed_run_equals_an_unbroken_one(
     naive, small_lm, make_trainer, folder, tmp_path
 ) -> None:
     def fit(epochs, path=None):

@@ -135,7 +135,7 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
         ({"control": "no place"}, "must hold {} once"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_settings_out_of_range(settings, message):
     with pytest.raises(ConfigError, match=message):
         Formation(**settings)
 

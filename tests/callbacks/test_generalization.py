@@ -135,7 +135,7 @@ def test_every_n_steps(naive, small_lm, own_map, make_trainer):
 def test_a_reference_of_ones_own_stands_for_that_of_the_relation(
     naive, small_lm, tmp_path, make_trainer
 ):
-    """So that a relation nobody has facts of can be watched as well."""
+    """A relation without a reference can be measured too."""
     edits = [
         {"subject": "name1", "answer": "Paris", "reference": "red"},
         {"subject": "name2", "answer": "Tokyo", "reference": ["blue", "green"]},
@@ -172,12 +172,12 @@ def layout_of(events):
 
 def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, make_trainer):
     logger = TensorBoardLogger(tmp_path, name="", version="run")
-    watchers = [
+    callbacks = [
         GradientCorrelation("city->country", own_map.folder),
         Generalization("city->country", naive.edits, linear_map=own_map.folder),
         Resilience(own_map.folder, every_n_steps=1),
     ]
-    make_trainer(*watchers, logger=logger).fit(naive.module(small_lm), lessons)
+    make_trainer(*callbacks, logger=logger).fit(naive.module(small_lm), lessons)
     logger.experiment.flush()
     events = read(tmp_path / "run")
     tags = set(events.Tags()["scalars"])
@@ -187,7 +187,7 @@ def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, mak
         *(f"{group}/{name}" for name, group in TAGS.items()),
     }  # fmt: skip
     for tag in ("gradient_correlation/city->country", "generalization/generalized"):
-        history = next(w.history[tag] for w in watchers if tag in w.history)
+        history = next(w.history[tag] for w in callbacks if tag in w.history)
         logged = [(event.step, event.value) for event in events.Scalars(tag)]
         assert [step for step, _ in logged] == [1, 2]
         assert dict(logged) == pytest.approx(dict(history), abs=1e-6)
@@ -222,8 +222,8 @@ def test_several_relations_do_not_overwrite_each_other(
     other = Generalization("city->color", controls=["country"])
     module = naive.on_edits(small_lm, lr=0.01)
     data = naive.data(module, n_edits=6, knowledge_files=[file], batch_size=3)
-    watchers = [[own, other][i] for i in order]
-    trainer = make_trainer(*watchers, logger=logger)
+    callbacks = [[own, other][i] for i in order]
+    trainer = make_trainer(*callbacks, logger=logger)
     trainer.fit(module, datamodule=data)
     edits = data.prepare_edits()
     logger.experiment.flush()
@@ -252,7 +252,7 @@ def test_several_relations_do_not_overwrite_each_other(
     assert not any(pattern.startswith(("generalization", "control")) for pattern in shown)
 
 
-def test_another_source_than_the_taught_one_is_watched_at_the_same_subjects(
+def test_another_source_than_the_taught_one_is_measured_at_the_same_subjects(
     naive, small_lm, tmp_path, make_trainer
 ):
     file = tmp_path / "facts.yaml"
@@ -313,9 +313,7 @@ def test_the_line_of_a_bad_edit_is_named(naive, small_lm, tmp_path, make_trainer
         )
 
 
-def test_edits_of_ones_own_cannot_be_watched_where_each_is_trained_alone(
-    naive, small_lm, make_trainer
-):
+def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, make_trainer):
     from lincorr_lightning.finetune.batches import EditSchedule
 
     module = naive.on_edits(small_lm)
@@ -327,7 +325,7 @@ def test_edits_of_ones_own_cannot_be_watched_where_each_is_trained_alone(
 
 
 @pytest.mark.parametrize("setting", [{"n_watch": 0}, {"every_n_steps": 0}, {"ridge": -1.0}])
-def test_settings_that_cannot_be(setting):
+def test_settings_out_of_range(setting):
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"Generalization\.{name}"):
         Generalization(**setting)

@@ -109,7 +109,7 @@ def test_the_permuted_map_is_chance(naive, small_lm, make_trainer):
 
 
 class Restoring(L.LightningModule):
-    """Goes back to the base weights where an edit begins; knows nothing of who watches."""
+    """Restores the base weights where an edit begins; has no code for callbacks."""
 
     def __init__(self, folder, lr=0.01):
         super().__init__()
@@ -178,7 +178,7 @@ def independent_run(request, naive, small_lm, own_map, make_trainer):
     return watch, count, edits, source, target, control, every
 
 
-def test_independent_edits_are_watched_at_their_own_subject(independent_run, naive, own_map):
+def test_independent_edits_are_measured_at_their_own_subject(independent_run, naive, own_map):
     watch, _, edits, source, target, _, every = independent_run
     assert len(edits) == 7
     r, d_source, d_target = {}, [], []

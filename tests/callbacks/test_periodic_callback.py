@@ -214,7 +214,7 @@ def test_independent_edits_of_another_dataset_are_refused(
         )
 
 
-def test_a_resumed_run_tells_what_an_unbroken_one_tells(naive, small_lm, tmp_path, make_trainer):
+def test_a_resumed_run_equals_an_unbroken_one(naive, small_lm, tmp_path, make_trainer):
     """Maps that are fitted at the start included: the LM is another one when it goes on."""
 
     def run(ckpt_path=None):
@@ -246,7 +246,7 @@ def test_a_second_run_begins_anew(naive, small_lm, make_trainer):
         assert_same(used.history, new.history)
 
 
-def test_somebody_elses_edits_are_not_taken_for_ours(naive, small_lm, own_map, make_trainer):
+def test_attributes_of_a_data_module_are_ignored(naive, small_lm, own_map, make_trainer):
     import lightning as L
 
     class Data(L.LightningDataModule):
@@ -389,7 +389,7 @@ def test_of_two_lms_one_is_named(naive, small_lm, own_map, make_trainer):
     ]  # fmt: skip
 
 
-def test_a_tokenizer_is_asked_for_where_none_is_found(naive, small_lm, own_map, make_trainer):
+def test_a_tokenizer_must_be_named_if_none_is_found(naive, small_lm, own_map, make_trainer):
     class Bare(naive.module):
         def __init__(self):
             super().__init__(small_lm)

@@ -84,7 +84,7 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
         ({"every_n_steps": 0}, "every_n_steps"),
     ],
 )
-def test_settings_that_cannot_be(setting, message):
+def test_settings_out_of_range(setting, message):
     from lincorr_lightning.callbacks import GradientCorrelation
 
     for kind in (Resilience, GradientCorrelation):

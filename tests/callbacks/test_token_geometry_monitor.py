@@ -150,8 +150,8 @@ def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, texts, make_traine
     assert not torch.equal(torch.get_rng_state(), bare["torch"][0]), "a draw would show"
 
 
-def test_beside_other_watchers(naive, small_lm, own_map, texts, make_trainer):
-    """They share the LM, whichever is first."""
+def test_beside_other_callbacks(naive, small_lm, own_map, texts, make_trainer):
+    """They share the LM in either order."""
     alone = watch(texts)
     make_trainer(alone).fit(naive.module(small_lm), naive.sentences(small_lm))
     for place in (0, 1):
@@ -175,9 +175,7 @@ def test_two_of_them_and_a_second_run(naive, small_lm, texts, make_trainer):
     assert two[0].history == before
 
 
-def test_a_resumed_run_tells_what_an_unbroken_one_tells(
-    naive, small_lm, texts, tmp_path, make_trainer
-):
+def test_a_resumed_run_equals_an_unbroken_one(naive, small_lm, texts, tmp_path, make_trainer):
     def run(ckpt_path=None):
         callback = watch(texts)
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
@@ -227,7 +225,7 @@ def test_a_dry_run_leaves_nothing(naive, small_lm, texts, make_trainer, tmp_path
         ({"ks": [0]}, r"TokenGeometryMonitor\.ks has \[0\]"),
     ],
 )
-def test_settings_that_cannot_be(setting, message):
+def test_settings_out_of_range(setting, message):
     with pytest.raises(ConfigError, match=message):
         TokenGeometryMonitor(**setting)
 

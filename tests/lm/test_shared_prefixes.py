@@ -80,7 +80,9 @@ def test_shared_equals_single_prompts(
     assert expected.std() > 0.1
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
     assert lm.reads_prompts is not None
-    assert lm.reads_prompts.startswith("one by one" if architecture in ALONE else "with shared prefixes")
+    assert lm.reads_prompts.startswith(
+        "one by one" if architecture in ALONE else "with shared prefixes"
+    )
     if architecture in ALONE:
         with pytest.raises(LanguageModelError, match=r"lm\.share_prefixes is true, but"):
             LanguageModel.from_pretrained(str(folder), share_prefixes=True).joint_logits(

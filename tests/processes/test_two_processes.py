@@ -185,9 +185,10 @@ def test_pretraining_and_formation(one_and_two):
     assert_close(one, two, 1e-3)
     assert one["n_steps"] == 9
     tables(folders, 1e-3)
+    assert len(one["formation"]["correlations"]) == 4
 
 
-def test_joint_edits_under_every_watcher(small_lm, one_and_two, tmp_path):
+def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
     """Seven edits, four a step: two a process, and one and two at the second."""
     texts = tmp_path / "watch.jsonl"
     texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
@@ -197,7 +198,7 @@ def test_joint_edits_under_every_watcher(small_lm, one_and_two, tmp_path):
         "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
         "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
-        "--trainer.callbacks+=TokenGeometry", f"--trainer.callbacks.texts={texts}",
+        "--trainer.callbacks+=TokenGeometryMonitor", f"--trainer.callbacks.texts={texts}",
         "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
         one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),
     )  # fmt: skip

@@ -228,9 +228,7 @@ def _render(runs: Sequence[SavedRun], sections: Sequence[PageSection]) -> str:
 
 def _prose(text: str) -> Markup:
     """Return text that keeps its direction to itself, with paths that may be broken."""
-    return Markup("<bdi>{}</bdi>").format(
-        Markup(str(escape(clean(text))).replace("/", "/<wbr>"))
-    )
+    return Markup("<bdi>{}</bdi>").format(Markup(str(escape(clean(text))).replace("/", "/<wbr>")))
 
 
 def _write(path: Path, text: str) -> None:
