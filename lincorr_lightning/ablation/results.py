@@ -35,13 +35,13 @@ _PANELS = {
 _SUMMARY = [
     Column("mapping"),
     Column("n_seeds", "seeds"),
-    Column("source_learned", format=".0%"),
+    Column("source_learned", "learned", ".0%"),
     Column("generalized", format=".0%"),
-    Column("std", "std over seeds", ".0%"),
-    Column("uncomposed", "compose skipped", ".0%"),
+    Column("std", "std", ".0%"),
+    Column("uncomposed", "no compose", ".0%"),
     Column("gain", format="+.0%"),
-    Column("unrestricted", "of all candidates", ".0%"),
-    Column("says_source", format=".0%"),
+    Column("unrestricted", "of all", ".0%"),
+    Column("says_source", "source", ".0%"),
     Column("random", "chance", ".0%"),
     Column("majority", format=".0%"),
     Column("paper", format=".0%"),
@@ -128,8 +128,9 @@ def ablation_results(
             summary,
             _SUMMARY,
             caption=f"{relation}: generalized from the vocabulary of {lm} alone, means over seeds",
-            note="Compose skipped: without the paired texts. Majority: the most frequent right "
-            "answer. Paper: vocabulary of Llama-3.",
+            note="Std: over seeds. No compose: without the paired texts. Of all: best of all "
+            "candidates. Source: answers the source. Majority: the most frequent right answer. "
+            "Paper: vocabulary of Llama-3.",
             headline=True,
         ),
         Table.from_dicts("runs", runs, _RUNS, caption="Shares of the new subjects, by network"),

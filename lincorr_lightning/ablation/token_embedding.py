@@ -72,7 +72,7 @@ class TokenEmbedding:
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, ()),
             "dtype": self._dtype,
-            "weights": fingerprint_weights(nn.Embedding(*self.weight.shape, _weight=self.weight)),
+            "weights": fingerprint_weights(nn.ParameterDict({"weight": self.weight})),
         }
 
     @property
