@@ -100,6 +100,7 @@ class TextBlocks(Dataset[TokenStep]):
 
     Attributes:
         n_blocks: Number of blocks, over all shards.
+        determined_by: Settings that determine the content of a step, for resumed runs.
 
     Raises:
         ConfigError: There are fewer blocks than shards.
@@ -140,10 +141,10 @@ class TextBlocks(Dataset[TokenStep]):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
         names = ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
-        self.dealt: dict[str, Any] = {name: settings[name] for name in names} | {
+        self.determined_by: dict[str, Any] = {name: settings[name] for name in names} | {
             "n_texts": len(rows), "skipped": n_skipped, "n_processes": world_size,
         }  # fmt: skip
-        """What the content of a step follows from, for resumed runs."""
+        self.dealt = self.determined_by  # the name that ResumableLoader reads
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:
