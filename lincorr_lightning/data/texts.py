@@ -100,6 +100,7 @@ class TextBlocks(Dataset[TokenStep]):
 
     Attributes:
         n_blocks: Number of blocks, over all shards.
+        determined_by: Settings that determine the content of a step, for resumed runs.
 
     Raises:
         ConfigError: There are fewer blocks than shards.
@@ -140,10 +141,10 @@ class TextBlocks(Dataset[TokenStep]):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
         names = ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
-        self.dealt: dict[str, Any] = {name: settings[name] for name in names} | {
+        self.determined_by: dict[str, Any] = {name: settings[name] for name in names} | {
             "n_texts": len(rows), "skipped": n_skipped, "n_processes": world_size,
         }  # fmt: skip
-        """What the content of a step follows from, for resumed runs."""
+        self.dealt = self.determined_by  # the name that ResumableLoader reads
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -206,7 +207,6 @@ class TextsDataModule(L.LightningDataModule):
         seed: Seed of the order and of the held-out texts.
 
     Attributes:
-        n_texts: After `setup`, the number of different texts.
         n_skipped: After `setup`, the number of tokens at the beginning of a row that do not count.
 
     Raises:
@@ -246,7 +246,7 @@ class TextsDataModule(L.LightningDataModule):
                 f"data.block_steps = {batch_tokens * block_steps}. Train on more tokens, or make "
                 "blocks smaller."
             )
-        self.n_texts = self.n_skipped = 0
+        self.n_skipped = 0
         self._lm = lm
         self._excluded: frozenset[str] = frozenset()
         self._rows: list[list[int]] = []
@@ -268,7 +268,6 @@ class TextsDataModule(L.LightningDataModule):
         n_special, skip = len(lm.prefix), self.hparams["skip_tokens"]
         self.n_skipped = n_special if skip is None else skip
         texts = self._all_texts()
-        self.n_texts = len(texts)
         held_out = self._choose(len(texts), setting)
         rows = _tokenize([texts[i] for i in held_out], lm, self.hparams["max_length"])
         self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
@@ -370,14 +369,6 @@ class TextsDataModule(L.LightningDataModule):
             ConfigError: There are fewer blocks than shards.
         """
         return TextBlocks(self._rows, self.n_skipped, self.hparams, rank, world_size)
-
-    def rows_of(self, block: int) -> list[list[int]]:
-        """Return the token ids of a block's texts.
-
-        Args:
-            block: Number of the block.
-        """
-        return self.blocks().rows(block)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""

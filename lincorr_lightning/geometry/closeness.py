@@ -181,8 +181,8 @@ class KnowledgeCloseness:
                 result = mantel_test(matrix, scores, self.n_permutations, self.seed)
                 yield ClosenessTest(name, setting, number, against, None, result)
                 if name != "wording":
-                    residuals = (rank_residuals(m, self.wording_matrix) for m in (matrix, scores))
-                    result = mantel_test(*residuals, self.n_permutations, self.seed)
+                    x, y = (rank_residuals(m, self.wording_matrix) for m in (matrix, scores))
+                    result = mantel_test(x, y, self.n_permutations, self.seed)
                     yield ClosenessTest(name, setting, number, against, "wording", result)
 
     def _closeness(self, layer: int | None) -> Iterator[tuple[str, str, Floats]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +312,7 @@ def _lm_of(probed: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
     return lm["name_or_path"], lm["fingerprint"]
 
 
-def _probe_scores(probed: Mapping[str, Any]) -> Sequence[PairScore]:
+def _probe_scores(probed: Mapping[str, Any]) -> list[PairScore]:
     return [
         PairScore(
             pair["source"],

@@ -72,11 +72,15 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
         return None
     linear, ranked = pearsonr(*points), spearmanr(*points)
     interval = linear.confidence_interval(CONFIDENCE)
-    numbers = (
-        linear.statistic, interval.low, interval.high, linear.pvalue, ranked.statistic,
-        ranked.pvalue,
-    )  # fmt: skip
-    found = CorrelationTest(*map(float, numbers), n=points.shape[1])
+    found = CorrelationTest(
+        pearson=float(linear.statistic),
+        low=float(interval.low),
+        high=float(interval.high),
+        pearson_p=float(linear.pvalue),
+        spearman=float(ranked.statistic),
+        spearman_p=float(ranked.pvalue),
+        n=points.shape[1],
+    )
     return found if all(map(math.isfinite, asdict(found).values())) else None
 
 

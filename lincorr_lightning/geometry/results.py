@@ -222,8 +222,8 @@ def _prompt_table(profiles: TokenProfiles) -> Table:
         for p, (prompt, corpus) in enumerate(zip(profiles.prompts, profiles.corpora, strict=True))
         for i, level in enumerate(profiles.shuffles)
     ]  # fmt: skip
-    columns = ["prompt", "corpus", "shuffle", Column("loss", format=_TWO),
-               Column("entropy", format=_TWO), *logits]  # fmt: skip
+    columns: list[Column | str] = ["prompt", "corpus", "shuffle", Column("loss", format=_TWO),
+                                   Column("entropy", format=_TWO), *logits]  # fmt: skip
     caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
     return Table("prompts", columns, rows, caption)
 
@@ -239,7 +239,8 @@ def _profile_table(profiles: TokenProfiles) -> Table:
         for i, level in enumerate(profiles.shuffles)
         for j, layer in enumerate(profiles.layers)
     ]  # fmt: skip
-    columns = ["prompt", "shuffle", "layer", *(Column(name, format=_THREE) for name in names)]
+    columns: list[Column | str] = ["prompt", "shuffle", "layer"]
+    columns += [Column(name, format=_THREE) for name in names]
     return Table("profiles", columns, rows, "All observables by prompt, shuffling level and layer")
 
 

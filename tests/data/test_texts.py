@@ -43,13 +43,13 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
     blocks = data.blocks()
     assert blocks.n_blocks == 5
     assert len(blocks) == 15
-    dealt = [tuple(row) for block in range(5) for row in data.rows_of(block)]
+    dealt = [tuple(row) for block in range(5) for row in data.blocks().rows(block)]
     assert set(dealt) <= words
     n_train = len(LINES) - SMALL["n_held_out"]  # the line that is there twice counts once
     for epoch in range(len(dealt) // n_train):
         assert len(set(dealt[epoch * n_train : (epoch + 1) * n_train])) == n_train
     for block in range(5):
-        sizes = [len(row) for row in data.rows_of(block)]
+        sizes = [len(row) for row in data.blocks().rows(block)]
         assert sum(sizes) >= 120 > sum(sizes[:-1])
     held_out = [
         tuple(row[m.bool()].tolist())
@@ -72,7 +72,7 @@ def test_ranks_share_the_blocks(lm: LanguageModel, file: str) -> None:
 
 def test_long_texts_are_cut_and_beginnings_skipped(lm: LanguageModel, file: str) -> None:
     data = _data(lm, file, max_length=4, skip_tokens=1, n_tokens=240)
-    rows = [row for block in range(2) for row in data.rows_of(block)]
+    rows = [row for block in range(2) for row in data.blocks().rows(block)]
     assert {len(row) for row in rows} <= {2, 3, 4}
     batch = pad_rows([[5, 6, 7], [8, 9]], 1)
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
@@ -108,7 +108,7 @@ def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -
             texts, mask = step.texts.input_ids, step.texts.attention_mask.bool()
             before = (mask.sum(1).cumsum(0) - mask.sum(1))[:, None]
             rows = [row[kept].tolist() for row, kept in zip(texts, mask, strict=True)]
-            assert rows == data.rows_of(block)
+            assert rows == data.blocks().rows(block)
             # Tokens beyond the block's size, of its last text, do not count.
             assert torch.equal(step.texts.counted, mask & (mask.cumsum(1) + before <= 120))
     # Steps after the epoch begin it again; a step does not depend on those before it.
@@ -174,7 +174,7 @@ def test_the_complement_trains_on_all_other_texts(lm: LanguageModel, file: str) 
     assert len(other.blocks()) == 6
     held_out, trained = (
         set(other.read_texts()),
-        {tuple(row) for block in range(2) for row in other.rows_of(block)},
+        {tuple(row) for block in range(2) for row in other.blocks().rows(block)},
     )
     assert len(held_out) == 1
     assert trained <= {tuple(lm.tokenizer(text)["input_ids"]) for text in set(LINES) - read}
