@@ -225,9 +225,7 @@ def _plain(value: Any, key: str) -> Any:
         return [_plain(member, f"{key}[{i}]") for i, member in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(
-        f"{key or 'the value'} is a {type(value).__name__}, which JSON has no form for"
-    )
+    raise TypeError(f"{key or 'the value'} is a {type(value).__name__}, which JSON has no form for")
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -77,7 +77,7 @@ def test_in_a_config(
 
 def problem(key: str, class_path: str, detail: str) -> str:
     """A message of jsonargparse."""
-    return f'Parser key "{key}":\n  - Problem with given class_path \'{class_path}\':\n    {detail}'
+    return f"Parser key \"{key}\":\n  - Problem with given class_path '{class_path}':\n    {detail}"
 
 
 def test_the_callback_and_the_study_of_one_name_are_told_apart() -> None:
@@ -97,11 +97,22 @@ def test_an_old_name_is_not_sent_to_an_option_that_the_class_lacks() -> None:
 
 def test_every_new_name_exists() -> None:
     import lincorr_lightning.callbacks
-    from lincorr_lightning import ablation, data, finetune, flow, geometry, lm, pretraining, probe, sae
+    from lincorr_lightning import (
+        ablation,
+        data,
+        finetune,
+        flow,
+        geometry,
+        lm,
+        pretraining,
+        probe,
+        sae,
+    )
     from lincorr_lightning.option_errors import _parameters
 
     places = [
-        lincorr_lightning.callbacks, ablation, data, finetune, flow, geometry, pretraining, probe, sae,
+        lincorr_lightning.callbacks, ablation, data, finetune, flow, geometry, pretraining, probe,
+        sae,
     ]  # fmt: skip
     classes = [
         value for place in places for value in vars(place).values() if isinstance(value, type)

@@ -38,7 +38,7 @@ class RunLogger(TensorBoardLogger):
     def version(self) -> int | str:
         """Number of the run's folder, which rank 0 makes at the first call."""
         # Folders of the other ranks are those of rank 0, see `Trainer.log_dir`.
-        if rank_zero_only.rank != 0:
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
             return super().version
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
@@ -80,7 +80,9 @@ def _choose_folder(trainer: L.Trainer) -> Path:
     folder, refusal = None, None
     if trainer.is_global_zero:
         try:
-            folder = new_version(base / (_names.get(trainer) or study_name(trainer.lightning_module)))
+            folder = new_version(
+                base / (_names.get(trainer) or study_name(trainer.lightning_module))
+            )
         except OutputError as error:
             refusal = str(error)
     # A rank that raised alone would leave the others waiting for it.

@@ -135,7 +135,9 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     for name in "log_table", "log_image":
         ours, theirs = (getattr(kind, name) for kind in (WandbStandIn, WandbLogger))
-        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+        assert list(inspect.signature(ours).parameters) == list(
+            inspect.signature(theirs).parameters
+        )
     monkeypatch.setattr(module, "MAX_TABLE_ROWS", 3)
     logger = WandbStandIn()
     run(logger, tmp_path, results(5))

@@ -107,8 +107,6 @@ def test_study_names() -> None:
     assert study_name(make_trainer) == "function"
 
 
-
-
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 

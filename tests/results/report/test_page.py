@@ -14,7 +14,8 @@ import pytest
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import OutputError, ReportError
 from lincorr_lightning.results import report
-from lincorr_lightning.results.report import page as module, write_report
+from lincorr_lightning.results.report import page as module
+from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Column, Results, Table
 
 Make = Callable[..., Path]
