@@ -38,12 +38,12 @@ class Drawn:
 
 PICTURES = (
     Drawn(
-        'fit --config configs/correlation_matrix.yaml --model.given "[pet]"',
+        'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"',
         {
             "clusters": "clusters",
             "instance_matrix": "instance_matrix",
             "std_matrix": "std_matrix",
-            "ties": "ties",
+            "ranking": "ties",
             "transitivity": "transitivity",
         },
     ),

@@ -23,8 +23,8 @@ def peak_of(n_subjects: int, lm: str, knowledges: str) -> tuple[float, float, in
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
-            "--model.lm.name_or_path", lm, "--model.knowledges", knowledges,
-            "--model.precision", "[]", "--data.n_subjects", str(n_subjects),
+            "--model.lm.name_or_path", lm, "--model.knowledge", knowledges,
+            "--model.require_reference", "[]", "--data.n_subjects", str(n_subjects),
             "--data.words_per_subject", "2", "--trainer.default_root_dir", folder,
             "--trainer.enable_progress_bar", "false",
         ]  # fmt: skip

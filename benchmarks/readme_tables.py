@@ -1,8 +1,8 @@
 """The tables of README.md, from the folders of three runs.
 
     lincorr fit --config configs/linear_probe.yaml
-    lincorr fit --config configs/correlation_matrix.yaml --model.knowledges "[city, city_es, ...]"
-    lincorr fit --config configs/correlation_matrix.yaml --model.given "[pet]"
+    lincorr fit --config configs/correlation_matrix.yaml --model.knowledge "[city, city_es, ...]"
+    lincorr fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"
     python benchmarks/readme_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1 \
         runs/linear_probe/version_2
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
-from lincorr_lightning.probe.ranking import FINDING
+from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.tables import markdown_table
 
 README = Path(__file__).resolve().parents[1] / "README.md"

@@ -1,4 +1,4 @@
-"""Which part of the data a process reads: batches for each, and no more processes than things."""
+"""The part of the data that a rank reads, and what all ranks found."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 class DataShard(NamedTuple):
-    """The part of the data that a process reads.
+    """The part of the data that a rank reads.
 
-    Processes that share each product of one LM (tensor parallelism) read the same part together.
+    Ranks that compute each product of one LM together (tensor parallelism) read the same part.
 
     Attributes:
-        number: Of the part.
-        n: How many parts there are.
-        counts: Whether what this process finds counts; of those that read the same, the first's
-            does.
+        number: Number of the part.
+        n: Number of parts.
+        counts: Whether the findings of this rank count; among ranks that read the same part, only
+            those of the first do.
     """
 
     number: int
@@ -30,55 +30,51 @@ class DataShard(NamedTuple):
 
 
 def data_shard(trainer: Any) -> DataShard:
-    """The part of the data that this process reads.
+    """Return the part of the data that this rank reads.
 
     Args:
-        trainer: The run's trainer; None outside of a run.
+        trainer: The run's Trainer; None outside of a run.
     """
     if trainer is None:
         return DataShard(0, 1, counts=True)
     mesh = getattr(trainer.lightning_module, "device_mesh", None)
     if mesh is None:
         return DataShard(trainer.global_rank, trainer.world_size, counts=True)
-    data, together = mesh["data_parallel"], mesh["tensor_parallel"]
-    return DataShard(data.get_local_rank(), data.size(), counts=together.get_local_rank() == 0)
+    data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+    return DataShard(data.get_local_rank(), data.size(), counts=tensor.get_local_rank() == 0)
 
 
 def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
-    """Refuse a run in which some process never has anything to do.
+    """Refuse a run in which some rank never has anything to do.
 
     Args:
-        trainer: The run's trainer; None outside of a run.
-        n: Number of things that are shared.
-        what: What they are.
-        way_out: The setting that gives more of them.
+        trainer: The run's Trainer; None outside of a run.
+        n: Number of items that the ranks share.
+        what: What the items are, as ``edits``.
+        way_out: What to do for more of them, as ``raise data.n_edits``.
 
     Raises:
-        SubjectsError: There are more processes than things; it names both numbers.
+        SubjectsError: There are more ranks than items; the message names both numbers.
     """
-    n_processes = data_shard(trainer).n
-    if n_processes > n:
+    n_shards = data_shard(trainer).n
+    if n_shards > n:
         raise SubjectsError(
-            f"{n_processes} processes cannot share {n} {what}. Set trainer.devices (times "
+            f"{n_shards} processes cannot share {n} {what}. Set trainer.devices (times "
             f"trainer.num_nodes) to at most {n}, or {way_out}."
         )
 
 
-def batch_edges(
-    trainer: Any, n: int, batch_size: int, *, least: int = 1, in_step: bool = False
-) -> list[int]:
-    """Where consecutive batches of nearly equal size begin and end.
+def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> list[int]:
+    """Return where consecutive batches of nearly equal size begin and end.
 
-    They are the same for any number of processes, unless some would be left without a batch: then
-    there are more of them, and smaller.
+    They are the same for any number of ranks, unless some ranks would be left without a batch: then
+    there are more batches, and smaller ones.
 
     Args:
-        trainer: The run's trainer; None outside of a run.
-        n: Number of things that are shared.
-        batch_size: Things of a batch at most.
-        least: Things below which no batch is made smaller for the sake of a process.
-        in_step: Whether the processes' batches are one step of training: then there is one for each
-            at every step, and the steps are those of one process with a batch as large as theirs.
+        trainer: The run's Trainer; None outside of a run.
+        n: Number of items.
+        batch_size: Number of items of a batch at most.
+        least: Number of items below which no batch is made smaller to give each rank one.
 
     Returns:
         Ascending from 0 to `n`, one number more than there are batches.
@@ -87,16 +83,14 @@ def batch_edges(
         >>> batch_edges(None, 10, 4)
         [0, 3, 7, 10]
     """
-    n_processes = data_shard(trainer).n
     n_batches = -(-n // batch_size)
-    n_steps = -(-n // (batch_size * n_processes)) if in_step else 1
-    n_batches = max(n_batches, min(n_steps * n_processes, n // least))
-    # Exact, so that the batches of a step end where the step of one process does.
+    n_batches = max(n_batches, min(data_shard(trainer).n, n // least))
+    # Fractions are exact: the edges do not depend on rounding.
     return [round(Fraction(i * n, n_batches)) for i in range(n_batches + 1)]
 
 
 def gather(own: T) -> list[T]:
-    """What every process passes, in the order of their ranks; every process must call it.
+    """Return what each rank passes, in the order of ranks; all ranks must call it.
 
     Args:
         own: Anything that can be pickled.

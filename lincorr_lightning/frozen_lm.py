@@ -1,4 +1,4 @@
-"""What every study of a frozen LM shares: loading, refusals, and checkpoints without the LM."""
+"""The base of every study that reads an LM and does not change it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.io import check_writable, write_json
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_if_asked
+from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_if_asked
 from lincorr_lightning.results.provenance import versions
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 
 class StudyReport(Protocol):
-    """What a study found, and all the forms in which it is handed over."""
+    """What `FrozenLMModule.write_study` writes; `Results` takes its place."""
 
     def results(self) -> dict[str, Any]:
-        """What ``results.json`` says."""
+        """Return the content of ``results.json``."""
 
     def write(self, folder: Path) -> None:
         """Write tables and figures."""
@@ -32,37 +33,38 @@ class StudyReport(Protocol):
 
 
 class FrozenLMModule(L.LightningModule):
-    """A study that asks an LM and does not change it.
+    """A study that reads an LM and does not change it: the LM is not part of its checkpoints.
 
     Args:
-        lm: The LM that is asked.
+        lm: The LM, or its settings as a mapping.
 
     Raises:
         LanguageModelError: The LM cannot be read.
     """
 
-    def __init__(self, lm: LMConfig) -> None:
+    def __init__(self, lm: LMConfig | Mapping[str, Any]) -> None:
         super().__init__()
-        self.lm = LanguageModel(lm)
+        self.lm = LanguageModel(lm if isinstance(lm, LMConfig) else LMConfig(**lm))
+        # Lightning would miss the LM's weights in the checkpoint; `on_load_checkpoint` checks the
+        # other keys.
+        self.strict_loading = False
+        self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
 
     def configure_model(self) -> None:
-        """Load the LM's weights; Lightning places them, or they are split over the processes."""
+        """Load the LM's weights; Lightning moves them to the device, or they are sharded."""
         self.lm.load()
         shard_if_asked(self.lm, self)
 
     def setup(self, stage: str) -> None:
-        """Refuse what would give wrong numbers or lose them, before hours are spent on it.
+        """Refuse settings that give wrong numbers or lose them, before hours are spent.
 
         Raises:
             ConfigError: A precision or device that rounds the statistics, or a strategy that
-                cannot split an LM.
+                cannot shard an LM.
             OutputError: The run's folder cannot be written.
         """
         del stage
         check_strategy(self.trainer)
-        # Into an LM in pieces Lightning loads by itself, not by `load_state_dict`, which knows that
-        # the LM is no part of a checkpoint.
-        self.strict_loading = not is_sharded(self.trainer)
         if self.trainer.precision != "32-true":
             raise ConfigError(
                 f"trainer.precision is {self.trainer.precision}: it would round the statistics. "
@@ -79,58 +81,47 @@ class FrozenLMModule(L.LightningModule):
                 check_writable(folder)
 
     def teardown(self, stage: str) -> None:
-        """Say how the LM was asked."""
+        """Log how the LM read its prompts."""
         del stage
         if self.lm.reads_prompts is not None:
             rank_zero_info(
-                f"{self.lm.config.name_or_path} read the prompts of an X {self.lm.reads_prompts}"
+                f"{self.lm.config.name_or_path} read the prompts of a subject "
+                f"{self.lm.reads_prompts}"
             )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hyper-parameters of the study and, under ``data``, those of its data."""
+        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
+        # LightningCLI adds keys of its own, which begin with an underscore.
+        own, data = (
+            {key: value for key, value in hparams.items() if not key.startswith("_")}
+            for hparams in (self.hparams, data)
+        )
+        return {**own, "data": data}
 
     def write_study(self, report: StudyReport | None, **more: Any) -> None:
         """Write a study's numbers with settings and versions, its tables and its figures.
 
         Args:
-            report: What was found; with None, in a dry run, and on other processes than the first,
-                nothing is written.
-            **more: What else ``results.json`` says.
+            report: What was found; with None, in a dry run, and on ranks other than 0, nothing is
+                written.
+            **more: Further keys of ``results.json``.
 
         Raises:
-            OutputError: It cannot be written.
+            OutputError: A file cannot be written.
         """
         if is_dry_run(self.trainer) or not self.trainer.is_global_zero or report is None:
             return
         folder = run_folder(self.trainer)
-        data = getattr(self.trainer, "datamodule", None)
         results = {
-            **report.results(),
-            **more,
-            "settings": {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
-            "versions": versions(),
-        }
+            **report.results(), **more, "settings": self.settings(), "versions": versions(),
+        }  # fmt: skip
         write_json(folder / "results.json", results)
         report.write(folder)
         report.show(self.trainer)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load everything but the LM, which comes from its own home.
-
-        Raises:
-            LinearMapError: `strict`, and the rest does not match.
-        """
-        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = [key for key in keys.missing_keys if not key.startswith("lm.")]
-        if strict and (missing or keys.unexpected_keys):
-            raise LinearMapError(
-                f"the checkpoint does not fit {type(self).__name__} as it is set up: "
-                f"missing {missing}, unexpected {keys.unexpected_keys}. Use the settings of the "
-                "run that wrote it (its config.yaml), or fit again."
-            )
-        return type(keys)(missing, keys.unexpected_keys)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the LM out, and say which one it was."""
+        """Leave the LM out, and note which one it was."""
         state = checkpoint["state_dict"]
         for key in [key for key in state if key.startswith("lm.")]:
             del state[key]
@@ -140,28 +131,64 @@ class FrozenLMModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another LM.
+        """Refuse a checkpoint of another LM, or with other parameters than this study has.
 
         Raises:
-            LinearMapError: It says which LM, and what of it differs.
+            LinearMapError: The checkpoint does not fit; the message says what differs.
         """
+        self._check_lm(checkpoint)
+        self.restore(checkpoint)
+        # Absent where Lightning loads the parameters of a sharded module by itself.
+        if "state_dict" in checkpoint:
+            self._check_keys(checkpoint["state_dict"])
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Read what the study keeps in a checkpoint beside its parameters; nothing by default.
+
+        Args:
+            checkpoint: The checkpoint, of this LM; its parameters are not loaded yet.
+
+        Raises:
+            LinearMapError: The checkpoint does not fit the study.
+        """
+
+    def _check_lm(self, checkpoint: Mapping[str, Any]) -> None:
         stored = checkpoint.get("lm")
         if stored is None:
             raise LinearMapError(
-                f"this checkpoint does not say which LM it belongs to, so it is none of "
+                f"this checkpoint does not name its LM, so it is not one of "
                 f"{type(self).__name__}. Pass one that `lincorr fit` wrote with this study."
             )
         self.lm.load()
         for part, ours in self.lm.fingerprint.items():
-            if stored["fingerprint"].get(part) != ours:
-                if part == "dtype":
-                    raise LinearMapError(
-                        f"the checkpoint was fitted in {stored['fingerprint'][part]}, this run "
-                        f"reads the LM in {ours}. Pass --model.lm.dtype "
-                        f"{stored['fingerprint'][part]}, or fit again."
-                    )
+            theirs = stored["fingerprint"].get(part)
+            if theirs == ours:
+                continue
+            if part == "dtype":
                 raise LinearMapError(
-                    f"the checkpoint was fitted on {stored['name_or_path']}, whose {part} differs "
-                    f"from that of {self.lm.config.name_or_path}: its numbers would be of another "
-                    "LM. Fit again, or pass the LM it was fitted on as model.lm.name_or_path."
+                    f"the checkpoint was fitted in {theirs}, this run reads the LM in {ours}. "
+                    f"Pass --model.lm.dtype {theirs}, or fit again."
                 )
+            raise LinearMapError(
+                f"the checkpoint was fitted on {stored['name_or_path']}, whose {part} differs "
+                f"from that of {self.lm.config.name_or_path}: its numbers would be of another "
+                "LM. Fit again, or pass the LM it was fitted on as model.lm.name_or_path."
+            )
+
+    def _check_keys(self, state: Mapping[str, Any]) -> None:
+        own, stored = (
+            {key for key in keys if not key.startswith("lm.")}
+            for keys in (self.state_dict(), state)
+        )
+        if own != stored:
+            raise LinearMapError(
+                f"the checkpoint does not fit {type(self).__name__} as it is set up: "
+                f"missing {sorted(own - stored)}, unexpected {sorted(stored - own)}. Use the "
+                "settings of the run that wrote it (its config.yaml), or fit again."
+            )
+
+
+def _forget_missing_lm(module: nn.Module, keys: Any) -> None:
+    """Drop the LM's weights from the missing keys, of which Lightning would warn."""
+    del module
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("lm.")]

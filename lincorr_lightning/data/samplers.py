@@ -1,8 +1,9 @@
-"""Batches that are the same for any number of processes, and how they are dealt out to them."""
+"""Whole batches that are the same for any number of ranks, and their distribution over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -12,39 +13,35 @@ from lincorr_lightning.distributed import DataShard, data_shard
 Batch = TypeVar("Batch")
 
 
-class ConsecutiveBatches(Dataset[Batch], Generic[Batch]):
-    """Things in their order, cut at edges; item ~i is the i-th batch for padding.
+class BatchList(Dataset[Batch], Generic[Batch]):
+    """A dataset whose items are whole batches; item ``~i`` is the i-th batch as padding.
 
     Args:
-        kind: Makes a batch of its things, the number of the first, and whether it is padding.
-        things: What can be sliced.
-        edges: Where batches begin and end, see `batch_edges`.
+        batches: Dataclasses with a field ``is_padding``.
     """
 
-    def __init__(
-        self, kind: Callable[[Any, int, bool], Batch], things: Any, edges: Sequence[int]
-    ) -> None:
-        self._kind, self._things, self._edges = kind, things, edges
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
 
     def __len__(self) -> int:
-        return len(self._edges) - 1
+        return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
-        number = index if index >= 0 else ~index
-        start, stop = self._edges[number], self._edges[number + 1]
-        return self._kind(self._things[start:stop], start, index < 0)
+        if index >= 0:
+            return self._batches[index]
+        return replace(self._batches[~index], is_padding=True)  # type: ignore[type-var]
 
 
 class PaddedBatchSampler(DistributedSampler[Any]):
-    """Deals whole batches out to processes; a process that runs short gets padding batches.
+    """Distributes whole batches over ranks; a rank that runs out gets padding batches.
 
-    Lightning replaces any other sampler by one that repeats rows to fill up, which counts some X's
-    twice; it leaves a `DistributedSampler` alone. The batches themselves do not depend on the
-    number of processes (see `batch_edges`), so neither does any statistic.
+    Lightning replaces any other sampler by one that repeats items to fill up, which would count
+    some of them twice; it keeps a `DistributedSampler`. The batches do not depend on the number of
+    ranks (see `batch_edges`), so neither does any statistic.
 
     Args:
-        dataset: Whole batches; item ~i is the i-th one for padding.
-        shard: What this process reads, and whether it counts.
+        dataset: Whole batches; item ``~i`` is the i-th batch as padding.
+        shard: The part of the data that this rank reads, and whether its findings count.
     """
 
     def __init__(self, dataset: Dataset[Any], shard: DataShard) -> None:
@@ -60,24 +57,17 @@ class PaddedBatchSampler(DistributedSampler[Any]):
             yield index if self._counts or index < 0 else ~index
 
 
-def make_loader(
-    batches: ConsecutiveBatches[Batch], trainer: Any, num_workers: int = 0
-) -> DataLoader[Batch]:
-    """The batches that this process reads.
+def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
+    """Return a loader of the batches that this rank reads.
 
     Args:
-        batches: Those of all processes.
-        trainer: The run's trainer; None outside of a run.
-        num_workers: Processes that make them.
+        batches: The batches of all ranks: dataclasses with a field ``is_padding``.
+        trainer: The run's Trainer; None outside of a run.
     """
-    return DataLoader(
-        batches,
-        batch_size=None,
-        sampler=PaddedBatchSampler(batches, data_shard(trainer)),
-        num_workers=num_workers,
-        collate_fn=_as_is,
-    )
+    dataset = BatchList(batches)
+    sampler = PaddedBatchSampler(dataset, data_shard(trainer))
+    return DataLoader(dataset, batch_size=None, sampler=sampler, collate_fn=_identity)
 
 
-def _as_is(batch: Any) -> Any:
+def _identity(batch: Batch) -> Batch:
     return batch

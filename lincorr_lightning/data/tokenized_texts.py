@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import lightning as L
@@ -11,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.samplers import ConsecutiveBatches, make_loader
+from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.data.text_files import read_texts
 from lincorr_lightning.distributed import batch_edges, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError
@@ -107,7 +108,8 @@ class TokenizedTextDataModule(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """All prompts, dealt out to the processes a batch at a time."""
         edges = batch_edges(self.trainer, len(self._rows), self.hparams["batch_size"])
-        batches = ConsecutiveBatches(TokenBatch, torch.tensor(self._rows), edges)
+        rows = torch.tensor(self._rows)
+        batches = [TokenBatch(rows[i:j], i) for i, j in pairwise(edges)]
         return make_loader(batches, self.trainer)
 
 

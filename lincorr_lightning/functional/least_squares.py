@@ -48,11 +48,12 @@ class LeastSquares:
         """Number of directions in which the source varies."""
         return int(self._present.sum())
 
-    def weight(self, ridge: float | Tensor) -> Tensor:
-        """W for one ridge strength, or for one strength per target.
+    def weight(self, ridge: float | Tensor, targets: slice = slice(None)) -> Tensor:
+        """Return W for one ridge strength, or for one strength per target.
 
         Args:
             ridge: At least zero; a number, or a tensor ``(n_target,)``.
+            targets: The targets to solve for.
 
         Returns:
             ``(n_target, n_source)``, float64.
@@ -60,7 +61,7 @@ class LeastSquares:
         strength = torch.as_tensor(ridge, dtype=self._values.dtype, device=self._values.device)
         spectrum = self._values[:, None] + strength
         inverse = torch.where(self._present[:, None], 1 / spectrum, 0.0)
-        return (self._vectors @ (inverse * self._projected)).T
+        return (self._vectors @ (inverse * self._projected[:, targets])).T
 
     def path(self, ridges: Sequence[float]) -> Tensor:
         """W for every ridge strength: ``(n_ridges, n_target, n_source)``."""

@@ -22,6 +22,11 @@ class HitRates(NamedTuple):
     rates: Tensor
     n: int
 
+    def by_rank(self) -> dict[str, float]:
+        """Return Hit@N by N, for one map, and the number of labels: ``{"1": .., .., "n": ..}``."""
+        rates = {str(n): rate for n, rate in zip(HIT_RANKS, self.rates.tolist(), strict=True)}
+        return {**rates, "n": self.n}
+
 
 def _hits(weight: Tensor, right: Tensor, ranks: Sequence[int]) -> HitRates:
     """Hit@N along the last dimension: a row hits when a right entry is among its N highest."""

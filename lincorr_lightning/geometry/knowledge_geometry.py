@@ -32,7 +32,6 @@ from lincorr_lightning.linear_map.layout import build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import label_r, split_targets
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.ridge_path import as_rates
 from lincorr_lightning.results.numbers import number
 
 _HALVES = ("fit", "test")
@@ -100,10 +99,8 @@ class KnowledgeGeometry(FrozenLMModule):
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             names, pairs = [], [f"{p['source']}->{p['target']}" for p in self.probed["pairs"]]
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs, [], control=False
+            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
         )
-        # Without a probe to read, maps are fitted on the other half of the X's.
-        self.reads_both_halves = self.probed is None
         n_columns = self.layout.n_columns if self.probed is None else 0
         self.moments = nn.ModuleDict({half: JointMoments(n_columns) for half in _HALVES})
         self.report: KnowledgeGeometryReport | None = None
@@ -148,22 +145,22 @@ class KnowledgeGeometry(FrozenLMModule):
         )
 
     @torch.no_grad()
-    def test_step(self, batch: SubjectBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Ask all prompts about some X's.
 
         Raises:
             NonFiniteError: A layer has NaN or infinite hidden states.
         """
         del batch_idx
-        half = _HALVES[dataloader_idx] if self.reads_both_halves else "test"
+        half = batch.half
         if self.probed is None:
-            rows = domain_rows(self.lm, self.layout, batch.inputs)
+            rows = domain_rows(self.lm, self.layout, batch.subjects)
             if not batch.is_padding:
                 self.moments[half].update(rows)  # type: ignore[operator]
         if half == "fit":
             return
         for name, domain in self.layout.domains.items():
-            prompts = [domain.knowledge.prompt(x) for x in batch.inputs]
+            prompts = [domain.knowledge.prompt(x) for x in batch.subjects]
             states = read_last_states(self.lm, prompts).cpu()
             if not batch.is_padding:
                 self._states[name].append((batch.first, states))
@@ -236,7 +233,7 @@ class KnowledgeGeometry(FrozenLMModule):
                 reference = self.layout.references[source, target]
                 hits: dict[str, float] = {}
                 if reference is not None:
-                    hits = as_rates(hit_rates(block.cpu(), torch.from_numpy(reference))[0])
+                    hits = hit_rates(block.cpu(), torch.from_numpy(reference))[0].by_rank()
                 found[source, target] = OrderedScore(
                     source, target, number(summarize(r[target]).mean), None, hits
                 )

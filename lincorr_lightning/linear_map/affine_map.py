@@ -1,21 +1,23 @@
-"""An affine map between logits that keeps its digits."""
+"""An affine map between logits as a module."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from lincorr_lightning.linear_map.solver import Solution
+
 
 class AffineMap(nn.Module):
-    """``y = W (x - center) + offset``, in float64.
+    """``y = W (x - center) + offset``, in float64: the parameters of a `Solution`.
 
-    Centred, because logits sit far from zero with a small spread: gradient descent then converges,
-    and nothing cancels.
+    Centred, because logits lie far from zero with a small spread: gradient descent then converges,
+    and no digits cancel.
 
     Args:
         n_source: Number of source labels.
         n_target: Number of target labels.
-        trainable: Whether its parameters ask for gradients.
+        trainable: Whether its parameters require gradients.
     """
 
     center: Tensor
@@ -27,25 +29,32 @@ class AffineMap(nn.Module):
         self.offset = nn.Parameter(zeros[:, 0].clone(), requires_grad=trainable)
         self.register_buffer("center", zeros[0].clone())
 
-    def cpu_copy(self) -> AffineMap:
-        """The same map on the CPU, without gradients."""
-        n_target, n_source = self.weight.shape
-        copy = AffineMap(n_source, n_target, trainable=False)
-        copy.assign(self.weight, self.center, self.offset)
-        return copy
-
     @property
-    def bias(self) -> Tensor:
-        """The paper's b: ``y = W x + b``, ``(n_target,)``."""
-        return self.offset - self.weight @ self.center
+    def solution(self) -> Solution:
+        """The map as plain tensors without gradients; they share memory with the parameters."""
+        return Solution(self.weight.detach(), self.center, self.offset.detach())
 
     @torch.no_grad()
-    def assign(self, weight: Tensor, center: Tensor, offset: Tensor) -> None:
-        """Take over a solution: ``(n_target, n_source)``, ``(n_source,)``, ``(n_target,)``."""
-        self.weight.copy_(weight)
-        self.center.copy_(center)
-        self.offset.copy_(offset)
+    def assign(self, solution: Solution) -> None:
+        """Copy a solution into the parameters."""
+        self.weight.copy_(solution.weight)
+        self.center.copy_(solution.mean_x)
+        self.offset.copy_(solution.mean_y)
+
+    @torch.no_grad()
+    def set_newton_gradients(self, solution: Solution) -> None:
+        """Set the gradients with which an SGD step of learning rate 1 reaches the solution.
+
+        The inverse curvature times the gradient of a least squares problem is the distance to its
+        solution, from anywhere.
+
+        Args:
+            solution: The solution; its center is taken over.
+        """
+        self.center.copy_(solution.mean_x)
+        self.weight.grad = self.weight - solution.weight
+        self.offset.grad = self.offset - solution.mean_y
 
     def forward(self, source: Tensor) -> Tensor:
-        """Predicted target logits, ``(n_subjects, n_target)``, from ``(n_subjects, n_source)``."""
-        return (source - self.center) @ self.weight.T + self.offset
+        """Return predicted logits, ``(n_subjects, n_target)``, of ``(n_subjects, n_source)``."""
+        return Solution(self.weight, self.center, self.offset)(source)

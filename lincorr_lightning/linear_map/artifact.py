@@ -1,4 +1,4 @@
-"""The fitted maps as an artifact of their own: one folder, readable without the LM."""
+"""The artifact of fitted maps: one folder, readable without the LM."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
-_NAMED = 5  # labels that an error message names
+_MAX_NAMED = 5  # labels that an error message names
 
 
 class LinearMap:
-    """``F_target(X) = W F_source(X) + b`` for some pairs of knowledges, with the labels it is for.
+    """``F_target(X) = W F_source(X) + b`` for some pairs, with the labels of both sides.
 
     Args:
         weights: W of each pair, as ``city->country``: ``(n_target_labels, n_source_labels)``.
         biases: b of each pair, ``(n_target_labels,)``.
-        token_ids: Tokens of each knowledge's labels, in the order of the rows and columns of W.
-        labels: Texts of each knowledge's labels, in the same order.
-        templates: Prompt of each knowledge.
-        ridge: Ridge strength each pair was fitted with.
+        token_ids: Tokens of the labels of each kind of knowledge, ordered as rows and columns of W.
+        labels: Texts of these labels, in the same order.
+        templates: Prompt of each kind of knowledge, with ``{}`` for the subject.
+        ridge: Ridge strength that each pair was fitted with.
         lm: Name or path of the LM it was fitted on.
-        fingerprint: That LM's fingerprint: of its tokenizer, its config and its weights.
+        fingerprint: Hashes of that LM's tokenizer, config, dtype and weights.
 
     Raises:
-        LinearMapError: The parts do not belong together; the message names the key.
+        LinearMapError: The parts do not fit each other; the message names the key.
 
     Attributes:
         ridge: Ridge strength of each pair.
         lm: Name or path of the LM.
-        fingerprint: That LM's fingerprint.
-        templates: Prompt of each knowledge.
+        fingerprint: Hashes of that LM.
+        templates: Prompt of each kind of knowledge.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LinearMap:
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
 
-    # -- what it holds -----------------------------------------------------------------------
+    # -- content -----------------------------------------------------------------------------
 
     @property
     def pairs(self) -> list[str]:
@@ -85,12 +85,12 @@ class LinearMap:
         return list(self._weights)
 
     @property
-    def knowledges(self) -> list[str]:
-        """Names of the knowledges that some pair uses."""
+    def knowledge(self) -> list[str]:
+        """Names of the kinds of knowledge that some pair uses."""
         return list(self._labels)
 
     def weight(self, pair: str) -> Tensor:
-        """W of a pair, ``(n_target_labels, n_source_labels)``, float64.
+        """Return W of a pair, ``(n_target_labels, n_source_labels)``, float64.
 
         Raises:
             LinearMapError: There is no such pair.
@@ -98,7 +98,7 @@ class LinearMap:
         return self._weights[self._known(pair, self._weights, "pair")]
 
     def bias(self, pair: str) -> Tensor:
-        """Bias of a pair, ``(n_target_labels,)``, float64.
+        """Return b of a pair, ``(n_target_labels,)``, float64.
 
         Raises:
             LinearMapError: There is no such pair.
@@ -106,18 +106,18 @@ class LinearMap:
         return self._biases[self._known(pair, self._biases, "pair")]
 
     def labels(self, knowledge: str) -> list[str]:
-        """Texts of a knowledge's labels.
+        """Return the texts of the labels of a kind of knowledge.
 
         Raises:
-            LinearMapError: There is no such knowledge.
+            LinearMapError: There is no such kind of knowledge.
         """
         return list(self._labels[self._known(knowledge, self._labels, "knowledge")])
 
     def token_ids(self, knowledge: str) -> list[int]:
-        """Tokens of a knowledge's labels.
+        """Return the tokens of the labels of a kind of knowledge.
 
         Raises:
-            LinearMapError: There is no such knowledge.
+            LinearMapError: There is no such kind of knowledge.
         """
         return list(self._token_ids[self._known(knowledge, self._token_ids, "knowledge")])
 
@@ -132,14 +132,14 @@ class LinearMap:
             ``(n_subjects, n_target_labels)``, float64, on the device of `source_logits`.
 
         Raises:
-            LinearMapError: There is no such pair, or the logits are of other labels.
+            LinearMapError: There is no such pair, or the logits have another number of labels.
         """
         weight = self.weight(pair).to(source_logits.device)
         if source_logits.ndim != 2 or source_logits.shape[1] != weight.shape[1]:
             raise LinearMapError(
                 f"{pair} takes source logits (n_subjects, {weight.shape[1]}), "
                 f"not {tuple(source_logits.shape)}. "
-                f"Take the logits of token_ids({_ends(pair)[0]!r})."
+                f"Pass the logits of token_ids({_ends(pair)[0]!r})."
             )
         return source_logits.double() @ weight.T + self.bias(pair).to(source_logits.device)
 
@@ -151,16 +151,17 @@ class LinearMap:
             )
         return name
 
-    # -- whom it fits ------------------------------------------------------------------------
+    # -- compatibility -----------------------------------------------------------------------
 
     def check_labels(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuse a tokenizer for which the stored tokens are other labels.
+        """Refuse a tokenizer whose tokens of the same ids are other labels.
 
         Args:
-            tokenizer: Of the LM whose logits will be mapped; it may be another LM than the fit's.
+            tokenizer: Tokenizer of the LM whose logits will be mapped; it may be another LM
+                than the one the map was fitted on.
 
         Raises:
-            LinearMapError: It names the knowledge, the first labels that differ, and how many do.
+            LinearMapError: Labels differ; the message names the first ones, and how many there are.
         """
         for knowledge, texts in self._labels.items():
             found = [_decode(tokenizer, token) for token in self._token_ids[knowledge]]
@@ -170,8 +171,10 @@ class LinearMap:
                 if text not in readings
             ]
             if wrong:
-                named = ", ".join(f"{text!r} is {ours!r} there" for text, ours in wrong[:_NAMED])
-                more = ", ..." if len(wrong) > _NAMED else ""
+                named = ", ".join(
+                    f"{text!r} is {ours!r} there" for text, ours in wrong[:_MAX_NAMED]
+                )
+                more = ", ..." if len(wrong) > _MAX_NAMED else ""
                 name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
                 raise LinearMapError(
                     f"this linear map was fitted on {self.lm} and does not fit the tokenizer "
@@ -184,11 +187,11 @@ class LinearMap:
         """Refuse any other LM than the one the map was fitted on.
 
         Args:
-            fingerprint: Of the loaded LM: ``language_model.fingerprint``.
-            name: What to call it in the message.
+            fingerprint: ``language_model.fingerprint`` of the loaded LM.
+            name: How the message calls this LM.
 
         Raises:
-            LinearMapError: It says whether tokenizer, config or weights differ.
+            LinearMapError: Tokenizer, config, dtype or weights differ; the message names which.
         """
         parts = dict.fromkeys([*self.fingerprint, *fingerprint])
         other = [part for part in parts if self.fingerprint.get(part) != fingerprint.get(part)]
@@ -198,18 +201,18 @@ class LinearMap:
                 f"{' and '.join(other)}. Pass that LM, or fit a map on {name} with `lincorr fit`."
             )
 
-    # -- to and from the disk ----------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
         """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
 
-        It appears as a whole: the map that was there stays until the new one is complete.
+        Atomic: a map that was there stays until the new one is complete.
 
         Args:
             folder: A new folder, or one that holds a linear map and nothing else.
 
         Raises:
-            OutputError: It cannot be written, or holds other files.
+            OutputError: The folder cannot be written, or holds other files.
         """
         with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
             with atomic_write(new / _TENSORS) as part:
@@ -254,10 +257,10 @@ class LinearMap:
         """Read an artifact.
 
         Args:
-            folder: What `save` wrote, such as ``linear_map/`` of a probe's run.
-            language_model: LM whose logits will be mapped; its labels are checked. Whether it is
-                the very LM of the fit is for `check_same_lm` to say.
-            tokenizer: Instead of the LM, its tokenizer.
+            folder: Folder that `save` wrote, such as ``linear_map/`` of a probe's run.
+            language_model: LM whose logits will be mapped; its labels are checked. `check_same_lm`
+                checks whether it is the very LM of the fit.
+            tokenizer: Its tokenizer, instead of the LM.
 
         Raises:
             LinearMapError: The folder or a file of it is missing or damaged, config and tensors
@@ -278,7 +281,7 @@ class LinearMap:
 
     @classmethod
     def _assemble(cls, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
-        """Put config and tensors together, each key of both used once."""
+        """Build the map from config and tensors, using each key of both once."""
 
         def take(key: str) -> Tensor:
             if key not in tensors:
@@ -330,7 +333,7 @@ class LinearMap:
             ):
                 if tuple(tensor.shape) != shape:
                     raise LinearMapError(
-                        f"{key} has the shape {tuple(tensor.shape)}; the labels ask for {shape}."
+                        f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
                     )
                 if not tensor.isfinite().all():
                     raise LinearMapError(f"{key} holds NaN or infinite numbers.")
@@ -343,12 +346,12 @@ def _float64(tensor: Tensor) -> Tensor:
 def _ends(pair: str) -> tuple[str, str]:
     source, arrow, target = pair.partition("->")
     if not (source and arrow and target):
-        raise LinearMapError(f"{pair!r} is no pair; write it as 'city->country'.")
+        raise LinearMapError(f"{pair!r} is not a pair; write it as 'city->country'.")
     return source, target
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
-    """How a domain may have written a token: alone, or with its spelling if two read alike."""
+    """Return how a domain may write a token: alone, or with its spelling if two look alike."""
     if not 0 <= token < len(tokenizer):
         return "no token", "no token"
     text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -1,111 +1,147 @@
-"""Fitting the linear map of one relation on an LM in memory, without a run of its own."""
+"""Fitting the linear maps of all pairs of a layout, or of one relation on an LM in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from lincorr_lightning.functional import (
-    HALF_DECADES,
-    LeastSquares,
-    Moments,
-    labelwise_pearson_from_moments,
-    moments_of,
-    strongest_within,
-    summarize,
-)
+from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, domain_rows, source_progress
+from lincorr_lightning.linear_map.solver import (
+    RidgeSolver,
+    Solution,
+    choose_ridges,
+    per_target_ridge,
+    split_targets,
+    tuning_rows,
+)
 from lincorr_lightning.lm.language_model import LanguageModel
 
-_TUNE_EVERY = 5
+
+@dataclass(frozen=True)
+class FittedMaps:
+    """The maps of all pairs of a layout, and of their nulls.
+
+    Each is by source and leads to all targets of the source, side by side.
+
+    Attributes:
+        ridges: Ridge strength of each pair.
+        maps: The maps.
+        permuted: Maps fitted with the targets' rows permuted; empty without that null.
+        control: Maps from the control prompt, read at the source's tokens; empty without it.
+        n: Number of subjects they were fitted on.
+        moments: Moments of the joint rows they were fitted on; None for stored maps.
+        solvers: Solver of each source, for other ridge strengths; empty for stored maps.
+    """
+
+    ridges: Mapping[Pair, float]
+    maps: Mapping[str, Solution]
+    permuted: Mapping[str, Solution]
+    control: Mapping[str, Solution]
+    n: int
+    moments: Moments | None = None
+    solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
+
+
+def fit_layout(moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float]) -> FittedMaps:
+    """Solve for W and b of every pair, and of its nulls.
+
+    Args:
+        moments: Moments of the joint rows to fit on; with permuted scatter, if the permuted null is
+            wanted.
+        layout: Columns of the joint rows.
+        ridges: Ridge strength of each pair.
+    """
+    solvers, maps, permuted, control = {}, {}, {}, {}
+    for source in source_progress(layout, "solving"):
+        y = layout.target_columns(source)
+        ridge = per_target_ridge(layout, source, ridges).to(moments.mean.device)
+        with_null = moments.n_shuffled > 0
+        solver = solvers[source] = RidgeSolver(moments, layout.columns(source), y, with_null)
+        maps[source] = solver.solve(ridge)
+        if with_null:
+            permuted[source] = solver.solve_permuted(ridge)
+        if layout.control is not None:
+            unrelated = RidgeSolver(moments, layout.control_columns(source), y)
+            control[source] = unrelated.solve(ridge)
+    return FittedMaps(dict(ridges), maps, permuted, control, int(moments.n), moments, solvers)
+
+
+def to_linear_map(
+    layout: JointLayout,
+    maps: Mapping[str, Solution],
+    ridges: Mapping[Pair, float],
+    lm: LanguageModel,
+) -> LinearMap:
+    """Return maps as an artifact of their own.
+
+    Args:
+        layout: The pairs and their labels.
+        maps: Map of each source to all its targets.
+        ridges: Ridge strength of each pair.
+        lm: The LM they were fitted on.
+    """
+    weights, biases = {}, {}
+    for source, solution in maps.items():
+        on_cpu = Solution(*(part.cpu() for part in solution))
+        for target, weight in split_targets(layout, source, on_cpu.weight, dim=0):
+            weights[f"{source}->{target}"] = weight
+        for target, bias in split_targets(layout, source, on_cpu.bias):
+            biases[f"{source}->{target}"] = bias
+    return LinearMap(
+        weights=weights,
+        biases=biases,
+        token_ids={name: domain.token_ids for name, domain in layout.domains.items()},
+        labels={name: domain.texts for name, domain in layout.domains.items()},
+        templates={name: domain.knowledge.template for name, domain in layout.domains.items()},
+        ridge={f"{source}->{target}": ridge for (source, target), ridge in ridges.items()},
+        lm=lm.config.name_or_path,
+        fingerprint=lm.fingerprint,
+    )
 
 
 def fit_linear_maps(
     lm: LanguageModel,
-    asked: TokenizedRelation,
-    inputs: Sequence[str],
+    relation: TokenizedRelation,
+    subjects: Sequence[str],
     ridges: Sequence[float | str] = (0.0,),
     tolerance: float = 0.02,
 ) -> list[LinearMap]:
-    """Fit ``F_target(X) = W F_source(X) + b`` on some X's, for several ridge strengths at once.
+    """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
-    The maps are those of `lincorr fit` on the same X's (paper, section 3.2): the LM is asked once.
+    The maps are those of `lincorr fit` on the same subjects (paper, section 3.2); the LM reads each
+    prompt once.
 
     Args:
-        lm: As it is now.
-        asked: The relation with this LM's labels.
-        inputs: The X's, all of which are fitted on.
+        lm: The LM as it is now.
+        relation: The relation with this LM's labels.
+        subjects: The subjects to fit on, all of them.
         ridges: Ridge strengths; ``auto`` takes the strongest of `HALF_DECADES` whose r stays
-            within `tolerance` of the best, judged on every fifth X and fitted on all.
+            within `tolerance` of the best, judged on every fifth subject and fitted on all.
         tolerance: What ``auto`` may cost in mean label-wise r.
 
     Returns:
         A map for each ridge strength.
 
     Raises:
-        NonFiniteError: The LM answers an X with NaN or infinite logits.
+        NonFiniteError: The LM answers a subject with NaN or infinite logits.
     """
-    rows = lm.joint_logits(
-        [asked.source_prompts(inputs), asked.target_prompts(inputs)],
-        [asked.source.token_ids, asked.target.token_ids],
-    )
-    n_source = len(asked.source.token_ids)
-    everything = moments_of(rows)
-    squares = _squares(everything, n_source)
+    domains = {domain.knowledge.name: domain for domain in (relation.source, relation.target)}
+    source, target = domains
+    pair = source, target
+    layout = JointLayout(domains, (pair,))
+    rows = domain_rows(lm, layout, subjects)
+    solver = RidgeSolver(moments_of(rows), layout.columns(source), layout.columns(target))
     maps = []
     for ridge in ridges:
-        strength = choose_ridge(rows, n_source, tolerance) if ridge == "auto" else float(ridge)
-        weight = squares.weight(strength)
-        bias = everything.mean[n_source:] - weight @ everything.mean[:n_source]
-        maps.append(_linear_map(lm, asked, weight, bias, strength))
+        if ridge == "auto":
+            judge = tuning_rows(len(rows)).to(rows.device)
+            fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
+            strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
+        else:
+            strengths = {pair: float(ridge)}
+        solution = solver.solve(strengths[pair])
+        maps.append(to_linear_map(layout, {source: solution}, strengths, lm))
     return maps
-
-
-def choose_ridge(rows: Tensor, n_source: int, tolerance: float = 0.02) -> float:
-    """The strongest ridge whose r on every fifth row stays within `tolerance` of the best.
-
-    Args:
-        rows: Source and target logits side by side, ``(n_rows, n_source + n_target)``.
-        n_source: Columns of the source.
-        tolerance: What a stronger ridge may cost in mean label-wise r.
-    """
-    # The same rows as in the linear probe, so that its choice is this one.
-    judge = torch.arange(len(rows), device=rows.device) % _TUNE_EVERY == _TUNE_EVERY - 1
-    squares = _squares(moments_of(rows[~judge]), n_source)
-    tune = moments_of(rows[judge])
-    means = []
-    for ridge in HALF_DECADES:
-        r = labelwise_pearson_from_moments(
-            squares.weight(ridge),
-            xx=tune.scatter[:n_source, :n_source],
-            xy=tune.scatter[:n_source, n_source:],
-            yy=tune.scatter.diagonal()[n_source:],
-            constant=tune.constant[n_source:],
-        )
-        means.append(summarize(r).mean)
-    return HALF_DECADES[strongest_within(means, tolerance)]
-
-
-def _squares(moments: Moments, n_source: int) -> LeastSquares:
-    return LeastSquares(
-        moments.scatter[:n_source, :n_source], moments.scatter[:n_source, n_source:]
-    )
-
-
-def _linear_map(
-    lm: LanguageModel, asked: TokenizedRelation, weight: Tensor, bias: Tensor, ridge: float
-) -> LinearMap:
-    domains = {d.knowledge.name: d for d in (asked.source, asked.target)}
-    return LinearMap(
-        weights={asked.name: weight},
-        biases={asked.name: bias},
-        token_ids={name: domain.token_ids for name, domain in domains.items()},
-        labels={name: domain.texts for name, domain in domains.items()},
-        templates={name: domain.knowledge.template for name, domain in domains.items()},
-        ridge={asked.name: ridge},
-        lm=lm.config.name_or_path,
-        fingerprint=lm.fingerprint,
-    )

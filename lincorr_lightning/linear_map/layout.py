@@ -1,9 +1,9 @@
-"""Where each knowledge's logits lie in the joint rows of a probe, and which pairs are fitted."""
+"""Joint rows: the domain logits of all kinds of knowledge side by side, and the pairs to fit."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
+from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.knowledge import (
@@ -32,226 +34,239 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+Pair = tuple[str, str]
+"""Names of a source and a target."""
+
 
 @dataclass(frozen=True)
-class ProbeLayout:
-    """Columns of the joint rows: the domains of all knowledges, then the control's.
+class JointLayout:
+    """Columns of the joint rows: the domains of all kinds of knowledge, then the control prompt's.
 
-    A row of a probe holds the domain logits of every knowledge prompt for one X, side by side. The
-    control prompt says nothing of any knowledge; its columns are the tokens of all source domains,
+    A joint row holds the domain logits of every knowledge prompt for one subject, side by side. The
+    control prompt is about no kind of knowledge; its columns are the tokens of all source domains,
     each once, so that the same tokens can be read off it for any source.
 
     Attributes:
-        domains: Domain of each knowledge, in the order of the columns.
-        pairs: Ordered pairs of knowledge names.
-        control_token_ids: Tokens read off the control prompt; empty without one.
-        references: Which label pairs are right, ``(n_target, n_source)`` bool; None if unknown.
-        left_out: Knowledges of a family that this LM cannot be asked about, and why.
+        domains: Domain of each kind of knowledge, in the order of the columns.
+        pairs: Ordered pairs of names.
+        control: The control prompt, with ``{}`` for the subject; None without one.
+        references: Which label pairs the reference has, ``(n_target, n_source)`` bool; None where
+            there is no reference.
+        left_out: Kinds of knowledge of a family that this LM lacks words for, and which.
     """
 
     domains: dict[str, Domain]
-    pairs: tuple[tuple[str, str], ...]
-    control_token_ids: tuple[int, ...]
-    references: dict[tuple[str, str], np.ndarray | None]
+    pairs: tuple[Pair, ...]
+    control: str | None = None
+    references: dict[Pair, np.ndarray | None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    # Asked for once a pair and more: what each of them would have to count is counted once.
+    # Cached: each is used once per pair and more.
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Number of labels of each knowledge."""
+        """Number of labels of each kind of knowledge."""
         return {name: len(domain.labels) for name, domain in self.domains.items()}
 
     @cached_property
     def _starts(self) -> dict[str, int]:
-        """First column of each knowledge."""
+        """First column of each kind of knowledge."""
         ends = accumulate(self.sizes.values(), initial=0)
         return dict(zip(self.sizes, ends, strict=False))
 
     @cached_property
     def _targets(self) -> dict[str, list[str]]:
         """Targets of each source, in the order of the columns."""
-        asked: dict[str, set[str]] = {}
+        chosen: dict[str, set[str]] = {}
         for source, target in self.pairs:
-            asked.setdefault(source, set()).add(target)
+            chosen.setdefault(source, set()).add(target)
         return {
             source: [name for name in self.domains if name in targets]
-            for source, targets in asked.items()
+            for source, targets in chosen.items()
         }
+
+    @cached_property
+    def control_token_ids(self) -> list[int]:
+        """Tokens read off the control prompt; empty without one."""
+        if self.control is None:
+            return []
+        sources = dict.fromkeys(source for source, _ in self.pairs)
+        tokens = (token for source in sources for token in self.domains[source].token_ids)
+        return list(dict.fromkeys(tokens))
 
     @property
     def n_labels(self) -> int:
-        """Columns that belong to knowledges."""
+        """Number of columns that belong to kinds of knowledge."""
         return sum(self.sizes.values())
 
     @property
     def n_columns(self) -> int:
-        """Columns in all, the control's included."""
+        """Number of all columns, the control prompt's included."""
         return self.n_labels + len(self.control_token_ids)
 
     @property
     def sources(self) -> list[str]:
-        """Knowledges that are the source of some pair, in the order of the columns."""
+        """Names that are the source of some pair, in the order of the columns."""
         return [name for name in self.domains if name in self._targets]
 
     def targets(self, source: str) -> list[str]:
-        """Targets of a source, in the order of the columns."""
+        """Return the targets of a source, in the order of the columns."""
         return self._targets.get(source, [])
 
     def columns(self, name: str) -> Tensor:
-        """Columns of one knowledge, ``(n_labels,)``."""
+        """Return the columns of one kind of knowledge, ``(n_labels,)``."""
         start = self._starts[name]
         return torch.arange(start, start + self.sizes[name])
 
     def target_columns(self, source: str) -> Tensor:
-        """Columns of all targets of a source, side by side."""
+        """Return the columns of all targets of a source, side by side."""
         return torch.cat([self.columns(target) for target in self.targets(source)])
 
     def control_columns(self, source: str) -> Tensor:
-        """Columns of the control prompt that hold the tokens of a source's domain."""
+        """Return the control prompt's columns that hold the tokens of a source's domain."""
         position = {token: i for i, token in enumerate(self.control_token_ids)}
         tokens = self.domains[source].token_ids
         return torch.tensor([self.n_labels + position[token] for token in tokens])
 
 
-@torch.no_grad()
-def domain_rows(
-    lm: LanguageModel, layout: ProbeLayout, inputs: Sequence[str], control: str | None = None
-) -> Tensor:
-    """Domain logits of every knowledge prompt for some X's, and the control's, side by side.
+def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
+    """Return the sources, with a progress bar on rank 0 where there are many.
 
     Args:
-        lm: The LM that is asked.
-        layout: Of its domains.
-        inputs: The X's.
-        control: The control prompt, of which the layout holds the tokens; None leaves it out.
+        layout: The layout.
+        doing: What is done for each source, as ``solving``.
+    """
+    few = len(layout.sources) < 8 or getattr(rank_zero_only, "rank", 0) != 0
+    # None hides the bar where there is no terminal.
+    return tqdm(layout.sources, desc=doing, unit="source", disable=few or None, leave=False)
+
+
+@torch.no_grad()
+def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
+    """Return the joint rows of some subjects.
+
+    Args:
+        lm: The LM.
+        layout: Columns of the rows.
+        subjects: The subjects.
 
     Returns:
-        ``(n_subjects, n_labels)``, float64; ``(n_subjects, n_columns)`` with the control.
+        ``(n_subjects, n_columns)``, float64.
 
     Raises:
         NonFiniteError: The LM answers a prompt with NaN or infinite logits.
     """
-    prompts = [[domain.knowledge.prompt(x) for x in inputs] for domain in layout.domains.values()]
-    tokens = [domain.token_ids for domain in layout.domains.values()]
-    if control is not None:
-        prompts.append([control.format(x) for x in inputs])
-        tokens.append(list(layout.control_token_ids))
+    domains = layout.domains.values()
+    prompts = [[domain.knowledge.prompt(x) for x in subjects] for domain in domains]
+    tokens = [domain.token_ids for domain in domains]
+    if layout.control is not None:
+        prompts.append([layout.control.format(x) for x in subjects])
+        tokens.append(layout.control_token_ids)
     return lm.joint_logits(prompts, tokens)
 
 
 def build_layout(
     tokenizer: PreTrainedTokenizerBase,
     catalogue: Catalogue,
-    knowledges: Sequence[str],
-    pairs: Sequence[str] | None,
-    precision: Sequence[str],
-    control: bool,
-    given: Sequence[str] = (),
+    knowledge: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    require_reference: Sequence[str] = (),
+    control: str | None = None,
+    partial_out: Sequence[str] = (),
     subwords: bool = False,
-) -> ProbeLayout:
+) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
     Args:
-        tokenizer: The LM's.
-        catalogue: What may be asked.
-        knowledges: Names of knowledges or families.
-        pairs: ``source->target`` names; None for every ordered pair.
-        precision: Pairs that must have a reference.
-        control: Whether the rows carry the control prompt's columns.
-        given: Knowledges that are read too, whether or not they are in a pair.
+        tokenizer: The LM's tokenizer.
+        catalogue: The catalogue of knowledge.
+        knowledge: Names of kinds of knowledge or of families.
+        pairs: Pairs as ``city->country``; None for every ordered pair.
+        require_reference: Pairs that must have a reference.
+        control: The control prompt, with ``{}`` for the subject; None for no control columns.
+        partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
         subwords: Whether beginnings of words are labels too.
 
     Raises:
-        KnowledgeError: An unknown name, or a pair of `precision` without reference.
-        DomainError: A knowledge asked for by name has no label in this vocabulary.
-        ConfigError: Fewer than two knowledges, or a pair of `precision` that is not fitted.
+        KnowledgeError: An unknown name, or a pair of `require_reference` without reference.
+        DomainError: A kind of knowledge given by name has no label in this vocabulary.
+        ConfigError: Fewer than two kinds of knowledge, or a pair of `require_reference` that is not
+            fitted.
     """
     relations = None if pairs is None else [catalogue.relation(pair) for pair in pairs]
-    asked = catalogue.select(knowledges)
+    selected = catalogue.select(knowledge)
     if relations is not None:
         named = [k for relation in relations for k in (relation.source, relation.target)]
-        asked = list({k.name: k for k in [*asked, *named]}.values())
-    by_name = set(knowledges) | {k.name for k in asked if relations is not None}
+        selected = list({k.name: k for k in [*selected, *named]}.values())
+    by_name = set(knowledge) | {k.name for k in selected if relations is not None}
     left_out: dict[str, str] = {}
-    domains = _domains(asked, tokenizer, by_name, subwords, left_out)
+    domains = _domains(selected, tokenizer, by_name, subwords, left_out)
     if len(domains) < 2:
         raise ConfigError(
-            f"a probe needs two knowledges or more; model.knowledges gives {list(domains)}. "
+            f"a probe needs two kinds of knowledge or more; model.knowledge gives {list(domains)}. "
             "Name more, or a family such as 'attribute'."
         )
     if relations is None:
         chosen = [(s, t) for s in domains for t in domains if s != t]
     else:
         chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
-        # A knowledge that no pair uses would cost forwards and give nothing.
+        # Knowledge that no pair uses would cost forward passes and give nothing.
         used = {name for pair in chosen for name in pair}
         domains = {name: domain for name, domain in domains.items() if name in used}
-    others = [catalogue[name] for name in dict.fromkeys(given) if name not in domains]
-    domains |= _domains(others, tokenizer, set(given), subwords, left_out)
-    references: dict[tuple[str, str], np.ndarray | None] = {}
+    others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
+    domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
+    references: dict[Pair, np.ndarray | None] = {}
     for source, target in chosen:
         relation = catalogue.relation(f"{source}->{target}")
         if relation.reference is None:
             references[source, target] = None
         else:
-            right = reference_matrix(relation, domains[source], domains[target])
-            references[source, target] = right if right.any() else None
-    _check_precision(precision, references)
-    sources = dict.fromkeys(source for source, _ in chosen)
-    tokens = dict.fromkeys(token for source in sources for token in domains[source].token_ids)
-    return ProbeLayout(
-        domains, tuple(chosen), tuple(tokens) if control else (), references, left_out
-    )
+            matrix = reference_matrix(relation, domains[source], domains[target])
+            references[source, target] = matrix if matrix.any() else None
+    _check_references(require_reference, references)
+    return JointLayout(domains, tuple(chosen), control or None, references, left_out)
 
 
 def _domains(
-    asked: Sequence[Knowledge],
+    selected: Sequence[Knowledge],
     tokenizer: PreTrainedTokenizerBase,
     by_name: set[str],
     subwords: bool,
     left_out: dict[str, str],
 ) -> dict[str, Domain]:
+    """Return the domain of each kind of knowledge; note in `left_out` which have none, and why."""
     domains = {}
     keep = tuple(Completeness) if subwords else WHOLE_WORDS
-    for knowledge in asked:
+    for knowledge in selected:
+        named = knowledge.name in by_name
         unknown = unknown_words(knowledge, tokenizer)
         if unknown:
-            named = knowledge.name in by_name
-            _log.warning(
-                "%s%s: the LM does not know these words of its prompt: %s",
-                knowledge.name,
-                "" if named else " is left out",
-                ", ".join(unknown),
-            )
+            reason = f"the LM does not know these words of its prompt: {', '.join(unknown)}"
+            _log.warning("%s%s: %s", knowledge.name, "" if named else " is left out", reason)
             if not named:
-                left_out[knowledge.name] = (
-                    "the LM does not know these words of its prompt: " + ", ".join(unknown)
-                )
+                left_out[knowledge.name] = reason
                 continue
         try:
             domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
         except DomainError as error:
-            if knowledge.name in by_name:
+            if named:
                 raise
             _log.warning("%s is left out: %s", knowledge.name, error)
             left_out[knowledge.name] = str(error)
     return domains
 
 
-def _check_precision(
-    precision: Sequence[str], references: dict[tuple[str, str], np.ndarray | None]
-) -> None:
-    for name in precision:
+def _check_references(names: Sequence[str], references: dict[Pair, np.ndarray | None]) -> None:
+    for name in names:
         source, _, target = name.partition("->")
         if (source, target) not in references:
             raise ConfigError(
-                f"model.precision names {name}, which this run does not fit. "
-                "Add it to model.pairs, or its knowledges to model.knowledges."
+                f"model.require_reference names {name}, which this run does not fit. "
+                "Add it to model.pairs, or both sides to model.knowledge."
             )
         if references[source, target] is None:
             raise KnowledgeError(
-                f"model.precision names {name}, which has no reference: nobody has said which "
-                f"{target} belongs to which {source}. Add the facts to a YAML file and name it in "
-                "model.knowledge_files, or take the pair out of model.precision."
+                f"model.require_reference names {name}, which has no reference: no {target} is "
+                f"known for any {source}. Add the facts to a YAML file and name it in "
+                "model.knowledge_files, or take the pair out of model.require_reference."
             )

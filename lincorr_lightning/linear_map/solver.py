@@ -1,8 +1,9 @@
-"""From second moments to maps, ridge strengths, nulls and scores: the closed form of a probe."""
+"""The ridge solve: from second moments of logits to W and b, and to the strength of the ridge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,61 +14,75 @@ from lincorr_lightning.functional import (
     labelwise_pearson_from_moments,
     strongest_within,
 )
-from lincorr_lightning.linear_map.affine_map import AffineMap
-from lincorr_lightning.linear_map.layout import ProbeLayout
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
 
-Pair = tuple[str, str]
+_TUNE_EVERY = 5
 
 
-class SourceSolver:
-    """All least squares problems of one source, sharing one eigendecomposition.
+class Solution(NamedTuple):
+    """An affine map between logits, ``y = W (x - mean_x) + mean_y``, in float64.
 
-    Args:
-        fit: Moments of the joint rows of the fit half.
-        layout: Columns of the joint rows.
-        source: Name of the source knowledge.
+    Centred, because logits lie far from zero with a small spread: no digits cancel.
+
+    Attributes:
+        weight: W, ``(n_target, n_source)``.
+        mean_x: Mean of the source, ``(n_source,)``.
+        mean_y: Mean of the targets, ``(n_target,)``.
     """
 
-    def __init__(self, fit: Moments, layout: ProbeLayout, source: str) -> None:
-        device = fit.mean.device
-        x = layout.columns(source).to(device)
-        y = layout.target_columns(source).to(device)
-        self._mean_x, self._mean_y = fit.mean[x], fit.mean[y]
-        xx, xy = fit.scatter[x][:, x], fit.scatter[x][:, y]
-        self._n_target = len(y)
-        if fit.n_shuffled:
-            # The permuted problem differs in its right-hand side alone.
-            xy = torch.cat([xy, fit.shuffled[x][:, y]], dim=1)
-        self._squares = LeastSquares(xx, xy)
+    weight: Tensor
+    mean_x: Tensor
+    mean_y: Tensor
 
-    def assign(self, real: AffineMap | None, permuted: AffineMap | None, ridge: Tensor) -> None:
-        """Put the solutions into maps.
+    @property
+    def bias(self) -> Tensor:
+        """The paper's b, as in ``y = W x + b``, ``(n_target,)``."""
+        return self.mean_y - self.weight @ self.mean_x
+
+    def __call__(self, source: Tensor) -> Tensor:
+        """Return predicted logits, ``(..., n_target)``, of source logits ``(..., n_source)``."""
+        return (source - self.mean_x) @ self.weight.T + self.mean_y
+
+
+class RidgeSolver:
+    """Least squares from one source to all its targets, for any ridge strength.
+
+    One eigendecomposition serves all of them, and the permuted problem too, which differs in its
+    right-hand side alone.
+
+    Args:
+        moments: Moments of the rows to fit on.
+        x: Columns of the source, ``(n_source,)``.
+        y: Columns of the targets, ``(n_target,)``.
+        permuted: Whether to solve the permuted problem, too; `moments` must have it.
+    """
+
+    def __init__(self, moments: Moments, x: Tensor, y: Tensor, permuted: bool = False) -> None:
+        x, y = x.to(moments.mean.device), y.to(moments.mean.device)
+        self._mean_x, self._mean_y = moments.mean[x], moments.mean[y]
+        sides = [moments.scatter[x][:, y]]
+        if permuted:
+            sides.append(moments.shuffled[x][:, y])
+        self._squares = LeastSquares(moments.scatter[x][:, x], torch.cat(sides, dim=1))
+
+    def solve(self, ridge: float | Tensor) -> Solution:
+        """Return the map from the source to its targets.
 
         Args:
-            real: The map from source to targets; None leaves it to gradient descent.
-            permuted: The map fitted with the targets' rows permuted.
-            ridge: Strength per target column, ``(n_target,)``.
+            ridge: Penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
         """
-        halves = 2 if permuted is not None else 1
-        weight = self._squares.weight(ridge.repeat(halves))
-        if real is not None:
-            real.assign(weight[: self._n_target], self._mean_x, self._mean_y)
-        if permuted is not None:
-            permuted.assign(weight[self._n_target :], self._mean_x, self._mean_y)
+        return self._solve(ridge, slice(len(self._mean_y)))
 
-    def real_weight(self, ridge: float) -> Tensor:
-        """W from the source to all its targets, ``(n_target, n_source)``."""
-        return self._squares.weight(ridge)[: self._n_target]
+    def solve_permuted(self, ridge: float | Tensor) -> Solution:
+        """Return the map fitted with the targets' rows permuted: the null of no relation.
 
+        Args:
+            ridge: Penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
+        """
+        return self._solve(ridge, slice(len(self._mean_y), None))
 
-def fit_control(
-    fit: Moments, layout: ProbeLayout, source: str, control: AffineMap, ridge: Tensor
-) -> None:
-    """Fit the map from the control prompt, read at the source's tokens, to the source's targets."""
-    c = layout.control_columns(source).to(fit.mean.device)
-    y = layout.target_columns(source).to(fit.mean.device)
-    squares = LeastSquares(fit.scatter[c][:, c], fit.scatter[c][:, y])
-    control.assign(squares.weight(ridge), fit.mean[c], fit.mean[y])
+    def _solve(self, ridge: float | Tensor, targets: slice) -> Solution:
+        return Solution(self._squares.weight(ridge, targets), self._mean_x, self._mean_y)
 
 
 def label_r(
@@ -78,7 +93,18 @@ def label_r(
     *,
     shuffled: bool = False,
 ) -> Tensor:
-    """Label-wise r of ``W x + b`` on the rows behind `moments`: ``(..., n_target)``."""
+    """Return the label-wise r of ``W x + b`` on the rows behind `moments`.
+
+    Args:
+        moments: Moments of the rows to score on.
+        weight: W, ``(n_target, n_source)``.
+        source_columns: Columns of the source, ``(n_source,)``.
+        target_columns: Columns of the targets, ``(n_target,)``.
+        shuffled: Whether to score against the permuted targets.
+
+    Returns:
+        ``(n_target,)``, NaN where a label or its prediction is constant.
+    """
     x = source_columns.to(moments.mean.device)
     y = target_columns.to(moments.mean.device)
     scatter = moments.shuffled if shuffled else moments.scatter
@@ -92,16 +118,16 @@ def label_r(
 
 
 def split_targets(
-    layout: ProbeLayout, source: str, values: Tensor, dim: int = -1
+    layout: JointLayout, source: str, values: Tensor, dim: int = -1
 ) -> Iterator[tuple[str, Tensor]]:
-    """Cut values over all target columns of a source into one piece a target."""
+    """Yield each target of a source with its part of values over all target columns."""
     targets = layout.targets(source)
     sizes = [layout.sizes[target] for target in targets]
     yield from zip(targets, torch.split(values, sizes, dim), strict=True)
 
 
-def per_target_ridge(layout: ProbeLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
-    """Ridge strength of each target column of a source, ``(n_target,)`` float64."""
+def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
+    """Return the ridge strength of each target column of a source, ``(n_target,)`` float64."""
     return torch.cat(
         [
             torch.full((layout.sizes[target],), ridges[source, target], dtype=torch.float64)
@@ -110,24 +136,39 @@ def per_target_ridge(layout: ProbeLayout, source: str, ridges: Mapping[Pair, flo
     )
 
 
+def tuning_rows(n: int, first: int = 0) -> Tensor:
+    """Return which rows judge ridge strengths that are fitted on the others: every fifth.
+
+    By position among all rows, so that the same rows judge whatever the batch size.
+
+    Args:
+        n: Number of rows.
+        first: Position of the first one.
+
+    Returns:
+        ``(n,)`` bool.
+    """
+    return (torch.arange(n) + first) % _TUNE_EVERY == _TUNE_EVERY - 1
+
+
 def choose_ridges(
-    fit: Moments, tune: Moments, layout: ProbeLayout, grid: Sequence[float], tolerance: float
+    fit: Moments, tune: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
 ) -> dict[Pair, float]:
-    """The strongest ridge of each pair whose r stays within `tolerance` of the best.
+    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best.
 
     Args:
         fit: Moments of the rows the candidates are fitted on.
-        tune: Moments of other rows of the fit half, on which they are judged.
+        tune: Moments of the rows they are judged on, see `tuning_rows`.
         layout: Columns of the joint rows.
         grid: Ridge strengths, increasing.
         tolerance: What a stronger ridge may cost in mean label-wise r.
     """
     chosen = {}
     for source in layout.sources:
-        solver = SourceSolver(fit, layout, source)
         x, y = layout.columns(source), layout.target_columns(source)
-        scores = [label_r(tune, solver.real_weight(ridge), x, y).cpu() for ridge in grid]
+        solver = RidgeSolver(fit, x, y)
+        scores = [label_r(tune, solver.solve(ridge).weight, x, y).cpu() for ridge in grid]
         for target, r in split_targets(layout, source, torch.stack(scores)):
-            means = r.double().nanmean(1)  # as `summarize` does, of all strengths at once
+            means = r.double().nanmean(1)  # as `summarize` does, for all strengths at once
             chosen[source, target] = grid[strongest_within(means.tolist(), tolerance)]
     return chosen

@@ -14,8 +14,9 @@ from lincorr_lightning.functional import segmented_pearson
 class InstancewisePearson(Metric):
     """Mean over instances of Pearson's r across the labels of each target (paper appendix D).
 
-    ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so it flatters unrelated
-    pairs; the label-wise r is the headline. Instances whose logits are all equal are left out.
+    ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so that unrelated pairs
+    score high, too; the label-wise r is the main result. Instances whose logits are all equal are
+    left out.
 
     Args:
         sizes: Number of labels of each target; targets lie side by side in the rows.
@@ -57,5 +58,5 @@ class InstancewisePearson(Metric):
         self.count += (~r.isnan()).sum(0)
 
     def compute(self) -> Tensor:
-        """Mean r of each target, ``(n_targets,)``; NaN where no instance varies."""
+        """Return the mean r of each target, ``(n_targets,)``; NaN where no instance varies."""
         return self.total / self.count

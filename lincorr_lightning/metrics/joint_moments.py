@@ -12,10 +12,10 @@ from lincorr_lightning.functional import Moments, merge_moments, moments_of, no_
 
 
 class JointMoments(Metric):
-    """Second moments of all logits of a run, accumulated over batches and processes.
+    """Second moments of all logits of a run, accumulated over batches and ranks.
 
-    One joint matrix serves every ordered pair of knowledges: each least squares problem is made of
-    blocks of it. Memory is that of the statistics, whatever the number of rows.
+    One joint matrix serves every ordered pair: each least squares problem consists of blocks of it.
+    Memory does not grow with the number of rows.
 
     Args:
         n_columns: Width of the rows.
@@ -38,7 +38,7 @@ class JointMoments(Metric):
     def __init__(self, n_columns: int, n_shuffled: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for name, value in no_moments(n_columns, n_shuffled)._asdict().items():
-            # Means do not add up, so processes are merged in `compute`, not by a plain sum.
+            # Means do not add up: ranks are merged in `compute`, not by a plain sum.
             self.add_state(name, value, dist_reduce_fx=None)
 
     def _state(self) -> Moments:
@@ -51,19 +51,19 @@ class JointMoments(Metric):
             setattr(self, name, value)
 
     def gather(self) -> Moments:
-        """Moments of all rows of all processes; also when no process has seen a row."""
+        """Return the moments of all rows of all ranks; also when no rank has seen a row."""
         with self.sync_context():
             return self._merged()
 
     def compute(self) -> Moments:
-        """Moments of all rows of all processes."""
+        """Return the moments of all rows of all ranks."""
         return self._merged()
 
     def _merged(self) -> Moments:
         state = self._state()
         if state.n.ndim == 0:
             return state
-        # After a sync each state carries the processes as its first dimension.
+        # After a sync the first dimension of each state is the rank.
         return functools.reduce(
             merge_moments, (Moments(*parts) for parts in zip(*state, strict=True))
         )

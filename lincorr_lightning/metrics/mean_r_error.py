@@ -1,4 +1,4 @@
-"""Streaming standard error of a mean label-wise r, and of how far it lies above a null's."""
+"""Streaming standard error of a mean label-wise r, and of its excess over a null's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lincorr_lightning.functional.significance import pearson_influence
 
 
 class Scale(NamedTuple):
-    """What standardizes predictions, and their r, on the rows that are scored.
+    """Location and spread of some columns on the rows that are scored, and their r.
 
     Attributes:
-        mean: Of each column, ``(n_columns,)``.
-        std: Of each column, ``(n_columns,)``; 0 where it is constant.
-        r: With the target, ``(n_columns,)``; NaN where one of them is constant.
+        mean: Mean of each column, ``(n_columns,)``.
+        std: Standard deviation of each column, ``(n_columns,)``; 0 where it is constant.
+        r: Correlation with the target, ``(n_columns,)``; NaN where one of them is constant.
     """
 
     mean: Tensor
@@ -29,56 +29,47 @@ class MeanRError(Metric):
     """Standard error over rows of the mean label-wise r of each target, and of its excess.
 
     By the influence function of r (`pearson_influence`): rows are independent, labels are not, so
-    labels are averaged within a row before the spread over rows is taken. Nothing is kept of a row
-    but sums.
+    labels are averaged within a row before the spread over rows is taken. Only sums are kept.
 
     Args:
         sizes: Number of labels of each target; targets lie side by side in the rows.
+        target: Scale of the true logits; its r is not used.
+        prediction: Scale of the predicted logits.
+        null: Scale of the null's predictions; None without a null.
     """
 
     is_differentiable = False
     higher_is_better = False
     full_state_update = False
-    segments: Tensor
     n: Tensor
     sums: Tensor
     squares: Tensor
 
-    def __init__(self, sizes: list[int], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sizes: list[int],
+        target: Scale,
+        prediction: Scale,
+        null: Scale | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        eye = torch.eye(len(sizes), dtype=torch.float64)
-        self.register_buffer(
-            "segments", eye.repeat_interleave(torch.tensor(sizes), 0), persistent=False
-        )
         zeros = torch.zeros(2, len(sizes), dtype=torch.float64)
         self.add_state("n", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("sums", zeros, dist_reduce_fx="sum")
         self.add_state("squares", zeros.clone(), dist_reduce_fx="sum")
-        self._target: Scale | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether `prepare` said how to standardize."""
-        return self._target is not None
+        self._target, self._prediction, self._null = target, prediction, null
+        known = ~prediction.r.isnan() if null is None else ~(prediction.r + null.r).isnan()
+        segments = torch.eye(len(sizes), dtype=torch.float64, device=known.device)
+        weights = segments.repeat_interleave(torch.tensor(sizes).to(known.device), 0)
+        weights = weights * known[:, None]
+        self._weights = weights / weights.sum(0).clamp(min=1)
 
     @property
     def count(self) -> Tensor:
-        """Rows of all processes, a float64 scalar."""
+        """Number of rows of all ranks, a float64 scalar."""
         with self.sync_context():
             return self.n.clone()
-
-    def prepare(self, target: Scale, prediction: Scale, null: Scale | None) -> None:
-        """Say how to standardize.
-
-        Args:
-            target: Of the true logits; its r is not used.
-            prediction: Of the predicted ones.
-            null: Of those that the null predicts; None without one.
-        """
-        self._target, self._prediction, self._null = target, prediction, null
-        known = ~prediction.r.isnan() if null is None else ~(prediction.r + null.r).isnan()
-        share = self.segments.to(known.device) * known[:, None]
-        self._share = share / share.sum(0).clamp(min=1)
 
     def update(self, prediction: Tensor, target: Tensor, null: Tensor | None) -> None:
         """Add rows.
@@ -86,9 +77,8 @@ class MeanRError(Metric):
         Args:
             prediction: Predicted logits, ``(n_rows, sum(sizes))``.
             target: True logits, likewise.
-            null: What the null predicts, likewise; None without one.
+            null: Predictions of the null, likewise; None without a null.
         """
-        assert self._target is not None
         y = _standardized(target, self._target)
         own = self._influence(prediction, y, self._prediction)
         above = own
@@ -101,12 +91,12 @@ class MeanRError(Metric):
         self.n += len(target)
 
     def _influence(self, prediction: Tensor, y: Tensor, scale: Scale) -> Tensor:
-        """Of the mean over labels, ``(n_rows, n_targets)``."""
+        """Return the influence of each row on the mean over labels, ``(n_rows, n_targets)``."""
         r = scale.r.nan_to_num()
-        return pearson_influence(_standardized(prediction, scale), y, r) @ self._share
+        return pearson_influence(_standardized(prediction, scale), y, r) @ self._weights
 
     def compute(self) -> Tensor:
-        """Standard errors, ``(2, n_targets)``: of the mean r, and of its excess over the null's.
+        """Return standard errors, ``(2, n_targets)``: of the mean r and of its excess.
 
         NaN with fewer than two rows.
         """
@@ -116,6 +106,6 @@ class MeanRError(Metric):
 
 
 def _standardized(values: Tensor, scale: Scale) -> Tensor:
-    """In standard deviations; constant columns say nothing and become 0."""
+    """Return values in standard deviations; constant columns become 0."""
     inverse = torch.where(scale.std > 0, 1 / scale.std, 0.0)
     return (values - scale.mean) * inverse

@@ -2,169 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
-from lincorr_lightning.distributed import data_shard
+from lincorr_lightning.data.subjects import Half, SubjectBatch
+from lincorr_lightning.distributed import data_shard, gather
+from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.affine_map import AffineMap
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.layout import build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import (
-    Pair,
-    SourceSolver,
-    choose_ridges,
-    fit_control,
-    per_target_ridge,
-    split_targets,
-)
+from lincorr_lightning.linear_map.fitting import FittedMaps, fit_layout, to_linear_map
+from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import Solution, choose_ridges, split_targets, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
-from lincorr_lightning.metrics import InstancewisePearson, JointMoments, MeanRError
-from lincorr_lightning.probe.descent import descend
-from lincorr_lightning.probe.files import (
-    check_fitted,
-    check_held_out,
-    checkpoint_entry,
-    restore_entry,
-    to_linear_map,
-    write_inputs,
-    write_report,
+from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.probe.gradient_descent import MapDescent, squared_error
+from lincorr_lightning.probe.results import probe_results, subjects_table
+from lincorr_lightning.probe.ridge_path import ridge_paths
+from lincorr_lightning.probe.scores import PairScore, score_pairs
+from lincorr_lightning.probe.significance import (
+    add_partial_correlations,
+    add_significance,
+    compose_maps,
+    mean_r_errors,
 )
-from lincorr_lightning.probe.optimizers import ClosedForm, Descent
-from lincorr_lightning.probe.results import ProbeReport
-from lincorr_lightning.probe.ridge_path import RidgePoint, ridge_paths
-from lincorr_lightning.probe.runtime import log_runtime_estimate
-from lincorr_lightning.probe.scores import score_probe
-from lincorr_lightning.probe.settings import check_settings
-from lincorr_lightning.probe.significance import measure_errors
-from lincorr_lightning.results.run_folder import is_dry_run
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
 
-# Of every five X's of the fit half one judges the ridge strengths fitted on the other four.
-_TUNE_EVERY = 5
-# Held-out X's whose logits are kept until the end, for standard errors: memory stays what it is.
-_MOST_KEPT = 2000
+# Number of held-out subjects whose logits are kept until the end, for standard errors.
+_MAX_KEPT = 2000
 
 
 class LinearProbe(FrozenLMModule):
-    """How linearly are pieces of knowledge tied in an LM, and how precise is the tie?
+    """How linearly kinds of knowledge are correlated in an LM, and how precise W is.
 
-    ``fit`` reads the domain logits of every knowledge prompt for each X of the fit half, keeps
-    their second moments, solves for (W, b) of every ordered pair at once, and scores the held-out
-    half.
-    ``validate`` and ``test`` score a stored fit, ``predict`` gives the predicted target logits.
-    The LM is frozen and is not part of the checkpoint.
+    ``fit`` reads the domain logits of every knowledge prompt for each subject of the fit half,
+    accumulates their second moments, solves for (W, b) of every ordered pair at once, and scores
+    them on the held-out half. ``validate`` and ``test`` score a stored fit, ``predict`` returns the
+    predicted target logits. The LM is frozen and not part of the checkpoint.
+
+    Every step takes a `SubjectBatch`, from `SubjectsDataModule` or any other DataLoader.
 
     Args:
-        lm: The language model that is asked.
-        knowledges: Knowledges to tie, by name or family (``attribute``, ``math``, ``all``).
+        lm: The language model.
+        knowledge: Kinds of knowledge, by name or family (``attribute``, ``math``, ``all``).
         pairs: Ordered pairs to fit, as ``city->country``; null fits every ordered pair.
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
-            strongest one of the path that costs at most `ridge_tolerance` of r, judged on a fifth
-            of the fit half.
+            strongest one of `ridge_grid` that costs at most `ridge_tolerance` of r, judged on a
+            fifth of the fit half.
         ridge_grid: Ridge strengths of the path, increasing; null takes 0 and half decades from 0.1
             to 1e6.
         ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
-        precision: Pairs for which Hit@N must be told; the others get it when they have a reference.
-        control: Neutral prompt that stands in for the source as a null; null leaves it out.
-        given: Knowledges that are independent of the others, as far as is known: each pair's r is
-            told once more with all that these tell taken out of both sides. They are read whether
-            or not they are among `knowledges`.
-        subwords: Whether answers of which the first token is only the beginning of a word (" Br" of
-            Brunei) are labels too; scores are then told apart by completeness (appendix K).
+        require_reference: Pairs that must have a reference, for Hit@N; other pairs get Hit@N if
+            they have one.
+        control: Neutral prompt that replaces the source's as a null; null leaves it out.
+        partial_out: Knowledge that is independent of the rest, as far as known: each pair's r is
+            also reported with all that this knowledge predicts removed from both sides. It is read
+            whether or not it is part of `knowledge`.
+        subwords: Whether answers whose first token is only the beginning of a word (" Br" of
+            Brunei) are labels, too; scores are then also reported by completeness (appendix K).
         permuted: Whether to fit each map a second time on permuted targets, as a null.
-        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`; several
-            processes take a step together, by the mean over the X's of all of them.
-        learning_rate: Of ``sgd``, in units of the inverse of the source's largest curvature.
-        momentum: Of ``sgd``.
+        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`.
+        learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
+            curvature.
+        momentum: Momentum of ``sgd``.
 
     Raises:
-        KnowledgeError: An unknown knowledge or pair, or a pair of `precision` without reference.
-        DomainError: A knowledge without labels in this LM's vocabulary.
+        KnowledgeError: Unknown knowledge or an unknown pair, or a pair of `require_reference`
+            without reference.
+        DomainError: Knowledge without labels in this LM's vocabulary.
         LanguageModelError: The LM cannot be read.
         ConfigError: Settings that contradict each other.
+
+    Attributes:
+        layout: The pairs, and the columns of the joint rows.
+        ridges: Ridge strength of each pair.
+        fit_subjects: Subjects that the maps were fitted on.
+        results: Scores of the last validation or test; None before.
     """
 
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        knowledges: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
+        knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
         ridge: float | Literal["auto"] = 0.0,
         ridge_grid: list[float] | None = None,
         ridge_tolerance: float = 0.02,
-        precision: list[str] = [],  # noqa: B006
+        require_reference: list[str] = [],  # noqa: B006
         control: str | None = "One day, {} saw a",
-        given: list[str] = [],  # noqa: B006
+        partial_out: list[str] = [],  # noqa: B006
         subwords: bool = False,
         permuted: bool = True,
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
         momentum: float = 0.9,
     ) -> None:
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        check_settings(ridge, ridge_grid, control, solver)
+        _check_settings(ridge, ridge_grid, control, solver)
         super().__init__(lm)
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "knowledges": knowledges, "pairs": pairs,
-                "knowledge_files": knowledge_files, "ridge": ridge, "ridge_grid": ridge_grid,
-                "ridge_tolerance": ridge_tolerance, "precision": precision, "control": control,
-                "given": given, "subwords": subwords, "permuted": permuted, "solver": solver,
-                "learning_rate": learning_rate, "momentum": momentum,
-            },
-            logger=False,
-        )  # fmt: skip
+        self.save_hyperparameters(ignore=["lm"])
+        # As a dict: checkpoints load with plain types alone.
+        self.save_hyperparameters({"lm": asdict(self.lm.config)})
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
             self.lm.tokenizer,
             Catalogue.load(*knowledge_files),
-            split_names(knowledges),
+            split_names(knowledge),
             None if pairs is None else split_names(pairs),
-            precision,
-            control=control is not None,
-            given=given,
-            subwords=subwords,
+            require_reference,
+            control,
+            partial_out,
+            subwords,
         )
-        self.given = list(given)
+        # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
         self.permuted_maps = self._new_maps() if permuted else nn.ModuleDict()
         self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
         n_shuffled = self.layout.n_labels if permuted else 0
         self.fit_moments = JointMoments(self.layout.n_columns, n_shuffled)
-        # Kept apart from the rest of the fit half only where a ridge is chosen on it.
+        # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
         self.tune_moments = JointMoments(tuned * self.layout.n_columns, tuned * n_shuffled)
         self.test_moments = JointMoments(self.layout.n_columns, n_shuffled)
-        sizes = {
-            source: [self.layout.sizes[target] for target in self.layout.targets(source)]
-            for source in self.layout.sources
-        }
-        self.instancewise = nn.ModuleDict({s: InstancewisePearson(n) for s, n in sizes.items()})
-        self.errors = nn.ModuleDict({s: MeanRError(n) for s, n in sizes.items()})
+        self.instancewise = nn.ModuleDict(
+            {
+                source: InstancewisePearson(
+                    [self.layout.sizes[t] for t in self.layout.targets(source)]
+                )
+                for source in self.layout.sources
+            }
+        )
         self.ridges: dict[Pair, float] = dict.fromkeys(
             self.layout.pairs, 0.0 if ridge == "auto" else float(ridge)
         )
-        self.fitted_on = 0
+        self.n_fit = 0
         self.fit_subjects: list[str] = []
-        self.report: ProbeReport | None = None
-        self._solvers: dict[str, SourceSolver] = {}
-        self._fit: Moments | None = None
+        self.results: Results | None = None
+        self._fit: FittedMaps | None = None
+        self._read: dict[Half, list[tuple[int, list[str]]]] = {"fit": [], "test": []}
         self._kept: list[Tensor] = []
-        self._timed = False
+        self._estimated = False
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         return nn.ModuleDict(
@@ -176,101 +168,131 @@ class LinearProbe(FrozenLMModule):
             }
         )
 
-    # -- set-up ------------------------------------------------------------------------------
-
-    @property
-    def shares_steps(self) -> bool:
-        """Tells `SubjectsDataModule` that the batches of all processes make a step."""
-        return bool(self.hparams["solver"] == "sgd")
+    # -- setup -------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One step solves, or plain gradient descent with one learning rate a source."""
+        """Return plain SGD for the closed form's single step, or gradient descent on all maps."""
         if self.hparams["solver"] == "closed_form":
-            return ClosedForm(self.maps.parameters(), self._solve)
-        return Descent(self.maps, self.hparams["learning_rate"], self.hparams["momentum"])
-
-    def setup(self, stage: str) -> None:
-        """Check the run, and say what it will hold in memory.
-
-        Raises:
-            ConfigError: Gradient descent while the LM is in pieces, or see `FrozenLMModule.setup`.
-        """
-        super().setup(stage)
-        if self.shares_steps:
-            refuse_sharding(self.trainer, "model.solver sgd")
-        rank_zero_info(
-            f"{len(self.layout.domains)} knowledges, {len(self.layout.pairs)} pairs, "
-            f"{self.layout.n_labels} labels; statistics of {self._gigabytes():.2f} GiB"
+            return torch.optim.SGD(self.maps.parameters(), lr=1.0)
+        return MapDescent(
+            dict(_modules(self.maps)), self.hparams["learning_rate"], self.hparams["momentum"]
         )
 
-    def on_train_start(self) -> None:
-        """Say how long the LM will be asked, from a few X's."""
-        if not self._timed:
-            self._timed = True
-            log_runtime_estimate(self)
+    def setup(self, stage: str) -> None:
+        """Check the run, and log how much memory the statistics will take.
 
-    on_validation_start = on_test_start = on_train_start
-
-    def _gigabytes(self) -> float:
+        Raises:
+            ConfigError: Gradient descent with a sharded LM, or see `FrozenLMModule.setup`.
+        """
+        super().setup(stage)
+        if self.hparams["solver"] == "sgd":
+            refuse_sharding(self.trainer, "model.solver sgd")
         halves = 3 if self.hparams["ridge"] == "auto" else 2
-        kept = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
-        return float(halves * kept * 8 / 2**30)
+        numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
+        rank_zero_info(
+            f"{len(self.layout.domains)} kinds of knowledge, {len(self.layout.pairs)} pairs, "
+            f"{self.layout.n_labels} labels; statistics of {halves * numbers * 8 / 2**30:.2f} GiB"
+        )
 
-    # -- the data's way ----------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def joint_rows(self, inputs: list[str]) -> Tensor:
-        """Domain logits of every knowledge prompt, and the control's, for some X's.
+    def joint_rows(self, subjects: Sequence[str]) -> Tensor:
+        """Return the domain logits of every knowledge prompt, and the control's, side by side.
 
         Args:
-            inputs: The X's.
+            subjects: The subjects.
 
         Returns:
-            ``(n_subjects, n_columns)``, float64, columns as `layout` says.
+            ``(n_subjects, n_columns)``, float64; the columns are those of `layout`.
 
         Raises:
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
         """
-        return domain_rows(self.lm, self.layout, inputs, self.hparams["control"])
+        return domain_rows(self.lm, self.layout, subjects)
+
+    def _rows(self, batch: SubjectBatch) -> Tensor:
+        """Read a batch; log after the first one how long all of them will take."""
+        started = perf_counter()
+        rows = self.joint_rows(batch.subjects)
+        if not self._estimated and not self.trainer.sanity_checking:
+            self._estimated = True
+            rows.sum().item()  # waits for an accelerator
+            seconds = (perf_counter() - started) * self._n_batches()
+            if math.isfinite(seconds):
+                # At most: the first batch is the slowest.
+                rank_zero_info(f"reading all prompts takes about {_duration(seconds)} at most")
+        return rows
+
+    def _n_batches(self) -> float:
+        """Return the number of batches that this run reads."""
+        trainer = self.trainer
+        if trainer.testing:
+            return sum(trainer.num_test_batches)
+        if trainer.predicting:
+            return sum(trainer.num_predict_batches)
+        if trainer.validating:
+            return sum(trainer.num_val_batches)
+        epochs = max(trainer.max_epochs or 1, 1)
+        scorings = epochs // (trainer.check_val_every_n_epoch or 1)
+        return epochs * trainer.num_training_batches + scorings * sum(trainer.num_val_batches)
+
+    def _note(self, half: Half, batch: SubjectBatch) -> None:
+        self._read[half].append((batch.first, batch.subjects))
+
+    def _gather_subjects(self, half: Half) -> list[str]:
+        """Return the subjects that all ranks read, in order; all ranks must call it."""
+        parts = [part for parts in gather(self._read[half]) for part in parts]
+        return [subject for _, part in sorted(parts, key=lambda p: p[0]) for subject in part]
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
-        """Predicted target logits of every pair from joint rows."""
+        """Return the predicted target logits of every pair.
+
+        Args:
+            rows: Joint rows, ``(n_subjects, n_columns)``.
+        """
         return {
             (source, target): prediction
-            for source, x, _, module in self.sources_of(rows)
+            for source, x, _, module in self._by_source(rows)
             for target, prediction in split_targets(self.layout, source, module(x))
         }
 
+    def _by_source(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
+        """Yield each source with its logits, the logits of all its targets, and its map."""
+        for source, module in _modules(self.maps):
+            x = rows[:, self.layout.columns(source).to(rows.device)]
+            y = rows[:, self.layout.target_columns(source).to(rows.device)]
+            yield source, x, y, module
+
+    # -- fitting -----------------------------------------------------------------------------
+
     def on_train_epoch_start(self) -> None:
-        """Every epoch is a whole fit."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if isinstance(datamodule, SubjectsDataModule):
-            self.fit_subjects = datamodule.halves["fit"]
+        """Begin a fit; every epoch is a whole one."""
+        self._read["fit"].clear()
         self.fit_moments.reset()
         self.tune_moments.reset()
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add a batch to the statistics; solve when it is the last."""
-        rows = self.joint_rows(batch.inputs)
+        """Add a batch to the moments, and solve after the last one.
+
+        Validation begins before `on_train_epoch_end` and needs the solution.
+        """
+        del batch_idx
+        rows = self._rows(batch)
         if not batch.is_padding:
+            self._note("fit", batch)
             self._accumulate(rows, batch.first)
         if self.hparams["solver"] == "sgd":
-            descend(self, rows, batch, first=self.current_epoch == 0 and batch_idx == 0)
+            self._descend(rows, batch)
         if self.trainer.is_last_batch:
-            if self.hparams["solver"] == "closed_form":
-                cast(Any, self.optimizers()).step()
-            else:
-                self._solve()
+            self._solve()
 
     def _accumulate(self, rows: Tensor, first: int) -> None:
-        if self.hparams["ridge"] != "auto":
-            self.fit_moments.update(rows)
-            return
-        # By position in the half, not in the batch: the same X's judge whatever the batch size.
-        tune = [i for i in range(len(rows)) if (first + i) % _TUNE_EVERY == _TUNE_EVERY - 1]
-        fit = [i for i in range(len(rows)) if (first + i) % _TUNE_EVERY != _TUNE_EVERY - 1]
-        self.tune_moments.update(rows[tune])
-        self.fit_moments.update(rows[fit])
+        if self.hparams["ridge"] == "auto":
+            judge = tuning_rows(len(rows), first).to(rows.device)
+            self.tune_moments.update(rows[judge])
+            rows = rows[~judge]
+        self.fit_moments.update(rows)
 
     def _solve(self) -> None:
         fit, tune = self.fit_moments.gather(), self.tune_moments.gather()
@@ -279,144 +301,292 @@ class LinearProbe(FrozenLMModule):
                 fit, tune, self.layout, self.ridge_grid, self.hparams["ridge_tolerance"]
             )
             fit = merge_moments(fit, tune)
-        self.fitted_on = int(fit.n)
-        self._solvers = {}
-        for source in self._each_source("solving"):
-            ridge = per_target_ridge(self.layout, source, self.ridges).to(fit.mean.device)
-            solver = self._solvers[source] = SourceSolver(fit, self.layout, source)
-            closed = self.hparams["solver"] == "closed_form"
-            permuted = self.permuted_maps[source] if self.permuted_maps else None
-            solver.assign(
-                cast(AffineMap, self.maps[source]) if closed else None,
-                cast(AffineMap | None, permuted),
-                ridge,
-            )
-            if self.control_maps:
-                control = cast(AffineMap, self.control_maps[source])
-                fit_control(fit, self.layout, source, control, ridge)
-        self._fit = fit
+        self._fit = fit_layout(fit, self.layout, self.ridges)
+        self.n_fit = self._fit.n
+        self.fit_subjects = self._gather_subjects("fit")
+        if self.hparams["solver"] == "closed_form":
+            self._step_to(self._fit.maps)
+        for modules, solutions in (
+            (self.permuted_maps, self._fit.permuted),
+            (self.control_maps, self._fit.control),
+        ):
+            for source, module in _modules(modules):
+                module.assign(solutions[source])
 
-    def sources_of(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
-        """Source logits, logits of all its targets, and map, of each source."""
-        for source, module in self.maps.items():
-            x = rows[:, self.layout.columns(source).to(rows.device)]
-            y = rows[:, self.layout.target_columns(source).to(rows.device)]
-            yield source, x, y, cast(AffineMap, module)
+    def _step_to(self, solutions: Mapping[str, Solution]) -> None:
+        """Take Newton's step: on least squares, one optimizer step from anywhere to the solution.
+
+        To Lightning the closed form is an ordinary run with manual optimization: the step is
+        counted, without which `ModelCheckpoint` saves nothing.
+        """
+        for source, module in _modules(self.maps):
+            module.set_newton_gradients(solutions[source])
+        optimizer = cast(LightningOptimizer, self.optimizers())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _descend(self, rows: Tensor, batch: SubjectBatch) -> None:
+        """Take a step of gradient descent, that of one rank with the subjects of all ranks."""
+        optimizer = cast(LightningOptimizer, self.optimizers())
+        descent = cast(MapDescent, optimizer.optimizer)
+        if self.global_step == 0:
+            self._condition(descent, self.fit_moments.gather())
+        n_own = torch.tensor(0.0 if batch.is_padding else len(rows), dtype=torch.float64)
+        n = self.trainer.strategy.reduce(n_own.to(rows.device, copy=True), reduce_op="sum")
+        # DDP averages gradients over ranks; the mean is to be one over subjects.
+        scale = self.trainer.world_size * float(n_own) / float(n)
+        # The closed form's penalty counts once per fit, not once per step.
+        ridge = float(self.hparams["ridge"]) / (self.trainer.num_training_batches * float(n))
+        errors = [squared_error(m, x, y, scale, ridge) for _, x, y, m in self._by_source(rows)]
+        loss = torch.stack(errors).sum()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
+        optimizer.step()
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(rows), sync_dist=True)
+
+    def _condition(self, descent: MapDescent, step: Moments) -> None:
+        """Center each map, and set its learning rates, by the subjects of the whole first step."""
+        for source, module in _modules(self.maps):
+            x = self.layout.columns(source).to(step.mean.device)
+            module.center.copy_(step.mean[x])
+            descent.set_curvature(source, step.scatter[x][:, x] / step.n)
 
     # -- scoring -----------------------------------------------------------------------------
 
-    def _need_maps(self) -> None:
-        """Refuse to score or predict with maps of zeros."""
-        check_fitted(self)
+    def _check_fitted(self) -> None:
+        doing = self.trainer.state.fn
+        if not self.n_fit and doing is not None and doing != "fit":
+            raise ConfigError(
+                f"there is no map to {doing.value} yet. Run `lincorr fit` first and pass its "
+                "checkpoint with --ckpt_path."
+            )
 
     def _begin_scoring(self) -> None:
-        self._need_maps()
-        check_held_out(self)
+        self._check_fitted()
         self.test_moments.reset()
         for metric in self.instancewise.values():
             cast(InstancewisePearson, metric).reset()
+        self._read["test"].clear()
         self._kept = []
 
     def _score_batch(self, batch: SubjectBatch) -> None:
         if self.trainer.sanity_checking:
-            return  # before the fit there is nothing to score
-        rows = self.joint_rows(batch.inputs)
+            return  # there are no maps yet
+        self._check_held_out(batch.subjects)
+        rows = self._rows(batch)
         if batch.is_padding:
             return
+        self._note("test", batch)
         self.test_moments.update(rows)
-        for source, x, y, module in self.sources_of(rows):
+        for source, x, y, module in self._by_source(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
-        room = _MOST_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
+        room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
         if room > 0:
             self._kept.append(rows[:room].float())
+
+    def _check_held_out(self, subjects: Sequence[str]) -> None:
+        seen = set(self.fit_subjects) & set(subjects)
+        if seen:
+            raise SubjectsError(
+                f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are "
+                "among those that the maps were fitted on. Use the data settings of the run that "
+                "fitted them (its config.yaml), or other subjects."
+            )
+
+    def _fitted_maps(self) -> FittedMaps:
+        """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
+        maps, permuted, control = (
+            {source: module.solution for source, module in _modules(modules)}
+            for modules in (self.maps, self.permuted_maps, self.control_maps)
+        )
+        if self._fit is not None:
+            return replace(self._fit, maps=maps)
+        return FittedMaps(self.ridges, maps, permuted, control, self.n_fit)
 
     def _finish_scoring(self) -> None:
         if self.trainer.sanity_checking:
             return
-        test = self.test_moments.gather()
-        paths: dict[Pair, list[RidgePoint]] = {}
-        for source in self._each_source("ridge path") if self._solvers else ():
-            solver = self._solvers.pop(source)
-            paths |= ridge_paths(solver, test, self.layout, source, self.ridge_grid)
+        test, fitted = self.test_moments.gather(), self._fitted_maps()
+        self._fit = None  # its solvers and moments take memory
         instance = {
             # torchmetrics squeezes the result of a source with a single target
             source: cast(InstancewisePearson, metric).compute().reshape(-1)
             for source, metric in self.instancewise.items()
         }
-        measure_errors(self, test, self._kept)
+        errors = mean_r_errors(fitted, test, self.layout, self._kept)
         self._kept = []
-        self.report = score_probe(self, test, instance, paths, self._fit)
-        self._fit = None
-        mean = sum(score.label_mean or 0.0 for score in self.report.pairs) / len(self.report.pairs)
-        self.log("label_mean", mean, prog_bar=True)
+        scores = score_pairs(fitted, test, self.layout, instance)
+        scores = add_significance(scores, errors)
+        scores = add_partial_correlations(
+            scores, fitted, test, self.layout, self.hparams["partial_out"]
+        )
+        self._log_mean(scores)
+        self.results = probe_results(
+            scores=scores,
+            weights={
+                (source, target): block.numpy()
+                for source, solution in fitted.maps.items()
+                for target, block in split_targets(
+                    self.layout, source, solution.weight.cpu().clone(), dim=0
+                )
+            },
+            layout=self.layout,
+            paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
+            compositions=compose_maps(scores, fitted.maps, test, self.layout),
+            subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
+            n_fit=self.n_fit,
+            n_test=int(test.n),
+            lm=self.lm.info,
+            settings=self.settings(),
+        )
 
-    def _each_source(self, doing: str) -> Any:
-        sources = self.layout.sources
-        # None is silent where no terminal shows it.
-        quiet = len(sources) < 8 or not self.trainer.is_global_zero or None
-        return tqdm(sources, desc=doing, unit="source", disable=quiet, leave=False)
+    def _log_mean(self, scores: Sequence[PairScore]) -> None:
+        known = [score.label_mean for score in scores if not math.isnan(score.label_mean)]
+        phase = "test" if self.trainer.testing else "val"
+        mean = sum(known) / len(known) if known else math.nan
+        self.log(f"{phase}/label_mean", mean, prog_bar=True)
 
     on_validation_epoch_start = _begin_scoring
     on_test_epoch_start = _begin_scoring
     on_validation_epoch_end = _finish_scoring
     on_test_epoch_end = _finish_scoring
-    on_predict_start = _need_maps
+    on_predict_start = _check_fitted
 
     def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add held-out X's to the scores."""
+        """Add held-out subjects to the scores."""
+        del batch_idx
         self._score_batch(batch)
 
     test_step = validation_step
 
     def predict_step(self, batch: SubjectBatch, batch_idx: int) -> dict[str, Any]:
-        """Predicted target logits.
+        """Predict target logits.
 
         Returns:
-            ``inputs``: the X's; ``first``: position of the first one; ``logits``: of each pair,
-            ``(n_subjects, n_target)``; ``labels``: the target labels of each pair.
+            ``inputs``: the subjects; ``first``: position of the first one; ``logits``: predictions
+            of each pair, ``(n_subjects, n_target)``; ``labels``: target labels of each pair.
         """
-        inputs = [] if batch.is_padding else batch.inputs
-        logits = self(self.joint_rows(batch.inputs))
+        del batch_idx
+        subjects = [] if batch.is_padding else batch.subjects
+        logits = self(self._rows(batch))
         return {
-            "inputs": inputs,
+            "inputs": subjects,
             "first": batch.first,
-            "logits": {f"{s}->{t}": y[: len(inputs)].cpu() for (s, t), y in logits.items()},
+            "logits": {f"{s}->{t}": y[: len(subjects)].cpu() for (s, t), y in logits.items()},
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
         }
 
     # -- outputs -----------------------------------------------------------------------------
 
     def linear_map(self) -> LinearMap:
-        """The fitted maps as an artifact of their own."""
-        return to_linear_map(self)
+        """Return the fitted maps as an artifact of their own."""
+        maps = {source: module.solution for source, module in _modules(self.maps)}
+        return to_linear_map(self.layout, maps, self.ridges, self.lm)
 
-    @rank_zero_only
     def _write(self) -> None:
-        if not is_dry_run(self.trainer):
-            write_inputs(self)
-            write_report(self)
+        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
+            return
+        folder = run_folder(self.trainer)
+        # The maps first: they are what took the time.
+        self.linear_map().save(folder / "linear_map")
+        if self.results is None:
+            rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
+            table = subjects_table({"fit": self.fit_subjects})
+            Results("linear_probe", tables=[table]).write_parts(folder)
+        else:
+            write_results(self.trainer, self.results)
 
     def on_fit_end(self) -> None:
-        """Write everything the fit found."""
+        """Write maps and results."""
         self._write()
 
     def on_validation_end(self) -> None:
-        """Write the scores, unless a fit is still going on."""
+        """Write maps and results, unless a fit is going on."""
         if self.trainer.state.fn != "fit":
             self._write()
 
     on_test_end = on_fit_end
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say what the maps were fitted on, beside them."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["linear_probe"] = checkpoint_entry(self)
+    # -- checkpoints -------------------------------------------------------------------------
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another LM, of other labels or of other pairs.
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store what the maps were fitted on."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["linear_probe"] = {
+            "token_ids": {name: d.token_ids for name, d in self.layout.domains.items()},
+            "prompts": self._prompts(),
+            "ridge": self.hparams["ridge"],
+            "fit_subjects": self.fit_subjects,
+            "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
+            "n_fit": self.n_fit,
+        }
+
+    def _prompts(self) -> dict[str, str | None]:
+        templates = {name: d.knowledge.template for name, d in self.layout.domains.items()}
+        return {**templates, "control": self.hparams["control"]}
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Read what the maps were fitted on.
 
         Raises:
-            LinearMapError: It says what differs.
+            LinearMapError: They are of other pairs, labels or prompts; the message says which.
         """
-        super().on_load_checkpoint(checkpoint)
-        restore_entry(self, checkpoint["linear_probe"])
+        stored = checkpoint["linear_probe"]
+        own = {f"{s}->{t}" for s, t in self.layout.pairs}
+        if set(stored["ridges"]) != own:
+            raise LinearMapError(
+                f"the checkpoint fits {sorted(stored['ridges'])}, this run {sorted(own)}. "
+                "Set the same model.knowledge and model.pairs, or fit again."
+            )
+        for name, domain in self.layout.domains.items():
+            if stored["token_ids"][name] != domain.token_ids:
+                raise LinearMapError(
+                    f"the labels of {name} are not those that the checkpoint was fitted on. "
+                    "Use the same model.knowledge_files, or fit again."
+                )
+        for name, template in self._prompts().items():
+            if stored["prompts"].get(name) != template:
+                raise LinearMapError(
+                    f"the checkpoint was fitted with the {name} prompt "
+                    f"{stored['prompts'].get(name)!r}, this run has {template!r}. Use the settings "
+                    "of the run that wrote it (its config.yaml), or fit again."
+                )
+        # Only a fit sets these.
+        self.hparams["ridge"] = stored["ridge"]
+        self.fit_subjects = stored["fit_subjects"]
+        self.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
+        self.n_fit = stored["n_fit"]
+
+
+def _modules(maps: nn.ModuleDict) -> Iterator[tuple[str, AffineMap]]:
+    """Yield the map of each source."""
+    for source, module in maps.items():
+        yield source, cast(AffineMap, module)
+
+
+def _check_settings(
+    ridge: float | str, ridge_grid: Sequence[float] | None, control: str | None, solver: str
+) -> None:
+    if ridge == "auto":
+        if solver == "sgd":
+            raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
+    else:
+        require("model.ridge", float(ridge), at_least=0)
+    grid = None if ridge_grid is None else list(ridge_grid)
+    if grid is not None and (not grid or sorted(set(grid)) != grid or grid[0] < 0):
+        raise ConfigError("model.ridge_grid must be increasing numbers of at least 0.")
+    if control is not None and control.count("{}") != 1:
+        raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as text.
+
+    Example:
+        >>> [_duration(seconds) for seconds in (0.2, 45.4, 130, 9000)]
+        ['1 s', '45 s', '2 min', '2.5 h']
+    """
+    if seconds < 100:
+        return f"{max(round(seconds), 1)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

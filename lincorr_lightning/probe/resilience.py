@@ -1,11 +1,10 @@
-"""How well does a linear map that was fitted on one LM hold on another (paper, section 4.2)?"""
+"""How well linear maps of one LM hold on another one (paper, section 4.2)."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,124 +12,135 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
-from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
+from lincorr_lightning.data.subjects import SubjectBatch
+from lincorr_lightning.distributed import gather
+from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.functional import LeastSquares, Moments, summarize
+from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.layout import ProbeLayout, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import (
+    RidgeSolver,
+    label_r,
+    per_target_ridge,
+    split_targets,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.resilience_results import PairResilience, ResilienceReport
+from lincorr_lightning.probe.resilience_results import PairResilience, resilience_results
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import write_results
 
 _HALVES = ("fit", "test")
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 class MapResilience(FrozenLMModule):
     """Scores maps of one LM, say before post-training, on another one, say after it.
 
-    ``lincorr test`` reads the new LM's logits for both halves of the X's: on the held-out half the
-    old maps are scored, beside maps that are fitted on the new LM's own fit half. What the old maps
-    reach on the LM they are from is asked of that LM (`before`), or read in the run's results
-    beside `linear_map`.
+    ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
+    the old maps are scored, beside maps that are fitted on the new LM's own fit half. What the old
+    maps reach on their own LM is measured on that LM (`before`), or read from the results of the
+    run beside `linear_map`.
+
+    Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``,
+    or any other DataLoader.
 
     Args:
         lm: The new LM.
-        linear_map: Folder of the old maps, ``linear_map/`` of a probe's run; null fits some on
+        linear_map: Folder of the old maps, ``linear_map/`` of a probe's run; null fits maps on
             `before`.
-        before: The LM the maps are from; null leaves it out.
-        knowledges: Knowledges to tie by name or family, where maps are fitted; a folder has
-            its own.
-        pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledges`.
+        before: The LM that the maps are from; null leaves it out.
+        knowledge: Kinds of knowledge by name or family, where maps are fitted; a folder has its
+            own.
+        pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
         knowledge_files: YAML files with knowledge of your own.
-        ridge: Penalty on ``|W|^2`` of maps that are fitted; a folder's maps have their own, which
-            the new LM's maps are given too.
+        ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
+            which the maps of the new LM get, too.
 
     Raises:
-        LinearMapError: The folder holds no map, or the LMs have other labels; it says which.
-        ConfigError: Neither a folder nor an LM to fit maps on, or a pair the folder lacks.
+        LinearMapError: The folder holds no map, or the LMs have different labels; the message says
+            which.
+        ConfigError: Neither a folder nor an LM to fit maps on, or a pair that the folder lacks.
         LanguageModelError: An LM cannot be read.
+
+    Attributes:
+        results: What the last test found; None before.
     """
 
-    reads_both_halves = True
-    """Tells `SubjectsDataModule` that a test takes the fit half as well."""
+    study = "resilience"
 
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
         linear_map: str | None = None,
         before: LMConfig | None = None,
-        knowledges: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
+        knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
         ridge: float = 0.0,
     ) -> None:
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        before = LMConfig(**before) if isinstance(before, Mapping) else before
         if linear_map is None and before is None:
             raise ConfigError(
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
                 "probe's run, or model.before to the LM to fit maps on."
             )
-        if not 0 <= ridge < math.inf:
-            raise ConfigError(f"model.ridge is {ridge}; it must be 0 or more.")
+        require("model.ridge", ridge, at_least=0)
         super().__init__(lm)
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "linear_map": linear_map,
-                "before": None if before is None else asdict(before), "knowledges": knowledges,
-                "pairs": pairs, "knowledge_files": knowledge_files, "ridge": ridge,
-            },
-            logger=False,
-        )  # fmt: skip
-        self.before = None if before is None else LanguageModel(before)
+        self.before: LanguageModel | None = None
+        if before is not None:
+            self.before = LanguageModel(
+                LMConfig(**before) if isinstance(before, Mapping) else before
+            )
+        self.save_hyperparameters(ignore=["lm", "before"])
+        configs = {"lm": self.lm.config, "before": self.before and self.before.config}
+        self.save_hyperparameters({name: one and asdict(one) for name, one in configs.items()})
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
         catalogue = Catalogue.load(*knowledge_files)
         wanted = None if pairs is None else split_names(pairs)
-        names = split_names(knowledges)
+        names = split_names(knowledge)
         if self.stored is not None:
             lacking = [pair for pair in wanted or () if pair not in self.stored.pairs]
             if lacking:
                 raise ConfigError(
                     f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
-                    f"{', '.join(self.stored.pairs[:_NAMED])}, ... Leave model.pairs null for all."
+                    f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Leave model.pairs null for "
+                    "all."
                 )
-            wanted = wanted or self.stored.pairs
-            names = []
-        self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, [], control=False)
-        self.layout_before: ProbeLayout | None = None
+            wanted, names = wanted or self.stored.pairs, []
+        self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted)
+        self.layout_before: JointLayout | None = None
         if self.before is not None:
-            self.layout_before = build_layout(
-                self.before.tokenizer, catalogue, names, wanted, [], control=False
-            )
+            self.layout_before = build_layout(self.before.tokenizer, catalogue, names, wanted)
             theirs = {n: d.texts for n, d in self.layout_before.domains.items()}
             self._check_labels(theirs, self.before.config.name_or_path)
         if self.stored is not None:
-            used = [name for name in self.stored.knowledges if name in self.layout.domains]
+            used = [name for name in self.stored.knowledge if name in self.layout.domains]
             theirs = {name: self.stored.labels(name) for name in used}
             self._check_labels(theirs, f"the map of {self.stored.lm}")
             self._check_prompts(self.stored)
+        own = {} if self.stored is None else self.stored.ridge
+        self.ridges = {(s, t): own.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n = self.layout.n_columns
         self.moments = nn.ModuleDict({half: JointMoments(n) for half in _HALVES})
         self.moments_before = nn.ModuleDict(
             {half: JointMoments(n) for half in _HALVES if self.before is not None}
         )
-        self.report: ResilienceReport | None = None
+        self.results: Results | None = None
+        self._fitted_on: set[str] = set()
 
     def _check_labels(self, theirs: Mapping[str, list[str]], whose: str) -> None:
-        """A map is of labels: each LM must have the same ones, whatever their tokens' numbers."""
+        """Refuse other labels; whatever the ids of their tokens, maps are between labels."""
         ours = {name: domain.texts for name, domain in self.layout.domains.items()}
         for name in dict.fromkeys([*ours, *theirs]):
             here, there = ours.get(name, []), theirs.get(name, [])
             if here != there:
-                only_here = [text for text in here if text not in there][:_NAMED]
-                only_there = [text for text in there if text not in here][:_NAMED]
+                only_here = [text for text in here if text not in there][:_MAX_NAMED]
+                only_there = [text for text in there if text not in here][:_MAX_NAMED]
                 raise LinearMapError(
                     f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}: "
                     f"only there {only_there or 'none'}, only here {only_here or 'none'}"
@@ -155,57 +165,52 @@ class MapResilience(FrozenLMModule):
         if self.before is not None:
             self.before.load()
 
-    def on_test_start(self) -> None:
-        """Begin anew, and refuse to score maps on X's that they were fitted on.
-
-        Raises:
-            ConfigError: The X's come from elsewhere than `SubjectsDataModule`.
-            SubjectsError: X's of the old maps' fit half are held out here.
-        """
-        for metric in (*self.moments.values(), *self.moments_before.values()):
-            metric.reset()  # type: ignore[operator]
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, SubjectsDataModule):
-            raise ConfigError(
-                f"MapResilience asks about SubjectsDataModule; data is {type(data).__name__}. "
-                "Pass --data SubjectsDataModule."
-            )
-        seen = self._fitted_on() & set(data.halves["test"])
-        if seen:
-            raise SubjectsError(
-                f"{len(seen)} of the held-out X's, such as {min(seen)!r}, are among those that the "
-                "old maps were fitted on. Use the data settings of the run that wrote them (its "
-                "config.yaml), or other X's."
-            )
-
     @property
     def _run(self) -> Path | None:
-        """The run that wrote the maps, if they still lie in its folder."""
+        """The run that wrote the maps, if they still are in its folder."""
         folder = self.hparams["linear_map"]
         return None if folder is None else Path(folder).resolve().parent
 
-    def _fitted_on(self) -> set[str]:
-        path = None if self._run is None else self._run / "tables" / "inputs.csv"
-        if path is None or not path.is_file():
-            return set()
-        with path.open(newline="", encoding="utf-8") as file:
-            return {row["x"] for row in csv.DictReader(file) if row.get("half") == "fit"}
+    def on_test_start(self) -> None:
+        """Begin a test."""
+        for metric in (*self.moments.values(), *self.moments_before.values()):
+            metric.reset()  # type: ignore[operator]
+        self._fitted_on = set() if self._run is None else _read_fit_subjects(self._run)
 
     @torch.no_grad()
-    def test_step(self, batch: SubjectBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add X's of one half to the statistics of both LMs."""
-        del batch_idx
-        half = _HALVES[dataloader_idx]
-        rows = domain_rows(self.lm, self.layout, batch.inputs)
+    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
+        """Add subjects of one half to the moments of both LMs.
+
+        Raises:
+            ConfigError: The first batches hold no subjects of the fit half.
+            SubjectsError: Held-out subjects are among those that the old maps were fitted on.
+        """
+        if batch_idx == 0 and "fit" not in gather(batch.half):
+            raise ConfigError(
+                "MapResilience fits maps on the fit half while it tests, and the first batches are "
+                "of the held-out half. Set data.test_on to all."
+            )
+        if batch.half == "test":
+            self._check_held_out(batch.subjects)
+        rows = domain_rows(self.lm, self.layout, batch.subjects)
         old = None
-        if self.before is not None and (half == "test" or self.stored is None):
+        if self.before is not None and (batch.half == "test" or self.stored is None):
             assert self.layout_before is not None
-            old = domain_rows(self.before, self.layout_before, batch.inputs)
+            old = domain_rows(self.before, self.layout_before, batch.subjects)
         if batch.is_padding:
             return
-        self.moments[half].update(rows)  # type: ignore[operator]
+        self.moments[batch.half].update(rows)  # type: ignore[operator]
         if old is not None:
-            self.moments_before[half].update(old)  # type: ignore[operator]
+            self.moments_before[batch.half].update(old)  # type: ignore[operator]
+
+    def _check_held_out(self, subjects: Sequence[str]) -> None:
+        seen = self._fitted_on & set(subjects)
+        if seen:
+            raise SubjectsError(
+                f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are "
+                "among those that the old maps were fitted on. Use the data settings of the run "
+                "that wrote them (its config.yaml), or other subjects."
+            )
 
     # -- scoring -----------------------------------------------------------------------------
 
@@ -213,87 +218,105 @@ class MapResilience(FrozenLMModule):
         """Score all pairs."""
         now = {half: metric.gather() for half, metric in self.moments.items()}  # type: ignore[operator]
         then = {half: metric.gather() for half, metric in self.moments_before.items()}  # type: ignore[operator]
-        told = {} if then else self._told_before()
-        pairs: dict[tuple[str, str], PairResilience] = {}
-        for source in self.layout.sources:
-            x, y = self.layout.columns(source), self.layout.target_columns(source)
-            weight = self._old_weight(source, then.get("fit"))
-            scores = {
-                "after": label_r(now["test"], weight, x, y),
-                "refitted": label_r(now["test"], self._solved(now["fit"], source), x, y),
-            }
-            if then:
-                scores["before"] = label_r(then["test"], weight, x, y)
-            cut = {k: dict(split_targets(self.layout, source, r.cpu())) for k, r in scores.items()}
-            for target in self.layout.targets(source):
-                after = summarize(cut["after"][target])
-                before = told.get(f"{source}->{target}")
-                if "before" in cut:
-                    before = number(summarize(cut["before"][target]).mean)
-                pairs[source, target] = PairResilience(
-                    source,
-                    target,
-                    before,
-                    number(after.mean),
-                    number(summarize(cut["refitted"][target]).mean),
-                    number(after.std),
-                    self.layout.sizes[target],
-                )
-        self.report = ResilienceReport(
-            self.stored.lm if self.stored is not None else self.before.config.name_or_path,  # type: ignore[union-attr]
-            self.lm.config.name_or_path,
-            int(now["fit"].n),
-            int(now["test"].n),
-            [pairs[pair] for pair in self.layout.pairs],
-        )
-
-    def _ridges(self, source: str) -> Tensor:
-        """Ridge strength of each target column of a source."""
-        own = self.stored.ridge if self.stored is not None else {}
-        return torch.cat(
-            [
-                torch.full(
-                    (self.layout.sizes[target],),
-                    own.get(f"{source}->{target}", self.hparams["ridge"]),
-                    dtype=torch.float64,
-                )
-                for target in self.layout.targets(source)
-            ]
-        )
-
-    def _solved(self, fit: Moments, source: str) -> Tensor:
-        """W of a source to all its targets, ``(n_target, n_source)``."""
-        device = fit.mean.device
-        x = self.layout.columns(source).to(device)
-        y = self.layout.target_columns(source).to(device)
-        squares = LeastSquares(fit.scatter[x][:, x], fit.scatter[x][:, y])
-        return squares.weight(self._ridges(source).to(device))
-
-    def _old_weight(self, source: str, fit: Moments | None) -> Tensor:
-        if self.stored is None:
-            assert fit is not None
-            return self._solved(fit, source)
-        names = [f"{source}->{target}" for target in self.layout.targets(source)]
-        return torch.cat([self.stored.weight(name) for name in names]).to(self.device)
-
-    def _told_before(self) -> dict[str, float]:
-        """What the run that wrote the maps found, if it lies beside them."""
-        path = None if self._run is None else self._run / "results.json"
-        if path is None or not path.is_file():
-            rank_zero_warn(
-                "what the maps reach on their own LM is not known: there is no results.json "
-                "beside model.linear_map. Set model.before to that LM to have it measured."
-            )
-            return {}
-        pairs = json.loads(path.read_text(encoding="utf-8")).get("pairs", [])
-        return {
-            f"{pair['source']}->{pair['target']}": pair["label_mean"]
-            for pair in pairs
-            if pair.get("label_mean") is not None
+        before = {} if then or self._run is None else _read_label_means(self._run)
+        old = {
+            source: self._solve(then["fit"], source)
+            if self.stored is None
+            else _stored_weight(self.stored, self.layout, source).to(self.device)
+            for source in self.layout.sources
         }
+        refitted = {source: self._solve(now["fit"], source) for source in self.layout.sources}
+        self.results = resilience_results(
+            score_resilience(self.layout, old, refitted, now["test"], then.get("test"), before),
+            lm_before=self.stored.lm if self.before is None else self.before.config.name_or_path,  # type: ignore[union-attr]
+            n_fit=int(now["fit"].n),
+            n_test=int(now["test"].n),
+            lm=self.lm.info,
+            settings=self.settings(),
+        )
 
-    # -- the end -----------------------------------------------------------------------------
+    def _solve(self, fit: Moments, source: str) -> Tensor:
+        """Return W of a source to all its targets, ``(n_target, n_source)``."""
+        columns = self.layout.columns(source), self.layout.target_columns(source)
+        ridge = per_target_ridge(self.layout, source, self.ridges).to(fit.mean.device)
+        return RidgeSolver(fit, *columns).solve(ridge).weight
 
     def on_test_end(self) -> None:
-        """Write the numbers, tables and figures."""
-        self.write_study(self.report)
+        """Write the results."""
+        if self.results is not None:
+            write_results(self.trainer, self.results)
+
+
+def score_resilience(
+    layout: JointLayout,
+    old: Mapping[str, Tensor],
+    refitted: Mapping[str, Tensor],
+    now: Moments,
+    then: Moments | None,
+    before: Mapping[str, float],
+) -> list[PairResilience]:
+    """Score old maps on a new LM, beside maps that were fitted on it.
+
+    Args:
+        layout: Columns of the joint rows.
+        old: W of the old map of each source, ``(n_target, n_source)``.
+        refitted: W of the new LM's own map of each source, likewise.
+        now: Moments of held-out subjects on the new LM.
+        then: Moments of held-out subjects on the old LM; None if it was not read.
+        before: Known mean label-wise r of the old maps on the old LM, by ``city->country``; used
+            where the old LM was not read.
+    """
+    pairs: dict[Pair, PairResilience] = {}
+    for source in layout.sources:
+        x, y = layout.columns(source), layout.target_columns(source)
+        scores = {
+            "after": label_r(now, old[source], x, y),
+            "refitted": label_r(now, refitted[source], x, y),
+        }
+        if then is not None:
+            scores["before"] = label_r(then, old[source], x, y)
+        summaries = {
+            name: {t: summarize(part) for t, part in split_targets(layout, source, r.cpu())}
+            for name, r in scores.items()
+        }
+        for target in layout.targets(source):
+            means = {name: number(found[target].mean) for name, found in summaries.items()}
+            pairs[source, target] = PairResilience(
+                source=source,
+                target=target,
+                before=means.get("before", before.get(f"{source}->{target}")),
+                after=means["after"],
+                refitted=means["refitted"],
+                after_std=number(summaries["after"][target].std),
+                n_labels=layout.sizes[target],
+            )
+    return [pairs[pair] for pair in layout.pairs]
+
+
+def _stored_weight(stored: LinearMap, layout: JointLayout, source: str) -> Tensor:
+    return torch.cat([stored.weight(f"{source}->{target}") for target in layout.targets(source)])
+
+
+def _read_fit_subjects(run: Path) -> set[str]:
+    path = run / "tables" / "subjects.csv"
+    if not path.is_file():
+        return set()
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["subject"] for row in csv.DictReader(file) if row["half"] == "fit"}
+
+
+def _read_label_means(run: Path) -> dict[str, float]:
+    """Return the mean label-wise r of each pair in the results of the run that wrote the maps."""
+    path = run / "results.json"
+    if not path.is_file():
+        rank_zero_warn(
+            "what the maps reach on their own LM is not known: there is no results.json "
+            "beside model.linear_map. Set model.before to that LM to have it measured."
+        )
+        return {}
+    pairs = json.loads(path.read_text(encoding="utf-8")).get("pairs", [])
+    return {
+        f"{pair['source']}->{pair['target']}": pair["label_mean"]
+        for pair in pairs
+        if pair.get("label_mean") is not None
+    }

@@ -1,51 +1,41 @@
-"""Tables and figures of the resilience study (paper, figures 8, 9, 19 to 21)."""
+"""The results of the resilience study (paper, figures 8, 9, 19 to 21)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lincorr_lightning.io import write_csv
-from lincorr_lightning.results.base import Drawings, Pictured
-from lincorr_lightning.results.loggers import tensorboard_writers
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.results import Column, Figure, Results, Table
 
-if TYPE_CHECKING:
-    import lightning as L
-    from matplotlib.figure import Figure
-
-# A share of next to nothing says nothing.
-_LEAST_R = 0.2
-_MOST_ROWS = 100
-MATRICES = ("before", "after", "difference", "refitted", "kept")
-_KINDS = {
-    "before": "the old map on the old LM",
-    "after": "the old map on the new LM",
-    "difference": "after minus before",
-    "refitted": "a map fitted on the new LM itself",
-    "kept": "share of the refitted map's r that the old map keeps",
+# Below this r a fraction of it means nothing.
+_MIN_R = 0.2
+_COLUMNS = ("before", "after", "difference", "refitted", "kept")
+_MATRICES = {
+    "before": "The old map on the old LM",
+    "after": "The old map on the new LM",
+    "difference": "The old map on the new LM, minus on the old LM",
+    "refitted": "A map fitted on the new LM itself",
+    "kept": "Fraction of the refitted map's r that the old map keeps",
 }
 
 
 @dataclass(frozen=True)
 class PairResilience:
-    """How well an old map holds on a new LM; each r is a mean over labels, of held-out X's.
+    """How well an old map holds on a new LM; each r is a mean over labels, on held-out subjects.
 
     Attributes:
-        source: Name of the source knowledge.
-        target: Name of the target knowledge.
+        source: Name of the source.
+        target: Name of the target.
         before: r of the old map on the LM it was fitted on; None if that is not known.
         after: r of the old map on the new LM.
         refitted: r on the new LM of a map fitted on it.
         after_std: Standard deviation of `after` over labels.
-        n_labels: Labels of the target.
+        n_labels: Number of target labels.
     """
 
     source: str
@@ -58,18 +48,18 @@ class PairResilience:
 
     @property
     def difference(self) -> float | None:
-        """What the new LM took from the tie."""
+        """`after` minus `before`."""
         return None if self.before is None or self.after is None else self.after - self.before
 
     @property
     def kept(self) -> float | None:
-        """The old map's r as a share of the refitted one's; None where that is next to nothing."""
-        if self.after is None or self.refitted is None or self.refitted < _LEAST_R:
+        """`after` as a fraction of `refitted`; None where that is close to zero."""
+        if self.after is None or self.refitted is None or self.refitted < _MIN_R:
             return None
         return self.after / self.refitted
 
-    def results(self) -> dict[str, Any]:
-        """The pair's entry in ``results.json``."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the pair in ``results.json``."""
         return {
             "source": self.source,
             "target": self.target,
@@ -83,121 +73,108 @@ class PairResilience:
         }
 
 
-@dataclass(frozen=True)
-class ResilienceReport(Pictured):
-    """Every pair of a map on another LM.
+def resilience_results(
+    pairs: Sequence[PairResilience],
+    *,
+    lm_before: str,
+    n_fit: int,
+    n_test: int,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Results:
+    """Build the results of the resilience study.
 
-    Attributes:
-        before: Name of the LM that the map was fitted on.
-        after: Name of the new one.
-        n_fit: X's that the new LM's own maps were fitted on.
-        n_test: Held-out X's.
-        pairs: In the order of the map.
+    Args:
+        pairs: Scores of the pairs.
+        lm_before: Name or path of the LM that the old maps were fitted on.
+        n_fit: Number of subjects that the new LM's own maps were fitted on.
+        n_test: Number of held-out subjects.
+        lm: Name, dtype, fingerprint and size of the new LM.
+        settings: The study's settings.
     """
-
-    before: str
-    after: str
-    n_fit: int
-    n_test: int
-    pairs: Sequence[PairResilience]
-
-    def results(self) -> dict[str, Any]:
-        """For ``results.json``."""
-        means = {name: _mean([getattr(p, name) for p in self.pairs]) for name in MATRICES}
-        return {
-            "study": "resilience",
-            "lm": self.after,
-            "lm_before": self.before,
-            "n_fit": self.n_fit,
-            "n_test": self.n_test,
-            "mean": means,
-            "pairs": [pair.results() for pair in self.pairs],
-        }
-
-    def write(self, folder: Path) -> None:
-        """Write tables and figures.
-
-        Args:
-            folder: The run's.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
-        rows = [pair.results() for pair in self.pairs]
-        write_csv(folder / "tables" / "pairs.csv", list(rows[0]), (list(r.values()) for r in rows))
-        for name in self._known():
-            sources, targets, matrix = self.matrix(name)
-            cells = (
-                [source, *(None if math.isnan(v) else v for v in row)]
-                for source, row in zip(sources, matrix.tolist(), strict=True)
-            )
-            write_csv(folder / "tables" / f"{name}_matrix.csv", ("source", *targets), cells)
-        self.write_pictures(folder)
-
-    def show(self, trainer: L.Trainer) -> None:
-        """Add scalars, the table and the figures to TensorBoard.
-
-        Args:
-            trainer: The run's trainer.
-        """
-        for writer in tensorboard_writers(trainer):
-            for name, value in self.results()["mean"].items():
-                if value is not None:
-                    writer.add_scalar(f"resilience/{name}", value, 0)  # type: ignore[no-untyped-call]
-            writer.add_text("pairs", self.markdown(), 0)  # type: ignore[no-untyped-call]
-        self.show_pictures(trainer)
-
-    def markdown(self) -> str:
-        """The pairs that kept least first."""
-        ordered = sorted(self.pairs, key=lambda p: math.inf if p.kept is None else p.kept)
-        columns = ("pair", "before", "after", "difference", "refitted", "kept")
-        return markdown_table(
-            columns,
-            (
-                (f"{p.source}->{p.target}", *(getattr(p, name) for name in columns[1:]))
-                for p in ordered[:_MOST_ROWS]
+    entries = [pair.to_json() for pair in pairs]
+    mean = {name: _mean([entry[name] for entry in entries]) for name in _COLUMNS}
+    matrices = {name: _matrix(entries, name) for name in _COLUMNS if mean[name] is not None}
+    return Results(
+        study="resilience",
+        values={
+            "lm_before": lm_before, "n_fit": n_fit, "n_test": n_test, "mean": mean,
+            "pairs": entries,
+        },
+        scalars={f"resilience/{name}": v for name, v in mean.items() if v is not None},
+        tables=[
+            _summary(entries, n_test),
+            Table.from_dicts("pairs", entries, list(entries[0]), caption="Scores of every pair"),
+            *(
+                Table(
+                    f"{name}_matrix",
+                    ["source", *(Column(target, format=".2f") for target in targets)],
+                    [
+                        [source, *(None if math.isnan(v) else v for v in row)]
+                        for source, row in zip(sources, matrix.tolist(), strict=True)
+                    ],
+                    _MATRICES[name],
+                )
+                for name, (sources, targets, matrix) in matrices.items()
             ),
-        )
+        ],
+        figures=list(_figures(matrices, lm_before, str(lm["name_or_path"]), n_fit, n_test)),
+        lm=lm,
+        settings=settings,
+    )  # fmt: skip
 
-    def _known(self) -> list[str]:
-        """Matrices that have a value."""
-        return [n for n in MATRICES if any(getattr(p, n) is not None for p in self.pairs)]
 
-    def matrix(self, name: str) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
-        """One number of all pairs.
+def _summary(entries: Sequence[Mapping[str, Any]], n_test: int) -> Table:
+    """Return the pairs that kept least first."""
+    ordered = sorted(entries, key=lambda e: math.inf if e["kept"] is None else e["kept"])
+    return Table.from_dicts(
+        "summary",
+        [{"pair": f"{e['source']}->{e['target']}", **e} for e in ordered],
+        [Column("pair"), *(Column(name, format=".2f") for name in _COLUMNS)],
+        caption=f"Label-wise r of the old maps on {n_test:,} held-out subjects",
+        note="By the fraction of the refitted map's r that the old map keeps.",
+        headline=True,
+    )
 
-        Args:
-            name: One of `MATRICES`.
 
-        Returns:
-            Sources, targets, and ``(n_source, n_target)``, NaN where there is none.
-        """
-        sources = list(dict.fromkeys(pair.source for pair in self.pairs))
-        targets = list(dict.fromkeys([*sources, *(pair.target for pair in self.pairs)]))
-        targets = [t for t in targets if any(pair.target == t for pair in self.pairs)]
-        matrix = np.full((len(sources), len(targets)), math.nan)
-        for pair in self.pairs:
-            value = getattr(pair, name)
-            if value is not None:
-                matrix[sources.index(pair.source), targets.index(pair.target)] = value
-        return sources, targets, matrix
+def _matrix(
+    entries: Sequence[Mapping[str, Any]], name: str
+) -> tuple[list[str], list[str], np.ndarray]:
+    """Return sources, targets, and ``(n_source, n_target)``, NaN where there is no value."""
+    sources = list(dict.fromkeys(entry["source"] for entry in entries))
+    has_target = {entry["target"] for entry in entries}
+    names = dict.fromkeys([*sources, *(entry["target"] for entry in entries)])
+    targets = [target for target in names if target in has_target]
+    matrix = np.full((len(sources), len(targets)), math.nan)
+    for entry in entries:
+        if entry[name] is not None:
+            matrix[sources.index(entry["source"]), targets.index(entry["target"])] = entry[name]
+    return sources, targets, matrix
 
-    def drawings(self) -> Drawings:
-        """A heat map for each matrix."""
-        return {f"{name}_matrix": partial(self._heatmap, name) for name in self._known()}
 
-    def _heatmap(self, name: str) -> Figure:
-        from lincorr_lightning.results.heat_maps import correlation_heatmap
+def _figures(
+    matrices: Mapping[str, tuple[list[str], list[str], np.ndarray]],
+    lm_before: str,
+    lm: str,
+    n_fit: int,
+    n_test: int,
+) -> Iterator[Figure]:
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.results.heat_maps import correlation_heatmap
+    from lincorr_lightning.results.style import short_name
 
-        told = (
-            f"map of {self.before}, on {self.after}; {self.n_test:,} held-out X’s; refitted on "
-            f"{self.n_fit:,}"
-        )
-        label = "share of r" if name == "kept" else "label-wise Pearson r"
-        least = f"; pairs of a refitted r of {_LEAST_R:g} or more" if name == "kept" else ""
-        sources, targets, matrix = self.matrix(name)
-        return correlation_heatmap(
-            matrix, sources, targets, f"{name.capitalize()}: {_KINDS[name]}", told + least, label
+    note = (
+        f"map of {short_name(lm_before)}, on {short_name(lm)}; {n_test:,} held-out subjects; "
+        f"refitted on {n_fit:,}"
+    )
+    for name, (sources, targets, matrix) in matrices.items():
+        what, label, least = _MATRICES[name], "label-wise Pearson r", ""
+        if name == "kept":
+            label, least = "fraction of r", f"; pairs with a refitted r of {_MIN_R:g} or more"
+        yield Figure(
+            f"{name}_matrix",
+            f"{what}: label-wise correlation of every ordered pair.",
+            partial(correlation_heatmap, matrix, sources, targets, what, note + least, label),
         )
 
 

@@ -1,267 +1,468 @@
-"""What a linear probe found, and all the forms in which it is handed over."""
+"""The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lincorr_lightning.io import write_csv, write_json
-from lincorr_lightning.probe.ranking import Composition
+from lincorr_lightning.io import safe_names
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.probe.ridge_path import RidgePoint
-from lincorr_lightning.probe.tables import tables_of
-from lincorr_lightning.results.base import Drawings, Pictured
+from lincorr_lightning.probe.scores import PairScore, rank_pairs
+from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
-from lincorr_lightning.results.tables import (
-    Influence,
-    top_influences,
-)
+from lincorr_lightning.results.results import Column, Figure, Results, Table
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+_FLOATS = npt.NDArray[np.floating[Any]]
+# A run over all knowledge has thousands of pairs with a reference.
+_MAX_WEIGHT_FIGURES = 12
+_MAX_INFLUENCE_TABLES = 100
+# TensorBoard gets slow beyond some thousand tags; the tables have every pair.
+_MAX_SCALAR_PAIRS = 600
+# A tree over fewer kinds of knowledge shows nothing that the matrix does not.
+_MIN_CLUSTERED = 4
+_RANKS = ("1", "3", "5")
+_WAYS = ("influenced", "influencing")
+_RANKING = (
+    "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
+    "excess_error", "p", "q", "partial_label_mean", "through_given",
+)  # fmt: skip
+# Matrix tables and figures: name -> (the score, what it is).
+_MATRICES: dict[str, tuple[Callable[[PairScore], float | None], str]] = {
+    "correlation_matrix": (lambda s: s.label_mean, "Label-wise correlation"),
+    "std_matrix": (lambda s: s.label_std, "Standard deviation of label-wise r over labels"),
+    "instance_matrix": (lambda s: s.instance_mean, "Instance-wise correlation"),
+    "permuted_matrix": (
+        lambda s: s.permuted_label_mean,
+        "Label-wise correlation, permuted targets",
+    ),
+    "control_matrix": (lambda s: s.control_label_mean, "Label-wise correlation, control prompt"),
+}
 
-# A run over all knowledges has thousands of pairs with a reference: these are looked at closely.
-MOST_WEIGHT_FIGURES = 12
-_TIE_KEYS = ("label_error", "excess_error", "p", "q", "partial_label_mean", "through_given")
 
-
-@dataclass(frozen=True)
-class CompletenessScore:
-    """What a pair's target labels of one kind reach (paper, table 18).
+class Influence(NamedTuple):
+    """One of the highest weights of a label.
 
     Attributes:
-        n_labels: How many there are.
-        label_mean: Their mean label-wise r.
-        influenced: Hit@N of influenced targets among them; None without a reference.
+        direction: ``influenced``: `label` is a source and `token` a target that it moves;
+            ``influencing``: `label` is a target and `token` a source that moves it.
+        label: The label.
+        rank: 1 for the highest weight.
+        token: The label at the other end.
+        weight: W between the two.
+        in_reference: Whether the reference pairs the two; None for labels without a reference.
     """
 
-    n_labels: int
-    label_mean: float
-    influenced: Rates | None
-
-    def results(self) -> dict[str, Any]:
-        """Its entry in ``results.json``."""
-        return {
-            "n_labels": self.n_labels,
-            "label_mean": number(self.label_mean),
-            "influenced": self.influenced and rates_as_json(self.influenced),
-        }
+    direction: str
+    label: str
+    rank: int
+    token: str
+    weight: float
+    in_reference: bool | None
 
 
-@dataclass(frozen=True)
-class PairScore:
-    """Scores of one pair on held-out X's.
+def top_influences(
+    weight: _FLOATS,
+    source_labels: Sequence[str],
+    target_labels: Sequence[str],
+    n: int = 5,
+    reference: npt.NDArray[np.bool_] | None = None,
+) -> list[Influence]:
+    """Return the highest weights of every label, in both directions.
 
-    Attributes:
-        source: Name of the source knowledge.
-        target: Name of the target knowledge.
-        label_mean: Mean label-wise r; NaN when no label varies.
-        label_std: Its standard deviation over labels.
-        instance_mean: Mean instance-wise r.
-        n_labels: Labels of the target.
-        n_constant_labels: How many of them have no r because they never change.
-        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets; None without.
-        control_label_mean: Mean label-wise r from an unrelated prompt; None without.
-        ridge: Ridge strength of the map.
-        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
-        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
-        label_error: Standard error of `label_mean` over X's; None where it was not taken.
-        excess_error: That of `excess`, or of `label_mean` where there is no control.
-        p: Probability of so high an excess where there is none, one-sided.
-        q: `p` adjusted for all pairs of the run.
-        partial_label_mean: Mean label-wise r given the knowledges of ``model.given``.
-        through_given: Share of the tie that goes through these: 1 less what the source explains
-            of the target beyond them over what it explains alone (squared correlations).
-        completeness: Scores by kind of target label, where there are several kinds.
+    Args:
+        weight: W, ``(n_target_labels, n_source_labels)``.
+        source_labels: Labels of its columns.
+        target_labels: Labels of its rows.
+        n: Number of weights per label.
+        reference: Which label pairs the reference has, shaped like W.
+
+    Returns:
+        Influenced targets of every source label, then influencing sources of every target label.
+
+    Example:
+        >>> w = np.array([[0.9, 0.1], [0.2, 0.7]])
+        >>> [row[1:5] for row in top_influences(w, ["Paris", "Rome"], ["France", "Italy"], n=1)]
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [('Paris', 1, 'France', 0.9), ('Rome', 1, 'Italy', 0.7),
+         ('France', 1, 'Paris', 0.9), ('Italy', 1, 'Rome', 0.7)]
     """
-
-    source: str
-    target: str
-    label_mean: float
-    label_std: float
-    instance_mean: float
-    n_labels: int
-    n_constant_labels: int
-    permuted_label_mean: float | None
-    control_label_mean: float | None
-    ridge: float
-    label_r: npt.NDArray[np.floating[Any]]
-    precision: Mapping[str, Rates] | None
-    label_error: float | None = None
-    excess_error: float | None = None
-    p: float | None = None
-    q: float | None = None
-    partial_label_mean: float | None = None
-    through_given: float | None = None
-    completeness: Mapping[str, CompletenessScore] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """As ``city->country``."""
-        return f"{self.source}->{self.target}"
-
-    @property
-    def excess(self) -> float | None:
-        """How far r lies above the control's; None where one of them is not known."""
-        r, control = number(self.label_mean), number(self.control_label_mean)
-        return None if r is None or control is None else r - control
-
-    def results(self) -> dict[str, Any]:
-        """The pair's entry in ``results.json``."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "label_mean": number(self.label_mean),
-            "label_std": number(self.label_std),
-            "instance_mean": number(self.instance_mean),
-            "n_labels": int(self.n_labels),
-            "n_constant_labels": int(self.n_constant_labels),
-            "permuted_label_mean": number(self.permuted_label_mean),
-            "control_label_mean": number(self.control_label_mean),
-            "excess": self.excess,
-            **{key: number(getattr(self, key)) for key in _TIE_KEYS},
-            "ridge": number(self.ridge),
-            "precision": self.precision
-            and {way: rates_as_json(rates) for way, rates in self.precision.items()},
-            "completeness": {kind: one.results() for kind, one in self.completeness.items()},
-        }
+    rows: list[Influence] = []
+    transposed = None if reference is None else reference.T
+    for direction, labels, tokens, matrix, known in (
+        ("influenced", source_labels, target_labels, weight.T, transposed),
+        ("influencing", target_labels, source_labels, weight, reference),
+    ):
+        order = np.argsort(-matrix, axis=1, kind="stable")[:, :n]
+        for i, label in enumerate(labels):
+            judged = known is not None and bool(known[i].any())
+            for rank, j in enumerate(order[i], start=1):
+                right = bool(known[i, j]) if judged and known is not None else None
+                rows.append(
+                    Influence(direction, label, rank, tokens[j], float(matrix[i, j]), right)
+                )
+    return rows
 
 
-@dataclass
-class ProbeReport(Pictured):
-    """Everything a probe found.
+def notable_pairs(
+    scores: Sequence[PairScore], references: Mapping[Pair, object], limit: int
+) -> list[PairScore]:
+    """Return the pairs with a reference, or all without any such pair, by descending r.
 
-    Attributes:
-        lm: Name or path of the LM.
-        n_fit: X's the maps were fitted on.
-        n_test: X's they were scored on.
-        pairs: Scores of each pair.
-        ridge_path: Ridge path of each pair, by name; empty when a stored fit was scored.
-        weights: W of each pair, by name, ``(n_target_labels, n_source_labels)``.
-        labels: Labels of each knowledge; its order is that of the matrices.
-        reference: Which labels belong together, by pair name, shaped like W; None if unknown.
+    Args:
+        scores: Scores of the pairs.
+        references: Reference of each pair; None where there is none.
+        limit: Number of pairs at most.
+    """
+    scored = [score for score in scores if number(score.label_mean) is not None]
+    with_reference = [score for score in scored if references.get(score.pair) is not None]
+    best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
+    return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
+
+
+def score_matrix(
+    scores: Sequence[PairScore], names: Iterable[str], value: Callable[[PairScore], float | None]
+) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
+    """Return one score of all pairs as a matrix.
+
+    Args:
+        scores: Scores of the pairs.
+        names: All names, in the order of rows and columns.
+        value: Function that returns the score.
+
+    Returns:
+        Sources, targets, and ``(n_source, n_target)``, NaN where there is no score.
+    """
+    names = list(names)
+    has_source, has_target = {s.source for s in scores}, {s.target for s in scores}
+    sources = [name for name in names if name in has_source]
+    targets = [name for name in names if name in has_target]
+    matrix = np.full((len(sources), len(targets)), math.nan)
+    for score in scores:
+        found = number(value(score))
+        if found is not None:
+            matrix[sources.index(score.source), targets.index(score.target)] = found
+    return sources, targets, matrix
+
+
+def probe_results(
+    *,
+    scores: Sequence[PairScore],
+    weights: Mapping[Pair, _FLOATS],
+    layout: JointLayout,
+    paths: Mapping[Pair, Sequence[RidgePoint]],
+    compositions: Sequence[Composition],
+    subjects: Mapping[str, Sequence[str]],
+    n_fit: int,
+    n_test: int,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Results:
+    """Build the results of a probe.
+
+    Args:
+        scores: Scores of the pairs.
+        weights: W of each pair, ``(n_target_labels, n_source_labels)``.
+        layout: Domains, references, and knowledge left out.
+        paths: Ridge path of each pair; empty when stored maps were scored.
+        compositions: Scores of composed maps.
+        subjects: Subjects of each half.
+        n_fit: Number of subjects that the maps were fitted on.
+        n_test: Number of subjects that they were scored on.
+        lm: Name, dtype, fingerprint and size of the LM.
         settings: The study's settings.
-        compositions: Maps laid end to end.
-        left_out: Knowledges of a family that the LM cannot be asked about, and why.
     """
+    values: dict[str, Any] = {
+        "n_fit": int(n_fit),
+        "n_test": int(n_test),
+        "control": layout.control,
+        "pairs": [score.to_json() for score in scores],
+    }
+    if paths:
+        values["ridge_path"] = [
+            {"source": source, "target": target, "path": [point.to_json() for point in path]}
+            for (source, target), path in paths.items()
+        ]
+    if layout.left_out:
+        values["left_out"] = dict(layout.left_out)
+    if compositions:
+        values["transitivity"] = [one.to_json() for one in compositions]
+    return Results(
+        study="linear_probe",
+        values=values,
+        scalars=dict(_scalars(scores)),
+        tables=[
+            *_tables(scores, weights, layout, paths, compositions, n_test),
+            subjects_table(subjects),
+        ],
+        figures=list(
+            _figures(
+                scores, weights, layout, paths, compositions, n_fit, n_test,
+                str(lm["name_or_path"]), settings,
+            )
+        ),
+        lm=lm,
+        settings=settings,
+    )  # fmt: skip
 
-    lm: str
-    n_fit: int
-    n_test: int
-    pairs: Sequence[PairScore]
-    ridge_path: Mapping[str, Sequence[RidgePoint]]
-    weights: Mapping[str, npt.NDArray[np.floating[Any]]]
-    labels: Mapping[str, Sequence[str]]
-    reference: Mapping[str, npt.NDArray[np.bool_] | None]
-    settings: Mapping[str, Any]
-    compositions: Sequence[Composition] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def results(self) -> dict[str, Any]:
-        """What ``results.json`` says: the project's public contract, and more beside it."""
-        results: dict[str, Any] = {
-            "study": "linear_probe",
-            "lm": self.lm,
-            "n_fit": int(self.n_fit),
-            "n_test": int(self.n_test),
-            "control": self.settings.get("control"),
-            "pairs": [score.results() for score in self.pairs],
+def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
+    """Return the table of all subjects and their halves.
+
+    Args:
+        subjects: Subjects of each half.
+    """
+    rows = [(subject, half) for half, members in subjects.items() for subject in members]
+    return Table("subjects", ("subject", "half"), rows, "Subjects, and the half each one is in")
+
+
+# -- scalars ---------------------------------------------------------------------------------
+
+
+def _scalars(scores: Sequence[PairScore]) -> Iterator[tuple[str, float]]:
+    shown = sorted(scores, key=lambda s: s.precision is None)[:_MAX_SCALAR_PAIRS]
+    safe = safe_names(score.name for score in shown)
+    for score in shown:
+        values = {
+            "label_wise": score.label_mean,
+            "instance_wise": score.instance_mean,
+            "control": score.control_label_mean,
+            "permuted": score.permuted_label_mean,
+            "excess": score.excess,
+            "ridge": score.ridge,
         }
-        if self.ridge_path:
-            results["ridge_path"] = [
-                {
-                    **dict(zip(("source", "target"), pair.split("->"), strict=True)),
-                    "path": [point.results() for point in path],
-                }
-                for pair, path in self.ridge_path.items()
+        for way, rates in (score.precision or {}).items():
+            values |= {f"hit{n}_{way}": rates[n] for n in _RANKS}
+        for group, value in values.items():
+            if number(value) is not None:
+                yield f"{group}/{safe[score.name]}", float(value or 0.0)
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def _tables(
+    scores: Sequence[PairScore],
+    weights: Mapping[Pair, _FLOATS],
+    layout: JointLayout,
+    paths: Mapping[Pair, Sequence[RidgePoint]],
+    compositions: Sequence[Composition],
+    n_test: int,
+) -> Iterator[Table]:
+    entries = [score.to_json() for score in scores]
+    hits = [f"{way}_{n}" for way in _WAYS for n in (*_RANKS, "n")]
+    plain = [key for key in entries[0] if key not in ("precision", "completeness")]
+    yield _summary(scores, n_test)
+    yield Table(
+        "pairs",
+        [*plain, *hits],
+        [[*(e[key] for key in plain), *_hits(e["precision"])] for e in entries],
+        "Every score of every pair",
+    )
+    yield Table(
+        "label_wise",
+        ("pair", "label", "r"),
+        [
+            (score.name, label, number(r))
+            for score in scores
+            for label, r in zip(
+                layout.domains[score.target].texts, score.label_r.tolist(), strict=True
+            )
+        ],
+        "Label-wise r of every target label",
+        "Empty where the label never changes.",
+    )
+    for name, (value, what) in _MATRICES.items():
+        sources, targets, matrix = score_matrix(scores, layout.domains, value)
+        if name == "correlation_matrix" or not np.isnan(matrix).all():
+            rows = [
+                [source, *map(number, row)]
+                for source, row in zip(sources, matrix.tolist(), strict=True)
             ]
-        if self.left_out:
-            results["left_out"] = dict(self.left_out)
-        if self.compositions:
-            results["transitivity"] = [one.results() for one in self.compositions]
-        return {**results, "settings": dict(self.settings)}
+            columns = [Column("source"), *(Column(target, format=".2f") for target in targets)]
+            yield Table(name, columns, rows, what)
+    if paths:
+        yield Table(
+            "ridge_path",
+            ["pair", "ridge", "label_mean", *hits],
+            [
+                [f"{source}->{target}", number(point.ridge), number(point.label_mean),
+                 *_hits({"influenced": point.influenced, "influencing": point.influencing})]
+                for (source, target), path in paths.items()
+                for point in path
+            ],
+            "Correlation and precision at every ridge strength",
+        )  # fmt: skip
+    if any(score.p is not None for score in scores):
+        ranked = [{"rank": i, **s.to_json()} for i, s in enumerate(rank_pairs(scores), start=1)]
+        caption = "Pairs by how far r lies above its control"
+        yield Table.from_dicts("ranking", ranked, _RANKING, caption=caption)
+    if any(score.completeness for score in scores):
+        yield Table(
+            "completeness",
+            ["pair", "completeness", "n_labels", "label_mean", *hits[: len(_RANKS) + 1]],
+            [
+                [score.name, kind, one.n_labels, number(one.label_mean),
+                 *_hits({"influenced": one.influenced})[: len(_RANKS) + 1]]
+                for score in scores
+                for kind, one in score.completeness.items()
+            ],
+            "Scores by how completely the target labels stand for their answers",
+        )  # fmt: skip
+    if compositions:
+        composed = [one.to_json() for one in compositions]
+        caption = "Composed maps beside the map of the pair"
+        yield Table.from_dicts("transitivity", composed, list(composed[0]), caption=caption)
+    yield Table(
+        "influences",
+        ("pair", *Influence._fields),
+        [
+            (score.name, *row)
+            for score in notable_pairs(scores, layout.references, _MAX_INFLUENCE_TABLES)
+            for row in top_influences(
+                weights[score.pair],
+                layout.domains[score.source].texts,
+                layout.domains[score.target].texts,
+                reference=layout.references.get(score.pair),
+            )
+        ],
+        "Highest weights of every label, in both directions",
+    )
 
-    def write(self, folder: str | Path) -> None:
-        """Write ``results.json``, ``tables/`` and ``figures/``.
 
-        Args:
-            folder: The run's folder.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
-        folder = Path(folder)
-        write_json(folder / "results.json", self.results())
-        for name, columns, rows in tables_of(self):
-            write_csv(folder / "tables" / f"{name}.csv", columns, rows)
-        self.write_pictures(folder)
-
-    def log_to_tensorboard(self, writer: SummaryWriter, step: int) -> None:
-        """Add scalars, figures, a text table of top influences and the settings to a log.
-
-        Args:
-            writer: Of the run's own TensorBoard log.
-            step: Global step.
-        """
-        from lincorr_lightning.probe.tensorboard import log_probe
-
-        log_probe(self, writer, step)
-
-    # -- which pairs are looked at closely ---------------------------------------------------
-
-    def notable(self, limit: int) -> list[PairScore]:
-        """Pairs with a reference, or without any such all pairs: those with the highest r.
-
-        Args:
-            limit: How many at most.
-        """
-        scored = [score for score in self.pairs if number(score.label_mean) is not None]
-        with_reference = [score for score in scored if self.reference.get(score.name) is not None]
-        best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
-        return best[: limit if with_reference else min(limit, MOST_WEIGHT_FIGURES)]
-
-    def influences(self, score: PairScore, n: int = 5) -> list[Influence]:
-        """The highest weights of every label of a pair, both ways."""
-        return top_influences(
-            self.weights[score.name],
-            self.labels[score.source],
-            self.labels[score.target],
-            n,
-            self.reference.get(score.name),
+def _summary(scores: Sequence[PairScore], n_test: int) -> Table:
+    """Return the pairs by evidence, those without r last."""
+    columns = [Column("pair")]
+    columns += [
+        Column(key, heading, ".2f")
+        for key, heading in (
+            ("label_mean", "r"),
+            ("label_std", "std"),
+            ("permuted_label_mean", "permuted"),
+            ("control_label_mean", "control"),
+            ("excess", ""),
+            ("influenced_1", "Hit@1 influenced"),
+            ("influencing_1", "Hit@1 influencing"),
         )
+    ]
+    rows = []
+    for score in [*rank_pairs(scores), *(one for one in scores if math.isnan(one.evidence))]:
+        hits = _hits(score.precision)
+        row = {"pair": score.name, **score.to_json(), "influenced_1": hits[0]}
+        rows.append({**row, "influencing_1": hits[len(_RANKS) + 1]})
+    caption = f"Label-wise r on {n_test:,} held-out subjects"
+    note = "By r minus that of the control prompt."
+    return Table.from_dicts("summary", rows, columns, caption=caption, note=note, headline=True)
 
-    # -- matrices ----------------------------------------------------------------------------
 
-    def matrix(
-        self, value: Callable[[PairScore], float | None]
-    ) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
-        """A score of all pairs as a matrix.
+def _hits(precision: Mapping[str, Rates | None] | None) -> list[Any]:
+    cells: list[Any] = []
+    for way in _WAYS:
+        rates = (precision or {}).get(way)
+        cells += [None] * (len(_RANKS) + 1) if rates is None else rates_as_json(rates).values()
+    return cells
 
-        Args:
-            value: The score.
 
-        Returns:
-            Sources, targets, and ``(n_source, n_target)``, NaN where there is none.
-        """
-        asked_s, asked_t = {s.source for s in self.pairs}, {s.target for s in self.pairs}
-        sources = [name for name in self.labels if name in asked_s]
-        targets = [name for name in self.labels if name in asked_t]
-        matrix = np.full((len(sources), len(targets)), math.nan)
-        row, column = ({name: i for i, name in enumerate(names)} for names in (sources, targets))
-        for score in self.pairs:
-            found = number(value(score))
-            matrix[row[score.source], column[score.target]] = math.nan if found is None else found
-        return sources, targets, matrix
+# -- figures ---------------------------------------------------------------------------------
 
-    # -- figures -----------------------------------------------------------------------------
 
-    def drawings(self) -> Drawings:
-        """Every figure there are numbers for, by its file name without suffix."""
-        from lincorr_lightning.probe.pictures import drawings_of
+def _figures(
+    scores: Sequence[PairScore],
+    weights: Mapping[Pair, _FLOATS],
+    layout: JointLayout,
+    paths: Mapping[Pair, Sequence[RidgePoint]],
+    compositions: Sequence[Composition],
+    n_fit: int,
+    n_test: int,
+    lm: str,
+    settings: Mapping[str, Any],
+) -> Iterator[Figure]:
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.probe import figures
+    from lincorr_lightning.results.heat_maps import correlation_heatmap
+    from lincorr_lightning.results.style import short_name
 
-        return drawings_of(self)
+    lm = short_name(lm)
+    strengths = {f"{score.ridge:g}" for score in scores}
+    ridge = strengths.pop() if len(strengths) == 1 else settings.get("ridge")
+    note = f"{n_test:,} held-out subjects; maps fitted on {n_fit:,}; ridge {ridge}"
+    for name, (value, what) in _MATRICES.items():
+        sources, targets, matrix = score_matrix(scores, layout.domains, value)
+        known = matrix[np.isfinite(matrix)]
+        if name == "control_matrix" or (name == "permuted_matrix" and not len(known)):
+            continue
+        options: dict[str, Any] = {"value_label": "Pearson r"}
+        if name == "std_matrix":
+            limit = max(float(known.max(initial=0.0)), 0.01)
+            options = {"value_label": "standard deviation of r", "limit": limit}
+        draw = partial(
+            correlation_heatmap, matrix, sources, targets, f"{what} in {lm}", note, **options
+        )
+        yield Figure(name, f"{what} of every ordered pair, source to target.", draw)
+    sources, targets, matrix = score_matrix(
+        scores, layout.domains, _MATRICES["correlation_matrix"][0]
+    )
+    n_pairs = len(sources) * (len(sources) - 1)
+    if (
+        sources == targets
+        and len(sources) >= _MIN_CLUSTERED
+        and np.isfinite(matrix).sum() == n_pairs
+    ):
+        yield Figure(
+            "clusters",
+            "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours.",
+            partial(
+                figures.cluster_heatmap, matrix, sources, f"Clusters of knowledge in {lm}", note
+            ),
+        )
+    yield Figure(
+        "nulls",
+        "Label-wise r of each pair beside the permuted baseline and the control prompt.",
+        partial(figures.nulls_figure, scores, f"Correlation beside its nulls in {lm}"),
+    )
+    if any(score.p is not None for score in scores):
+        yield Figure(
+            "ranking",
+            "Label-wise r above its control, with 95 % intervals over subjects.",
+            partial(
+                figures.ranking_figure, scores, settings.get("partial_out") or (),
+                f"Correlation above its control in {lm}",
+            ),
+        )  # fmt: skip
+    if compositions:
+        yield Figure(
+            "transitivity",
+            "Label-wise r of composed maps beside the map of the pair.",
+            partial(figures.transitivity_figure, compositions, f"Composed maps in {lm}"),
+        )
+    shown = notable_pairs(scores, layout.references, _MAX_WEIGHT_FIGURES)
+    drawn = {score.name: paths[score.pair] for score in shown if score.pair in paths}
+    if drawn:
+        yield Figure(
+            "ridge_path",
+            "Label-wise r and Hit@1 along the ridge.",
+            partial(
+                figures.ridge_path_figure, drawn, {score.name: score.ridge for score in shown},
+                f"Correlation and precision along the ridge in {lm}", len(paths),
+            ),
+        )  # fmt: skip
+    safe = safe_names(score.name for score in shown)
+    for score in shown:
+        yield Figure(
+            f"weights_{safe[score.name]}",
+            f"Highest weights of W of {score.name}.",
+            partial(
+                figures.top_weights_figure,
+                weights[score.pair],
+                layout.domains[score.source].texts,
+                layout.domains[score.target].texts,
+                f"W of {score.name} in {lm}",
+                f"ridge {score.ridge:g}",
+                layout.references.get(score.pair),
+            ),
+        )

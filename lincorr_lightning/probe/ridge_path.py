@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates
-from lincorr_lightning.functional.precision import HIT_RANKS, HitRates
-from lincorr_lightning.linear_map.layout import ProbeLayout
-from lincorr_lightning.linear_map.solver import Pair, SourceSolver, label_r, split_targets
+from lincorr_lightning.functional.precision import HitRates
+from lincorr_lightning.linear_map.fitting import FittedMaps
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
+from lincorr_lightning.linear_map.solver import label_r, split_targets
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 
 
 @dataclass(frozen=True)
 class RidgePoint:
-    """What one ridge strength gives, on held-out X's.
+    """Scores at one ridge strength.
 
     Attributes:
         ridge: Ridge strength.
@@ -32,8 +33,8 @@ class RidgePoint:
     influenced: Rates | None
     influencing: Rates | None
 
-    def results(self) -> dict[str, Any]:
-        """The point's entry in ``results.json``."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the point in ``results.json``."""
         return {
             "ridge": number(self.ridge),
             "label_mean": number(self.label_mean),
@@ -43,36 +44,33 @@ class RidgePoint:
 
 
 def ridge_paths(
-    solver: SourceSolver, test: Moments, layout: ProbeLayout, source: str, grid: Sequence[float]
+    fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
 ) -> dict[Pair, list[RidgePoint]]:
-    """Score every ridge strength for every target of one source, on held-out rows."""
-    x, y = layout.columns(source), layout.target_columns(source)
-    r_rows: list[Tensor] = []
-    hits: dict[str, list[tuple[HitRates, HitRates]]] = {t: [] for t in layout.targets(source)}
-    for ridge in grid:
-        weight = solver.real_weight(ridge)
-        r_rows.append(label_r(test, weight, x, y).cpu())
-        for target, block in split_targets(layout, source, weight, dim=0):
-            reference = layout.references[source, target]
-            if reference is not None:
-                hits[target].append(hit_rates(block.cpu(), torch.from_numpy(reference)))
-    paths = {}
-    for target, r in split_targets(layout, source, torch.stack(r_rows)):
-        found: Sequence[tuple[HitRates, HitRates] | None] = hits[target] or [None] * len(grid)
-        means = r.double().nanmean(1).tolist()
-        paths[source, target] = [
-            RidgePoint(
-                ridge=ridge,
-                label_mean=mean,
-                influenced=None if hit is None else as_rates(hit[0]),
-                influencing=None if hit is None else as_rates(hit[1]),
-            )
-            for ridge, mean, hit in zip(grid, means, found, strict=True)
-        ]
+    """Score every ridge strength for every pair.
+
+    Args:
+        fitted: The maps, with their solvers; without solvers there are no paths.
+        test: Moments of the joint rows of held-out subjects.
+        layout: Columns of the joint rows.
+        grid: Ridge strengths.
+    """
+    paths: dict[Pair, list[RidgePoint]] = {}
+    for source in source_progress(layout, "ridge path") if fitted.solvers else ():
+        x, y = layout.columns(source), layout.target_columns(source)
+        r_rows: list[Tensor] = []
+        hits: dict[str, list[tuple[HitRates, HitRates]]] = {t: [] for t in layout.targets(source)}
+        for ridge in grid:
+            weight = fitted.solvers[source].solve(ridge).weight
+            r_rows.append(label_r(test, weight, x, y).cpu())
+            for target, block in split_targets(layout, source, weight, dim=0):
+                reference = layout.references[source, target]
+                if reference is not None:
+                    hits[target].append(hit_rates(block.cpu(), torch.from_numpy(reference)))
+        for target, r in split_targets(layout, source, torch.stack(r_rows)):
+            found: Sequence[tuple[HitRates, HitRates] | None] = hits[target] or [None] * len(grid)
+            means = r.double().nanmean(1).tolist()
+            paths[source, target] = [
+                RidgePoint(ridge, mean, hit and hit[0].by_rank(), hit and hit[1].by_rank())
+                for ridge, mean, hit in zip(grid, means, found, strict=True)
+            ]
     return paths
-
-
-def as_rates(hits: HitRates) -> dict[str, float]:
-    """Hit@N by N, and how many labels were asked: ``{"1": .., "3": .., "5": .., "n": ..}``."""
-    rates = {str(n): rate for n, rate in zip(HIT_RANKS, hits.rates.tolist(), strict=True)}
-    return {**rates, "n": hits.n}

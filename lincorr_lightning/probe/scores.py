@@ -1,10 +1,11 @@
-"""The scores of a fitted probe on held-out rows, put into a report."""
+"""Scores of fitted maps on held-out subjects, beside those of their nulls (paper section 3)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,85 +14,203 @@ from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.affine_map import AffineMap
-from lincorr_lightning.linear_map.solver import Pair, label_r, split_targets
-from lincorr_lightning.probe.results import CompletenessScore, PairScore, ProbeReport
-from lincorr_lightning.probe.ridge_path import RidgePoint, as_rates
-from lincorr_lightning.probe.significance import compositions, judge
-from lincorr_lightning.results.provenance import versions
-
-if TYPE_CHECKING:
-    from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.linear_map.fitting import FittedMaps
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 
 
-def score_probe(
-    probe: LinearProbe,
-    test: Moments,
-    instance: Mapping[str, Tensor],
-    paths: Mapping[Pair, list[RidgePoint]],
-    fit: Moments | None,
-) -> ProbeReport:
-    """Score every pair, beside its nulls.
+@dataclass(frozen=True)
+class CompletenessScore:
+    """Scores of a pair on its target labels of one completeness (paper, table 18).
+
+    Attributes:
+        n_labels: Number of these labels.
+        label_mean: Their mean label-wise r.
+        influenced: Hit@N of influenced targets among them; None without a reference.
+    """
+
+    n_labels: int
+    label_mean: float
+    influenced: Rates | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry in ``results.json``."""
+        return {
+            "n_labels": self.n_labels,
+            "label_mean": number(self.label_mean),
+            "influenced": self.influenced and rates_as_json(self.influenced),
+        }
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """Scores of one pair on held-out subjects.
+
+    Attributes:
+        source: Name of the source.
+        target: Name of the target.
+        label_mean: Mean label-wise r; NaN when no label varies.
+        label_std: Its standard deviation over labels.
+        instance_mean: Mean instance-wise r.
+        n_labels: Number of target labels.
+        n_constant_labels: Number of target labels without r because they never change.
+        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets; None without.
+        control_label_mean: Mean label-wise r from the control prompt; None without.
+        ridge: Ridge strength of the map.
+        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
+        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
+        label_error: Standard error of `label_mean` over subjects; None where it was not measured.
+        excess_error: Standard error of `excess`, or of `label_mean` where there is no control.
+        p: One-sided p-value of `excess`, or of `label_mean` where there is no control.
+        q: `p` adjusted for all pairs of the run.
+        partial_label_mean: Mean label-wise r with the knowledge of ``model.partial_out`` removed
+            from both sides.
+        through_given: Fraction of the correlation that goes through that knowledge: 1 minus what
+            the source explains of the target beyond it over what the source explains alone (squared
+            correlations).
+        completeness: Scores by completeness of the target labels, where these differ.
+    """
+
+    source: str
+    target: str
+    label_mean: float
+    label_std: float
+    instance_mean: float
+    n_labels: int
+    n_constant_labels: int
+    permuted_label_mean: float | None
+    control_label_mean: float | None
+    ridge: float
+    label_r: npt.NDArray[np.floating[Any]]
+    precision: Mapping[str, Rates] | None
+    label_error: float | None = None
+    excess_error: float | None = None
+    p: float | None = None
+    q: float | None = None
+    partial_label_mean: float | None = None
+    through_given: float | None = None
+    completeness: Mapping[str, CompletenessScore] = field(default_factory=dict)
+
+    @property
+    def pair(self) -> Pair:
+        """Source and target."""
+        return self.source, self.target
+
+    @property
+    def name(self) -> str:
+        """The pair as ``city->country``."""
+        return f"{self.source}->{self.target}"
+
+    @property
+    def excess(self) -> float | None:
+        """R minus the control's; None where one of them is unknown."""
+        r, control = number(self.label_mean), number(self.control_label_mean)
+        return None if r is None or control is None else r - control
+
+    @property
+    def evidence(self) -> float:
+        """`excess`, or r itself where there is no control: what pairs are ranked by."""
+        return float(self.label_mean if self.excess is None else self.excess)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the pair in ``results.json``."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "label_mean": number(self.label_mean),
+            "label_std": number(self.label_std),
+            "instance_mean": number(self.instance_mean),
+            "n_labels": int(self.n_labels),
+            "n_constant_labels": int(self.n_constant_labels),
+            "permuted_label_mean": number(self.permuted_label_mean),
+            "control_label_mean": number(self.control_label_mean),
+            "excess": self.excess,
+            "label_error": number(self.label_error),
+            "excess_error": number(self.excess_error),
+            "p": number(self.p),
+            "q": number(self.q),
+            "partial_label_mean": number(self.partial_label_mean),
+            "through_given": number(self.through_given),
+            "ridge": number(self.ridge),
+            "precision": self.precision
+            and {way: rates_as_json(rates) for way, rates in self.precision.items()},
+            "completeness": {kind: one.to_json() for kind, one in self.completeness.items()},
+        }
+
+
+def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
+    """Return the pairs that have r, those with the most evidence first.
 
     Args:
-        probe: A fitted probe.
-        test: Moments of the joint rows of the test half.
-        instance: Mean instance-wise r of every target of each source, ``(n_targets,)``.
-        paths: Ridge paths, if this run fitted.
-        fit: Moments of the fit half, if this run fitted.
+        scores: Scores of the pairs.
     """
-    layout = probe.layout
+    known = [score for score in scores if not math.isnan(score.evidence)]
+    return sorted(known, key=lambda score: -score.evidence)
+
+
+def score_pairs(
+    fitted: FittedMaps, test: Moments, layout: JointLayout, instance: Mapping[str, Tensor]
+) -> list[PairScore]:
+    """Score the map of every pair, and the maps of its nulls.
+
+    Args:
+        fitted: The maps.
+        test: Moments of the joint rows of held-out subjects.
+        layout: Columns of the joint rows.
+        instance: Mean instance-wise r of every target of each source, ``(n_targets,)``.
+
+    Returns:
+        Scores in the order of the layout's pairs.
+    """
     scores: dict[Pair, PairScore] = {}
-    weights: dict[str, Any] = {}
     for source in layout.sources:
-        columns = layout.columns(source), layout.target_columns(source)
-        weight = cast(AffineMap, probe.maps[source]).weight.detach()
-        r = dict(split_targets(layout, source, label_r(test, weight, *columns).cpu()))
-        permuted = _null_means(probe, test, source, "permuted_maps", shuffled=True)
-        control = _null_means(probe, test, source, "control_maps", shuffled=False)
-        for i, (target, block) in enumerate(split_targets(layout, source, weight, dim=0)):
-            pair = source, target
-            summary = summarize(r[target])
-            scores[pair] = PairScore(
+        x, y = layout.columns(source), layout.target_columns(source)
+
+        def by_target(r: Tensor, source: str = source) -> dict[str, Tensor]:
+            return dict(split_targets(layout, source, r.cpu()))
+
+        weight = fitted.maps[source].weight
+        r = by_target(label_r(test, weight, x, y))
+        permuted, control = {}, {}
+        if fitted.permuted:
+            null = fitted.permuted[source].weight
+            permuted = by_target(label_r(test, null, x, y, shuffled=True))
+        if fitted.control:
+            null = fitted.control[source].weight
+            control = by_target(label_r(test, null, layout.control_columns(source), y))
+        blocks = split_targets(layout, source, weight.cpu(), dim=0)
+        for (target, block), instance_mean in zip(blocks, instance[source].tolist(), strict=True):
+            summary, reference = summarize(r[target]), layout.references[source, target]
+            scores[source, target] = PairScore(
                 source=source,
                 target=target,
                 label_mean=summary.mean,
                 label_std=summary.std,
-                instance_mean=float(instance[source][i]),
+                instance_mean=instance_mean,
                 n_labels=layout.sizes[target],
                 n_constant_labels=summary.n_constant,
-                permuted_label_mean=permuted.get(target),
-                control_label_mean=control.get(target),
-                ridge=probe.ridges[pair],
+                permuted_label_mean=summarize(permuted[target]).mean if permuted else None,
+                control_label_mean=summarize(control[target]).mean if control else None,
+                ridge=fitted.ridges[source, target],
                 label_r=r[target].numpy(),
-                precision=_precision(block.cpu(), layout.references[pair]),
+                precision=_precision(block, reference),
                 completeness=by_completeness(
-                    r[target],
-                    block.cpu(),
-                    layout.references[pair],
-                    layout.domains[target].completeness,
+                    r[target], block, reference, layout.domains[target].completeness
                 ),
             )
-            weights[f"{source}->{target}"] = block.cpu().numpy()
-    judged = judge(probe, scores, fit, test)
-    return ProbeReport(
-        lm=probe.lm.config.name_or_path,
-        n_fit=probe.fitted_on,
-        n_test=int(test.n),
-        pairs=judged,
-        compositions=compositions(probe, judged, test),
-        left_out=layout.left_out,
-        ridge_path={f"{s}->{t}": path for (s, t), path in paths.items()},
-        weights=weights,
-        labels={name: list(domain.texts) for name, domain in layout.domains.items()},
-        reference={f"{s}->{t}": right for (s, t), right in layout.references.items()},
-        settings={
-            **probe.hparams,
-            "data": dict(getattr(getattr(probe.trainer, "datamodule", None), "hparams", {})),
-            "fingerprint": probe.lm.fingerprint,
-            "versions": versions(),
-        },
-    )
+    return [scores[pair] for pair in layout.pairs]
+
+
+def _precision(
+    weight: Tensor, reference: npt.NDArray[np.bool_] | None
+) -> dict[str, dict[str, float]] | None:
+    if reference is None:
+        return None
+    influenced, influencing = hit_rates(weight, torch.from_numpy(reference))
+    if math.isnan(influenced.rates[0]):
+        return None
+    return {"influenced": influenced.by_rank(), "influencing": influencing.by_rank()}
 
 
 def by_completeness(
@@ -100,19 +219,20 @@ def by_completeness(
     reference: npt.NDArray[np.bool_] | None,
     completeness: Sequence[Completeness],
 ) -> dict[str, CompletenessScore]:
-    """Scores by how much the target's labels say of their answers (paper, appendix K, table 18).
+    """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
-    Hit@N is of influenced targets: of the source labels with a right target of a kind, the share
-    for which one of that kind is among the N highest; right ones of other kinds do not compete.
+    Hit@N is of influenced targets: of the source labels with a right target of one completeness,
+    the fraction for which one of them is among the N highest; right ones of other completeness do
+    not compete.
 
     Args:
-        r: Of each target label, ``(n_target,)``.
+        r: r of each target label, ``(n_target,)``.
         weight: W, ``(n_target, n_source)``.
-        reference: Which labels belong together, shaped like W; None if unknown.
-        completeness: Of each target label.
+        reference: Which label pairs the reference has, shaped like W; None without one.
+        completeness: Completeness of each target label.
 
     Returns:
-        By kind; empty where all labels are of one.
+        Scores by completeness; empty where all labels have the same.
     """
     found: dict[str, CompletenessScore] = {}
     if len(set(completeness)) < 2:
@@ -128,29 +248,6 @@ def by_completeness(
             influenced, _ = hit_rates(
                 weight.masked_fill(elsewhere, -torch.inf), right & mine[:, None]
             )
-            hits = as_rates(influenced)
+            hits = influenced.by_rank()
         found[str(kind)] = CompletenessScore(int(mine.sum()), summarize(r[mine]).mean, hits)
     return found
-
-
-def _null_means(
-    probe: LinearProbe, test: Moments, source: str, maps: str, *, shuffled: bool
-) -> dict[str, float]:
-    """Mean label-wise r of the maps of one null, by target; empty when it was left out."""
-    modules = getattr(probe, maps)
-    if not modules:
-        return {}
-    layout = probe.layout
-    x = layout.columns(source) if shuffled else layout.control_columns(source)
-    weight = modules[source].weight
-    r = label_r(test, weight, x, layout.target_columns(source), shuffled=shuffled).cpu()
-    return {target: summarize(part).mean for target, part in split_targets(layout, source, r)}
-
-
-def _precision(weight: Tensor, reference: Any) -> dict[str, dict[str, float]] | None:
-    if reference is None:
-        return None
-    influenced, influencing = hit_rates(weight, torch.from_numpy(reference))
-    if math.isnan(influenced.rates[0]):
-        return None
-    return {"influenced": as_rates(influenced), "influencing": as_rates(influencing)}

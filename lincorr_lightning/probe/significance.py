@@ -1,15 +1,16 @@
-"""Which pairs are tied? Significance, r given independent knowledges, and transitivity.
+"""Which correlations are real: standard errors, partial correlations, and composed maps.
 
-The paper leaves it open (appendix B). What is told here is in `functional.ties`; this says of which
-pairs.
+Beyond the paper, which leaves the question open (appendix B); the statistics are in
+`functional.significance`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,185 +19,221 @@ from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
-    partial_tie,
+    partial_correlation,
     weight_cosine,
 )
-from lincorr_lightning.linear_map.affine_map import AffineMap
-from lincorr_lightning.linear_map.solver import Pair, label_r, per_target_ridge, split_targets
+from lincorr_lightning.linear_map.fitting import FittedMaps
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.solver import (
+    Solution,
+    label_r,
+    per_target_ridge,
+    split_targets,
+)
 from lincorr_lightning.metrics import MeanRError, Scale
-from lincorr_lightning.probe.ranking import Composition
-from lincorr_lightning.probe.results import PairScore
+from lincorr_lightning.probe.scores import PairScore
 
-if TYPE_CHECKING:
-    from lincorr_lightning.probe.module import LinearProbe
+FINDING = 0.01
+"""Adjusted p-value up to which a pair's excess over its control counts as a finding."""
 
-# So many maps are laid end to end, those of the pairs with the highest r.
-_MOST_COMPOSED = 50
+# Number of composed maps, those of the pairs with the highest r.
+_MAX_COMPOSED = 50
 
 
-def measure_errors(probe: LinearProbe, test: Moments, rows: Sequence[Tensor]) -> None:
-    """Take standard errors of r, and of its excess, over held-out X's.
+PairErrors = dict[Pair, tuple[float, float]]
+"""Standard errors of r and of its excess over the control's, by pair."""
 
-    The influence function is taken around what was found on the held-out half itself: around the
-    fit half, whose r a map overfits, errors come out far too large.
+
+def mean_r_errors(
+    fitted: FittedMaps, test: Moments, layout: JointLayout, rows: Sequence[Tensor]
+) -> PairErrors:
+    """Measure the standard errors of r, and of its excess, over held-out subjects.
+
+    The influence function is taken around the moments of the held-out half itself: around those of
+    the fit half, whose r a map overfits, errors come out far too large. All ranks must call it.
 
     Args:
-        probe: With solved maps.
-        test: Moments of the held-out half.
-        rows: Joint rows of held-out X's of this process.
+        fitted: The maps.
+        test: Moments of the joint rows of all held-out subjects.
+        layout: Columns of the joint rows.
+        rows: Joint rows of some held-out subjects of this rank, ``(n, n_columns)`` each.
     """
-    layout = probe.layout
+    errors: PairErrors = {}
+    device = test.mean.device
+    none = test.mean.new_zeros(0, len(test.mean))
     for source in layout.sources:
-        errors = cast(MeanRError, probe.errors[source])
-        errors.reset()
-        x, y = layout.columns(source), layout.target_columns(source).to(test.mean.device)
-        own = cast(AffineMap, probe.maps[source])
-        control = probe.control_maps[source] if probe.control_maps else None
-        c = layout.control_columns(source) if control is not None else x
-        errors.prepare(
-            Scale(test.mean[y], _std(test.scatter.diagonal()[y], test.n), test.mean[y]),
-            _scale(own, test, x, y),
-            None if control is None else _scale(cast(AffineMap, control), test, c, y),
-        )
-        for kept in rows:
+        x, y = layout.columns(source).to(device), layout.target_columns(source).to(device)
+        own, null = fitted.maps[source], fitted.control.get(source)
+        c = x if null is None else layout.control_columns(source).to(device)
+        metric = MeanRError(
+            [layout.sizes[target] for target in layout.targets(source)],
+            target=Scale(test.mean[y], _std(test.scatter.diagonal()[y], test.n), test.mean[y]),
+            prediction=_scale(own, test, x, y),
+            null=None if null is None else _scale(null, test, c, y),
+        ).to(device)
+        # A rank without rows takes part, too.
+        for kept in rows or [none]:
             part = kept.double()
-            null = None if control is None else control(part[:, c.to(part.device)])
-            errors.update(own(part[:, x.to(part.device)]), part[:, y], null)
+            metric.update(own(part[:, x]), part[:, y], None if null is None else null(part[:, c]))
+        # r is that of all subjects; the errors are of those whose rows were kept.
+        scale = (metric.count / test.n).sqrt().cpu()
+        for target, error, excess_error in zip(
+            layout.targets(source), *(metric.compute().cpu() * scale).tolist(), strict=True
+        ):
+            errors[source, target] = error, excess_error
+    return errors
 
 
-def _scale(module: AffineMap, test: Moments, x: Tensor, y: Tensor) -> Scale:
-    x = x.to(test.mean.device)
-    weight = module.weight.detach()
-    variance = ((weight @ test.scatter[x][:, x]) * weight).sum(1)
-    return Scale(module(test.mean[x]).detach(), _std(variance, test.n), label_r(test, weight, x, y))
+def _scale(solution: Solution, test: Moments, x: Tensor, y: Tensor) -> Scale:
+    variance = ((solution.weight @ test.scatter[x][:, x]) * solution.weight).sum(1)
+    r = label_r(test, solution.weight, x, y)
+    return Scale(solution(test.mean[x]), _std(variance, test.n), r)
 
 
 def _std(scatter: Tensor, n: Tensor) -> Tensor:
     return (scatter.clamp(min=0) / n).sqrt()
 
 
-def judge(
-    probe: LinearProbe, scores: Mapping[Pair, PairScore], fit: Moments | None, test: Moments
-) -> list[PairScore]:
-    """Add standard errors, p-values and r given other knowledges to the scores of all pairs.
+def add_significance(scores: Sequence[PairScore], errors: PairErrors) -> list[PairScore]:
+    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs.
 
     Args:
-        probe: A fitted probe.
-        scores: Of each pair.
-        fit: Moments of the fit half; None where a stored fit is scored, of which no more is told.
-        test: Moments of the held-out half.
+        scores: Scores of the pairs.
+        errors: Standard errors of each pair.
     """
-    layout = probe.layout
-    judged = dict(scores)
-    for source in layout.sources:
-        errors = cast(MeanRError, probe.errors[source])
-        if errors.ready:
-            # All X's tell r; errors are of those that were kept.
-            share = (errors.count / test.n).sqrt().cpu()
-            own, above = (errors.compute().cpu() * share).tolist()
-            for target, error, excess_error in zip(layout.targets(source), own, above, strict=True):
-                score = judged[source, target]
-                height = score.label_mean if score.excess is None else score.excess
-                p = one_sided_p(height / excess_error) if excess_error > 0 else None
-                judged[source, target] = replace(
-                    score, label_error=error, excess_error=excess_error, p=p
-                )
-        if fit is not None and probe.given:
-            judged |= _given_others(probe, source, judged, fit, test)
-    ordered = [judged[pair] for pair in layout.pairs]
-    values = [torch.nan if score.p is None else score.p for score in ordered]
+    judged = []
+    for score in scores:
+        error, excess_error = errors[score.pair]
+        p = one_sided_p(score.evidence / excess_error) if excess_error > 0 else None
+        judged.append(replace(score, label_error=error, excess_error=excess_error, p=p))
+    values = [torch.nan if score.p is None else score.p for score in judged]
     adjusted = adjust_for_many(torch.tensor(values, dtype=torch.float64)).tolist()
     return [
         replace(score, q=None if score.p is None else q)
-        for score, q in zip(ordered, adjusted, strict=True)
+        for score, q in zip(judged, adjusted, strict=True)
     ]
 
 
-def _given_others(
-    probe: LinearProbe,
-    source: str,
-    scores: Mapping[Pair, PairScore],
-    fit: Moments,
+def add_partial_correlations(
+    scores: Sequence[PairScore],
+    fitted: FittedMaps,
     test: Moments,
-) -> dict[Pair, PairScore]:
-    """R of a source's pairs given what is independent of them, and how much of the tie is left."""
-    layout = probe.layout
-    found: dict[Pair, PairScore] = {}
-    if source in probe.given:
-        return found
-    third = torch.cat([layout.columns(name) for name in probe.given])
-    tie = partial_tie(
-        fit, test, layout.columns(source), layout.target_columns(source), third,
-        per_target_ridge(layout, source, probe.ridges).to(fit.mean.device),
-    )  # fmt: skip
-    r = dict(split_targets(layout, source, tie.r.cpu()))
-    unique = dict(split_targets(layout, source, tie.unique.cpu()))
-    for target in layout.targets(source):
-        if target in probe.given:
-            continue
-        score = scores[source, target]
-        alone = torch.from_numpy(score.label_r).square()
-        known = ~(alone + unique[target]).isnan()
-        told = float(alone[known].sum())
-        through = 1 - float(unique[target][known].sum()) / told if told > 0 else None
-        found[source, target] = replace(
-            score, partial_label_mean=summarize(r[target]).mean, through_given=through
-        )
-    return found
-
-
-def compositions(
-    probe: LinearProbe, scores: Sequence[PairScore], test: Moments
-) -> list[Composition]:
-    """Maps laid end to end, ``W(via→target) W(source→via)``, against the map of the pair.
-
-    Told wherever the world says what belongs to what on both legs (city→country→continent), beside
-    the median over the knowledges in between of which it says nothing: what drift alone carries.
+    layout: JointLayout,
+    partial_out: Sequence[str],
+) -> list[PairScore]:
+    """Return the scores with r after other knowledge was removed from both sides.
 
     Args:
-        probe: A fitted probe.
-        scores: Of its pairs.
-        test: Moments of the held-out half.
+        scores: Scores of the pairs.
+        fitted: The maps, with the moments of the fit half; for stored maps nothing is added.
+        test: Moments of the joint rows of held-out subjects.
+        layout: Columns of the joint rows.
+        partial_out: The knowledge to remove.
     """
-    layout, told = probe.layout, probe.layout.references
+    fit = fitted.moments
+    if fit is None or not partial_out:
+        return list(scores)
+    removed = torch.cat([layout.columns(name) for name in partial_out])
+    found: dict[Pair, tuple[Tensor, Tensor]] = {}
+    for source in layout.sources:
+        if source in partial_out:
+            continue
+        partial = partial_correlation(
+            fit, test, layout.columns(source), layout.target_columns(source), removed,
+            per_target_ridge(layout, source, fitted.ridges).to(fit.mean.device),
+        )  # fmt: skip
+        unique = dict(split_targets(layout, source, partial.unique.cpu()))
+        for target, r in split_targets(layout, source, partial.r.cpu()):
+            if target not in partial_out:
+                found[source, target] = r, unique[target]
+    return [
+        _with_partial(score, *found[score.pair]) if score.pair in found else score
+        for score in scores
+    ]
+
+
+def _with_partial(score: PairScore, r: Tensor, unique: Tensor) -> PairScore:
+    alone = torch.from_numpy(score.label_r).square()
+    known = ~(alone + unique).isnan()
+    explained = float(alone[known].sum())
+    through = 1 - float(unique[known].sum()) / explained if explained > 0 else None
+    return replace(score, partial_label_mean=summarize(r).mean, through_given=through)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """``W(via→target) W(source→via)`` in place of ``W(source→target)``.
+
+    Attributes:
+        source: Name of the source.
+        via: Name of the knowledge in between.
+        target: Name of the target.
+        direct: Mean label-wise r of the pair's own map.
+        composed: Mean label-wise r of the composed map.
+        weight_cosine: Cosine between the two matrices.
+        elsewhere: Median r through knowledge without a reference on either leg; None if there is
+            none.
+    """
+
+    source: str
+    via: str
+    target: str
+    direct: float
+    composed: float
+    weight_cosine: float
+    elsewhere: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry in ``results.json``."""
+        found = {**asdict(self), "kept": self.composed / self.direct if self.direct else None}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in found.items()
+        }
+
+
+def compose_maps(
+    scores: Sequence[PairScore], maps: Mapping[str, Solution], test: Moments, layout: JointLayout
+) -> list[Composition]:
+    """Score composed maps, ``W(via→target) W(source→via)``, against the map of the pair.
+
+    Every pair is composed through knowledge with a reference on both legs (city→country→continent),
+    and set beside the median over the knowledge without one: what common drift alone carries.
+
+    Args:
+        scores: Scores of the pairs.
+        maps: Map of each source.
+        test: Moments of the joint rows of held-out subjects.
+        layout: Columns of the joint rows.
+    """
     weights = {
         (source, target): block
-        for source in layout.sources
-        for target, block in split_targets(
-            layout, source, cast(AffineMap, probe.maps[source]).weight.detach(), dim=0
-        )
+        for source, solution in maps.items()
+        for target, block in split_targets(layout, source, solution.weight, dim=0)
     }
-    found = []
-    for score in sorted(scores, key=lambda s: -_or(s.label_mean, -2)):
-        source, target = score.source, score.target
+    found: list[Composition] = []
+    for score in sorted(scores, key=lambda s: 2.0 if math.isnan(s.label_mean) else -s.label_mean):
+        source, target = score.pair
         between = [n for n in layout.domains if {(source, n), (n, target)} <= set(weights)]
-        known = [n for n in between if _knows(told, source, n) and _knows(told, n, target)]
-        if not known:
-            continue
-        maps = {n: weights[n, target] @ weights[source, n] for n in between}
-        columns = layout.columns(source), layout.columns(target)
-        r = {n: summarize(label_r(test, w, *columns).cpu()).mean for n, w in maps.items()}
-        others = [
-            r[n]
+        known = {
+            n: [layout.references[leg] is not None for leg in ((source, n), (n, target))]
             for n in between
-            if not _knows(told, source, n) and not _knows(told, n, target) and r[n] == r[n]
-        ]
+        }
+        through = [n for n in between if all(known[n])]
+        if not through:
+            continue
+        composed = {n: weights[n, target] @ weights[source, n] for n in between}
+        columns = layout.columns(source), layout.columns(target)
+        r = {n: summarize(label_r(test, w, *columns).cpu()).mean for n, w in composed.items()}
+        others = [r[n] for n in between if not any(known[n]) and not math.isnan(r[n])]
         found += [
             Composition(
                 source, via, target, score.label_mean, r[via],
-                weight_cosine(maps[via], weights[source, target]),
+                weight_cosine(composed[via], weights[score.pair]),
                 median(others) if others else None,
             )
-            for via in known
+            for via in through
         ]  # fmt: skip
-        if len(found) >= _MOST_COMPOSED:
+        if len(found) >= _MAX_COMPOSED:
             break
     return found
-
-
-def _knows(references: Mapping[Pair, object], source: str, target: str) -> bool:
-    return references.get((source, target)) is not None
-
-
-def _or(value: float, otherwise: float) -> float:
-    return value if value == value else otherwise

@@ -33,7 +33,7 @@ def test_memory_of_studies(rows: Rows) -> None:
     path = str(Path(__file__).resolve().parents[2] / "benchmarks" / "study_memory.py")
     call = (
         f"import runpy; runpy.run_path({path!r})['main'](['linear_probe'], "
-        "['--data.n_subjects=200', '--model.knowledges=[city, country]'])"
+        "['--data.n_subjects=200', '--model.knowledge=[city, country]'])"
     )
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
     libraries, probe = rows(done.stdout)

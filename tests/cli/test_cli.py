@@ -23,7 +23,7 @@ from lincorr_lightning.errors import (
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
-    "--model.knowledges=[city,country,color]", "--data.n_subjects=300",
+    "--model.knowledge=[city,country,color]", "--data.n_subjects=300",
     "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
 ]  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_outputs_are_those_of_the_contract(run: Path) -> None:
     for way in "influenced", "influencing":
         assert set(precise[way]) == {"1", "3", "5", "n"}
     assert (run / "config.yaml").is_file()
-    assert (run / "tables" / "inputs.csv").read_text().startswith("x,half")
+    assert (run / "tables" / "subjects.csv").read_text().startswith("subject,half")
     assert list((run / "figures").glob("*.png"))
     assert "city->country" in LinearMap.from_pretrained(run / "linear_map").pairs
 
@@ -171,7 +171,7 @@ def test_end_of_a_run_names_folder_and_figures(
 
 def test_user_mistakes_reach_the_user(tmp_path: Path) -> None:
     with pytest.raises(KnowledgeError, match="country"):
-        fit(tmp_path, "--model.knowledges=[city,contry]")
+        fit(tmp_path, "--model.knowledge=[city,contry]")
     with pytest.raises(ConfigError, match="no map to test"):
         main(["test", "--config", "linear_probe.yaml", f"--trainer.default_root_dir={tmp_path}"])
     (tmp_path / "file").write_text("")
@@ -187,7 +187,7 @@ def test_the_user_s_errors_have_no_traceback(
         "fit",
         "--config",
         "linear_probe.yaml",
-        "--model.knowledges=[city,contry]",
+        "--model.knowledge=[city,contry]",
     ]
     monkeypatch.setattr(sys, "argv", [*arguments, f"--trainer.default_root_dir={tmp_path}"])
     with pytest.raises(SystemExit) as stop:

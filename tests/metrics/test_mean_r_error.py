@@ -23,9 +23,7 @@ def _metric(n: int = 100_000) -> MeanRError:
     def scale(values: Tensor) -> Scale:
         return Scale(values.mean(0), values.std(0), labelwise_pearson(values, truth))
 
-    metric = MeanRError(SIZES)
-    metric.prepare(scale(truth), scale(prediction), scale(null))
-    return metric
+    return MeanRError(SIZES, scale(truth), scale(prediction), scale(null))
 
 
 def _by_target(r: Tensor) -> Tensor:
@@ -60,14 +58,12 @@ def test_labels_without_r_say_nothing() -> None:
     whole = _metric()
     r = whole._prediction.r.clone()
     r[1] = torch.nan
-    without = MeanRError(SIZES)
-    assert whole._null is not None and whole._target is not None
-    without.prepare(whole._target, whole._prediction._replace(r=r), whole._null)
+    assert whole._null is not None
+    without = MeanRError(SIZES, whole._target, whole._prediction._replace(r=r), whole._null)
     without.update(*rows)
     kept = [0, 2, 3, 4]
-    fewer = MeanRError([2, 2])
-    fewer.prepare(*(Scale(*(t[kept] for t in s)) for s in
-                    (whole._target, whole._prediction, whole._null)))  # fmt: skip
+    scales = whole._target, whole._prediction, whole._null
+    fewer = MeanRError([2, 2], *(Scale(*(values[kept] for values in scale)) for scale in scales))
     fewer.update(*(part[:, kept] for part in rows))
     torch.testing.assert_close(without.compute(), fewer.compute())
 
@@ -79,9 +75,8 @@ def test_one_row_has_no_spread() -> None:
 
 
 def test_without_a_null_the_excess_is_r_itself() -> None:
-    metric = _metric(1000)
-    assert metric._target is not None
-    metric.prepare(metric._target, metric._prediction, None)
+    scaled = _metric(1000)
+    metric = MeanRError(SIZES, scaled._target, scaled._prediction)
     prediction, truth, _ = _sample(100, 2)
     metric.update(prediction, truth, None)
     own, above = metric.compute()

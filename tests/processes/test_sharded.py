@@ -74,7 +74,7 @@ def program(*arguments: str) -> None:
 def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -> None:
     common = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--trainer.enable_progress_bar=false",
         "--trainer.enable_checkpointing=true",
     ]  # fmt: skip

@@ -150,7 +150,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
     """Also scored, and gone on with in the middle of an epoch, by other processes."""
     probe = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--model.ridge=auto", "--trainer.enable_checkpointing=true", *QUIET,
     ]  # fmt: skip
     edits = [

@@ -121,7 +121,7 @@ def test_probe(small_lm, one_and_two):
     """Five batches a half: at the third step the second process has none."""
     folders = one_and_two(
         "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
         "--data.batch_size=20", "--model.ridge=auto",
     )  # fmt: skip
     one, two = map(numbers, folders)
@@ -131,10 +131,10 @@ def test_probe(small_lm, one_and_two):
 
 
 def test_gradient_descent_of_a_probe(small_lm, one_and_two):
-    """90 X's make five batches of 20 at most, and three steps of 30, for one process as for two."""
+    """80 subjects make four batches of 20, and two steps of 40, for one process as for two."""
     folders = one_and_two(
         "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=181",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=160",
         "--model.solver=sgd", "--model.ridge=5.0", "--trainer.max_epochs=8",
         "--trainer.check_val_every_n_epoch=8", "--trainer.log_every_n_steps=5",
         one=("--data.batch_size=40",), two=("--data.batch_size=20",),
@@ -142,9 +142,9 @@ def test_gradient_descent_of_a_probe(small_lm, one_and_two):
     one, two = map(numbers, folders)
     for found in (one, two):
         for pair in found["pairs"]:
-            # It pairs the X's of a batch, and batches are those of a process.
+            # It pairs the subjects of a batch, and batches are those of a process.
             assert pair.pop("permuted_label_mean") is not None
-    assert one["n_fit"] == 90
+    assert one["n_fit"] == 80
     assert_close(one, two, 1e-6)
     maps, losses = [], []
     for folder in folders:
@@ -153,11 +153,11 @@ def test_gradient_descent_of_a_probe(small_lm, one_and_two):
         (events,) = folder.rglob("events.out.tfevents.*")
         log = EventAccumulator(str(events), size_guidance={"scalars": 0})
         log.Reload()
-        losses.append([point.value for point in log.Scalars("squared_error")])
+        losses.append([point.value for point in log.Scalars("train/loss")])
     assert maps[0].keys() == maps[1].keys()
     for name, weight in maps[0].items():
         assert torch.allclose(weight, maps[1][name], rtol=1e-5, atol=1e-6), name
-    assert len(losses[0]) == 4
+    assert len(losses[0]) == 3
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -224,7 +224,7 @@ def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
     done = program(  # which waits for four minutes at most
         "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
         "--model", "study.Broken", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=200",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=200",
         "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
         env={"BROKEN": str(rank), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
@@ -257,7 +257,7 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     done = program(
         "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
         "--model", "study.Killed", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledges=[city,country]", "--model.precision=[]", "--data.n_subjects=200",
+        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=200",
         "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
         env={"TOLD": str(told), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which pairs are tied: against the tiny world, where it is known, and against scikit-learn."""
+"""Which correlations are real: against the tiny world, where it is known, and scikit-learn."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 
-# Whoever shares a group follows from one another in the tiny world (README).
+# Knowledge of a group follows from one another in the tiny world (README).
 GROUPS = ("city country continent language", "ceo company", "sport hobby", "color personality")
 FREE = ("pet", "gender")
 
@@ -30,7 +30,7 @@ def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.T
         enable_progress_bar=False, enable_model_summary=False,
         logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
     )  # fmt: skip
-    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=1600, batch_size=200))
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=1600, batch_size=200))
     run = Path(trainer.log_dir or "")
     return json.loads((run / "results.json").read_text()), probe, trainer, run
 
@@ -40,14 +40,14 @@ def found(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
     names = [name for group in GROUPS for name in group.split()] + list(FREE)
-    return _run(tmp_path_factory.mktemp("runs"), knowledges=names, given=["pet"])
+    return _run(tmp_path_factory.mktemp("runs"), knowledge=names, partial_out=["pet"])
 
 
-def test_findings_are_the_ties_of_the_world(found: Any) -> None:
+def test_findings_are_the_relations_of_the_world(found: Any) -> None:
     pairs = found[0]["pairs"]
-    tied = {pair for group in GROUPS for pair in permutations(group.split(), 2)}
-    assert {(p["source"], p["target"]) for p in pairs if p["q"] <= 0.01} == tied
-    assert len(pairs) > 4 * len(tied)
+    related = {pair for group in GROUPS for pair in permutations(group.split(), 2)}
+    assert {(p["source"], p["target"]) for p in pairs if p["q"] <= 0.01} == related
+    assert len(pairs) > 4 * len(related)
 
 
 def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
@@ -59,23 +59,25 @@ def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
 
 
 def _logits(probe: LinearProbe, run: Path, half: str, name: str) -> np.ndarray:
-    with (run / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
-        inputs = [row["x"] for row in csv.DictReader(file) if row["half"] == half]
+    with (run / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
+        subjects = [row["subject"] for row in csv.DictReader(file) if row["half"] == half]
     lm = LanguageModel.from_pretrained("tiny-world")
     domain = probe.layout.domains[name]
-    return lm.domain_logits([domain.knowledge.prompt(x) for x in inputs], domain.token_ids).numpy()
+    return lm.domain_logits(
+        [domain.knowledge.prompt(x) for x in subjects], domain.token_ids
+    ).numpy()
 
 
 def _neutral(probe: LinearProbe, run: Path, half: str) -> np.ndarray:
     """The control prompt read at the source's tokens."""
-    with (run / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
-        inputs = [row["x"] for row in csv.DictReader(file) if row["half"] == half]
+    with (run / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
+        subjects = [row["subject"] for row in csv.DictReader(file) if row["half"] == half]
     lm = LanguageModel.from_pretrained("tiny-world")
-    prompts = [f"One day, {x} saw a" for x in inputs]
+    prompts = [f"One day, {x} saw a" for x in subjects]
     return lm.domain_logits(prompts, probe.layout.domains["country"].token_ids).numpy()
 
 
-def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
+def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
     results, probe, _, run = found
     pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
     x, y = (_logits(probe, run, "test", name) for name in ("country", "city"))
@@ -87,8 +89,8 @@ def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
     controlled = null.predict(neutral["test"])
     rng = np.random.default_rng(0)
 
-    def mean_r(said: np.ndarray, rows: np.ndarray) -> float:
-        u, v = (part[rows] - part[rows].mean(0) for part in (said, y))
+    def mean_r(predicted: np.ndarray, rows: np.ndarray) -> float:
+        u, v = (part[rows] - part[rows].mean(0) for part in (predicted, y))
         return float(((u * v).sum(0) / np.sqrt((u**2).sum(0) * (v**2).sum(0))).mean())
 
     drawn = [rng.integers(len(y), size=len(y)) for _ in range(300)]
@@ -102,15 +104,15 @@ def test_errors_are_those_of_a_bootstrap_over_inputs(found: Any) -> None:
     assert pair["excess_error"] == pytest.approx(above.std(), rel=0.2)
 
 
-def test_r_given_another_knowledge_is_that_of_scikit_learn(found: Any) -> None:
+def test_partial_r_is_that_of_scikit_learn(found: Any) -> None:
     results, probe, _, run = found
     pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
     halves = ("fit", "test")
     x, y, z = ({h: _logits(probe, run, h, n) for h in halves} for n in ("country", "city", "pet"))
 
     def without_pet(side: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        told = LinearRegression().fit(z["fit"], side["fit"])
-        return {half: side[half] - told.predict(z[half]) for half in halves}
+        removed = LinearRegression().fit(z["fit"], side["fit"])
+        return {half: side[half] - removed.predict(z[half]) for half in halves}
 
     u, v = without_pet(x), without_pet(y)
     predicted = LinearRegression().fit(u["fit"], v["fit"]).predict(u["test"])
@@ -122,14 +124,14 @@ def test_r_given_another_knowledge_is_that_of_scikit_learn(found: Any) -> None:
     assert pair["through_given"] == pytest.approx(1 - unique.sum() / np.sum(alone), abs=1e-6)
 
 
-def test_what_is_given_has_no_r_given_itself(found: Any) -> None:
+def test_partialled_out_knowledge_has_no_partial_r(found: Any) -> None:
     for pair in found[0]["pairs"]:
-        asked = "pet" not in (pair["source"], pair["target"])
-        assert (pair["partial_label_mean"] is not None) == asked
-        assert (pair["through_given"] is not None) == asked
+        has_one = "pet" not in (pair["source"], pair["target"])
+        assert (pair["partial_label_mean"] is not None) == has_one
+        assert (pair["through_given"] is not None) == has_one
 
 
-def test_maps_end_to_end_are_products(found: Any) -> None:
+def test_composed_maps_are_products(found: Any) -> None:
     results, probe, _, run = found
     one = next(
         c for c in results["transitivity"]
@@ -148,18 +150,18 @@ def test_maps_end_to_end_are_products(found: Any) -> None:
 
 def test_tables_and_figures_rank_the_pairs(found: Any) -> None:
     run = found[3]
-    with (run / "tables" / "ties.csv").open(newline="", encoding="utf-8") as file:
+    with (run / "tables" / "ranking.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     excess = [float(row["excess"]) for row in rows]
     assert excess == sorted(excess, reverse=True)
     assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
     assert len(rows) == len(found[0]["pairs"])
-    for name in ("ties", "transitivity"):
+    for name in ("ranking", "transitivity"):
         assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
 
 
 def test_without_a_control_r_itself_is_judged(tmp_path: Path) -> None:
-    results, *_ = _run(tmp_path, knowledges=["city", "pet"], control=None)
+    results, *_ = _run(tmp_path, knowledge=["city", "pet"], control=None)
     for pair in results["pairs"]:
         assert pair["excess"] is None
         assert pair["excess_error"] == pair["label_error"]
@@ -167,15 +169,15 @@ def test_without_a_control_r_itself_is_judged(tmp_path: Path) -> None:
         assert pair["p"] == pytest.approx(p, rel=1e-8, abs=1e-300)
 
 
-def test_a_scored_fit_tells_no_r_given_another(found: Any) -> None:
+def test_a_stored_fit_has_no_partial_r(found: Any) -> None:
     _, probe, trainer, _ = found
     trainer.test(probe, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
-    assert probe.report is not None
-    assert {score.partial_label_mean for score in probe.report.pairs} == {None}
+    assert probe.results is not None
+    assert {pair["partial_label_mean"] for pair in probe.results.values["pairs"]} == {None}
 
 
-def test_a_third_knowledge_is_read_without_being_in_a_pair(tmp_path: Path) -> None:
-    results, *_ = _run(tmp_path, knowledges=["country", "city"], given=["pet"])
+def test_partialled_out_knowledge_needs_no_pair(tmp_path: Path) -> None:
+    results, *_ = _run(tmp_path, knowledge=["country", "city"], partial_out=["pet"])
     assert {(p["source"], p["target"]) for p in results["pairs"]} == {
         ("country", "city"), ("city", "country"),
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Maps of one relation, fitted in memory, against scikit-learn and against a probe's run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -12,8 +13,11 @@ from sklearn.linear_model import LinearRegression, Ridge
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.fitting import HALF_DECADES, choose_ridge, fit_linear_maps
+from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
@@ -27,35 +31,37 @@ def lm(small_lm: str) -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def asked(lm: LanguageModel) -> TokenizedRelation:
+def relation(lm: LanguageModel) -> TokenizedRelation:
     return TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
 
 
 @pytest.fixture(scope="module")
-def naive(lm: LanguageModel, asked: TokenizedRelation) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """X's, and the logits of source and target, one prompt at a time."""
-    inputs = sample_subjects(lm.tokenizer, 200, seed=1)
+def naive(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Subjects, and the logits of source and target, one prompt at a time."""
+    subjects = sample_subjects(lm.tokenizer, 200, seed=1)
     sides = []
     for template, tokens in (
-        ("{} lives in the city of", asked.source.token_ids),
-        ("{} lives in the country of", asked.target.token_ids),
+        ("{} lives in the city of", relation.source.token_ids),
+        ("{} lives in the country of", relation.target.token_ids),
     ):
         stack = []
-        for x in inputs:
+        for x in subjects:
             ids = lm.tokenizer(template.format(x), return_tensors="pt")["input_ids"]
             with torch.no_grad():
                 stack.append(lm.model(input_ids=ids).logits[0, -1, tokens].double())
         sides.append(torch.stack(stack).numpy())
-    return inputs, sides[0], sides[1]
+    return subjects, sides[0], sides[1]
 
 
 def test_equal_scikit_learn(
     lm: LanguageModel,
-    asked: TokenizedRelation,
+    relation: TokenizedRelation,
     naive: tuple[list[str], np.ndarray, np.ndarray],
 ) -> None:
-    inputs, source, target = naive
-    maps = fit_linear_maps(lm, asked, inputs, [0.0, 10.0, 1000.0])
+    subjects, source, target = naive
+    maps = fit_linear_maps(lm, relation, subjects, [0.0, 10.0, 1000.0])
     oracles = [LinearRegression(), Ridge(alpha=10.0), Ridge(alpha=1000.0)]
     assert [fitted.ridge for fitted in maps] == [{PAIR: ridge} for ridge in (0.0, 10.0, 1000.0)]
     for fitted, oracle in zip(maps, oracles, strict=True):
@@ -66,11 +72,11 @@ def test_equal_scikit_learn(
     np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
 
 
-def test_the_map_says_what_it_is_for(lm: LanguageModel, asked: TokenizedRelation) -> None:
-    (fitted,) = fit_linear_maps(lm, asked, sample_subjects(lm.tokenizer, 50))
+def test_the_map_says_what_it_is_for(lm: LanguageModel, relation: TokenizedRelation) -> None:
+    (fitted,) = fit_linear_maps(lm, relation, sample_subjects(lm.tokenizer, 50))
     assert fitted.pairs == [PAIR]
-    assert fitted.token_ids("city") == asked.source.token_ids
-    assert fitted.labels("country") == asked.target.texts
+    assert fitted.token_ids("city") == relation.source.token_ids
+    assert fitted.labels("country") == relation.target.texts
     assert fitted.templates["city"] == "{} lives in the city of"
     assert fitted.fingerprint == lm.fingerprint
 
@@ -87,31 +93,42 @@ def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolera
     means = []
     for ridge in HALF_DECADES:
         oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
-        said = oracle.fit(source[fitting], target[fitting]).predict(source[judging])
-        r = [stats.pearsonr(said[:, j], target[judging][:, j])[0] for j in range(6)]
+        predicted = oracle.fit(source[fitting], target[fitting]).predict(source[judging])
+        r = [stats.pearsonr(predicted[:, j], target[judging][:, j])[0] for j in range(6)]
         means.append(np.mean(r))
     allowed = [ridge for ridge, r in zip(HALF_DECADES, means, strict=True)
                if r >= max(means) - tolerance]  # fmt: skip
-    assert choose_ridge(rows, 12, tolerance) == allowed[-1]
+    judge = tuning_rows(140)
+    assert judge.nonzero().flatten().tolist() == judging
+    labels = {"a": SimpleNamespace(labels=range(12)), "b": SimpleNamespace(labels=range(6))}
+    layout = JointLayout(labels, (("a", "b"),))  # type: ignore[arg-type]
+    chosen = choose_ridges(
+        moments_of(rows[~judge]), moments_of(rows[judge]), layout, HALF_DECADES, tolerance
+    )
+    assert chosen == {("a", "b"): allowed[-1]}
     assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
 
 
 @pytest.mark.parametrize("ridge", [0.0, "auto"])
-def test_equal_a_run_of_the_probe_on_the_same_inputs(
-    small_lm: str, lm: LanguageModel, asked: TokenizedRelation, ridge: float | str, tmp_path: Path
+def test_equal_a_run_of_the_probe_on_the_same_subjects(
+    small_lm: str,
+    lm: LanguageModel,
+    relation: TokenizedRelation,
+    ridge: float | str,
+    tmp_path: Path,
 ) -> None:
     probe = LinearProbe(
-        lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country"], ridge=ridge,
+        lm=LMConfig(name_or_path=small_lm), knowledge=["city", "country"], ridge=ridge,
         ridge_tolerance=0.01,
     )  # fmt: skip
-    data = SubjectsDataModule(n_subjects=250, batch_size=64)
+    data = SubjectsDataModule(probe.lm, n_subjects=250, batch_size=64)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=tmp_path,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(probe, datamodule=data)
     theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
-    (ours,) = fit_linear_maps(lm, asked, data.halves["fit"], [ridge], tolerance=0.01)
+    (ours,) = fit_linear_maps(lm, relation, data.halves["fit"], [ridge], tolerance=0.01)
     assert ours.ridge[PAIR] == theirs.ridge[PAIR]
     # The LM's own digits differ between batches; ridge 0 magnifies them.
     torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)
@@ -119,12 +136,12 @@ def test_equal_a_run_of_the_probe_on_the_same_inputs(
 
 
 def test_the_grid_is_that_of_the_probe(small_lm: str) -> None:
-    assert LinearProbe(LMConfig(small_lm), knowledges="city,country").ridge_grid == HALF_DECADES
+    assert LinearProbe(LMConfig(small_lm), knowledge="city,country").ridge_grid == HALF_DECADES
 
 
-def test_an_lm_that_answers_nan_is_refused(small_lm: str, asked: TokenizedRelation) -> None:
+def test_an_lm_that_answers_nan_is_refused(small_lm: str, relation: TokenizedRelation) -> None:
     broken = LanguageModel.from_pretrained(small_lm)
     with torch.no_grad():
         next(broken.model.parameters()).fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="lives in the city of"):
-        fit_linear_maps(broken, asked, ["Paris", "London"])
+        fit_linear_maps(broken, relation, ["Paris", "London"])

@@ -1,4 +1,3 @@
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,39 +6,41 @@ import pytest
 from transformers import AutoTokenizer
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.distributed import batch_edges
 from lincorr_lightning.errors import ConfigError, SubjectsError
 
 
 def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> SubjectsDataModule:
-    data = SubjectsDataModule(**options)
-    lm = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(small_lm))
+    lm: Any = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(small_lm))
+    data = SubjectsDataModule(lm, **options)
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        lightning_module=SimpleNamespace(lm=lm), global_rank=rank, world_size=world
+        lightning_module=None, global_rank=rank, world_size=world
     )
     data.setup("fit")
     return data
 
 
+def _everything(data: SubjectsDataModule) -> list[str]:
+    return [*data.halves["fit"], *data.halves["test"]]
+
+
 def test_halves_are_disjoint_seeded_and_complete(small_lm: str) -> None:
     data = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=5)
     assert (len(data.halves["fit"]), len(data.halves["test"])) == (30, 71)
-    assert len({x for x, _ in data.table()}) == 101
+    assert len(set(_everything(data))) == 101
     again = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=5)
     other = _set_up(small_lm, n_subjects=101, fit_fraction=0.3, seed=6)
     assert data.halves == again.halves != other.halves
 
 
-def test_no_special_tokens_among_the_inputs(small_lm: str) -> None:
-    data = _set_up(small_lm)
-    everything = {x for x, _ in data.table()}
+def test_no_special_tokens_among_the_subjects(small_lm: str) -> None:
+    everything = set(_everything(_set_up(small_lm)))
     assert everything.isdisjoint({"<pad>", "<unk>", ""})
     assert {"Paris", "name0", "lives"} <= everything
 
 
 @pytest.mark.parametrize("world", [2, 3, 7, 8])
-def test_no_process_is_left_without_a_batch(small_lm: str, world: int) -> None:
-    """170 X's a half: three batches of 64 at most, for up to eight processes."""
+def test_no_rank_is_left_without_a_batch(small_lm: str, world: int) -> None:
+    """170 subjects a half: three batches of 64 at most, for up to eight ranks."""
     seen = []
     for rank in range(world):
         data = _set_up(small_lm, rank, world, n_subjects=340, batch_size=64)
@@ -47,81 +48,69 @@ def test_no_process_is_left_without_a_batch(small_lm: str, world: int) -> None:
             (own, *others) = [batch for batch in loader if not batch.is_padding]
             assert not others if world >= 3 else len(others) <= 1
             seen += [own, *others]
-    assert sorted(x for batch in seen for x in batch.inputs) == sorted(x for x, _ in data.table())
-    sizes = [len(batch.inputs) for batch in seen]
+    assert sorted(x for batch in seen for x in batch.subjects) == sorted(_everything(data))
+    sizes = [len(batch.subjects) for batch in seen]
     assert len(sizes) == 2 * max(world, 3)
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
-def test_batches_in_step_make_the_steps_of_one_process(world: int) -> None:
-    """Of a batch as large as those of all processes together."""
-    for n in range(1, 400):
-        (one,) = {tuple(batch_edges(None, n, 20 * world, least=10, in_step=s)) for s in (0, 1)}
-        many = batch_edges(
-            SimpleNamespace(world_size=world, global_rank=0, lightning_module=None),
-            n,
-            20,
-            least=10,
-            in_step=True,
-        )
-        sizes = [stop - start for start, stop in pairwise(many)]
-        assert max(sizes) <= 20
-        assert sum(sizes) == n
-        assert min(sizes) >= min(n, 10)
-        if n > 20 * world:
-            assert many[::world] == list(one)
-        else:
-            assert len(many) <= world + 1  # a single step
-
-
-def test_processes_for_which_there_are_too_few_inputs_are_told_of(small_lm: str) -> None:
-    """Below ten X's a batch rows have no partner when a fifth is set apart for the ridge."""
-    with pytest.warns(UserWarning, match="3 of 8 processes have nothing to do: the 50 X's of the"):
+def test_idle_ranks_are_reported(small_lm: str) -> None:
+    """Below ten subjects a batch rows have no partner when a fifth is set apart for the ridge."""
+    with pytest.warns(UserWarning, match="3 of 8 processes have nothing to do: the 50 subjects"):
         data = _set_up(small_lm, 0, 8, n_subjects=100, batch_size=64)
     sizes = []
     for rank in range(8):
         data = _set_up(small_lm, rank, 8, n_subjects=100, batch_size=64)
-        sizes += [len(b.inputs) for b in data.train_dataloader() if not b.is_padding]
+        sizes += [len(b.subjects) for b in data.train_dataloader() if not b.is_padding]
     assert sizes == [10] * 5
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])  # of six batches
-def test_every_batch_goes_to_one_process_once(small_lm: str, world: int) -> None:
-    alone = [b.inputs for b in _set_up(small_lm, n_subjects=211, batch_size=20).train_dataloader()]
+def test_every_batch_goes_to_one_rank_once(small_lm: str, world: int) -> None:
+    options: dict[str, Any] = {"n_subjects": 211, "batch_size": 20}
+    alone = [b.subjects for b in _set_up(small_lm, **options).train_dataloader()]
     steps, seen = set(), []
     for rank in range(world):
-        batches = list(
-            _set_up(small_lm, rank, world, n_subjects=211, batch_size=20).train_dataloader()
-        )
+        batches = list(_set_up(small_lm, rank, world, **options).train_dataloader())
         steps.add(len(batches))
-        assert all(batch.inputs for batch in batches)  # a sharded LM needs every process
-        seen += [(b.first, b.inputs) for b in batches if not b.is_padding]
+        assert all(batch.subjects for batch in batches)  # a sharded LM needs all ranks
+        seen += [(b.first, b.subjects) for b in batches if not b.is_padding]
     assert len(steps) == 1  # in step
-    assert [inputs for _, inputs in sorted(seen)] == alone
+    assert [subjects for _, subjects in sorted(seen)] == alone
+
+
+def test_a_test_on_all_reads_the_fit_half_first(small_lm: str) -> None:
+    data = _set_up(small_lm, n_subjects=111, batch_size=20, test_on="all")
+    batches = list(data.test_dataloader())
+    assert [batch.half for batch in batches] == ["fit"] * 3 + ["test"] * 3
+    for half, members in data.halves.items():
+        own = [batch for batch in batches if batch.half == half]
+        assert [x for batch in own for x in batch.subjects] == members
+        assert [members[batch.first] for batch in own] == [batch.subjects[0] for batch in own]
+    held_out = _set_up(small_lm, n_subjects=111, batch_size=20)
+    assert {batch.half for batch in held_out.test_dataloader()} == {"test"}
 
 
 def test_no_batch_is_left_with_one_row(small_lm: str) -> None:
     data = _set_up(small_lm, n_subjects=258, fit_fraction=0.5, batch_size=64)
-    sizes = [len(batch.inputs) for batch in data.train_dataloader()]
+    sizes = [len(batch.subjects) for batch in data.train_dataloader()]
     assert sum(sizes) == 129
     assert min(sizes) >= 42
 
 
 def test_joined_words_outnumber_the_vocabulary(small_lm: str) -> None:
-    data = _set_up(small_lm, n_subjects=2000, words_per_subject=2)
-    inputs = [x for x, _ in data.table()]
-    assert len(set(inputs)) == 2000
-    assert all(len(x.split(" ")) == 2 for x in inputs)
+    subjects = _everything(_set_up(small_lm, n_subjects=2000, words_per_subject=2))
+    assert len(set(subjects)) == 2000
+    assert all(len(x.split(" ")) == 2 for x in subjects)
 
 
-def test_inputs_of_a_file(small_lm: str, tmp_path: Path) -> None:
-    path = tmp_path / "inputs.txt"
+def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
+    path = tmp_path / "subjects.txt"
     path.write_text(
         "Ada Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
     )
     data = _set_up(small_lm, subjects_file=str(path))
-    assert {x for x, _ in data.table()} == {
+    assert set(_everything(data)) == {
         "Ada Lovelace", "Alan Turing", "Grace Hopper", "Emmy Noether"
     }  # fmt: skip
     path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
@@ -131,14 +120,14 @@ def test_inputs_of_a_file(small_lm: str, tmp_path: Path) -> None:
         _set_up(small_lm, subjects_file=str(tmp_path / "missing.txt"))
 
 
-def test_predict_takes_the_inputs_asked_for(small_lm: str) -> None:
+def test_subjects_to_predict(small_lm: str) -> None:
     data = _set_up(small_lm, n_subjects=100, predict_subjects=["Ada", "Alan"])
-    assert [b.inputs for b in data.predict_dataloader()] == [["Ada", "Alan"]]
+    assert [b.subjects for b in data.predict_dataloader()] == [["Ada", "Alan"]]
     data = _set_up(small_lm, n_subjects=100)
-    assert [x for b in data.predict_dataloader() for x in b.inputs] == data.halves["test"]
+    assert [x for b in data.predict_dataloader() for x in b.subjects] == data.halves["test"]
 
 
-def test_more_inputs_than_the_vocabulary_has(small_lm: str) -> None:
+def test_more_subjects_than_the_vocabulary_has(small_lm: str) -> None:
     with pytest.raises(SubjectsError, match="words_per_subject"):
         _set_up(small_lm, n_subjects=5000)
 
@@ -149,13 +138,13 @@ def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) ->
         _set_up(small_lm, n_subjects=n, fit_fraction=fraction)
 
 
-@pytest.mark.parametrize("options", [{"fit_fraction": 1.0}, {"batch_size": 1}])
-def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"fit_fraction": 1.0}, {"batch_size": 1}, {"test_on": "half"}])
+def test_refused_settings(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"data.{next(iter(options))}"):
         SubjectsDataModule(**options)
 
 
-def test_a_module_without_lm_is_told() -> None:
+def test_sampling_needs_an_lm() -> None:
     data = SubjectsDataModule(n_subjects=10)
     with pytest.raises(ConfigError, match="subjects_file"):
         data.setup("fit")

@@ -1,4 +1,4 @@
-"""Looking at figures as a reader does."""
+"""Checks that figures are legible: nothing cut, nothing on top of another."""
 
 import io
 from typing import Any
@@ -13,6 +13,7 @@ from PIL import Image
 from lincorr_lightning.results.style import to_picture
 
 LONG = "/home/someone/checkpoints/a-very-long-name-of-a-language-model-7b-instruct-v3-final/step-9"
+"""Name of an LM that hardly fits a title."""
 
 
 def texts(figure: Figure) -> list[tuple[Text, Bbox]]:
@@ -51,14 +52,3 @@ def assert_legible(figure: Figure, smallest: float = 6.0) -> None:
 
 def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(to_picture(figure).png)).convert("RGB")) / 255
-
-
-def colour_at(figure: Figure, row: float, column: float) -> np.ndarray:
-    """Colour of the picture where a heat map's cell is, off its value."""
-    picture = pixels(figure)
-    x, y = figure.axes[0].transData.transform((column, row))
-    return picture[round(picture.shape[0] - y), round(x)]
-
-
-def names(n: int) -> list[str]:
-    return [f"{'knowledge' if i % 3 else 'city'}{i}_{['es', 'zh'][i % 2]}" for i in range(n)]

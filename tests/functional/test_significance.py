@@ -11,7 +11,7 @@ from lincorr_lightning.functional import labelwise_pearson, moments_of
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
-    partial_tie,
+    partial_correlation,
     pearson_influence,
     weight_cosine,
 )
@@ -81,7 +81,7 @@ X, Y, Z = torch.arange(3), torch.arange(3, 7), torch.arange(7, 9)
 
 def test_partial_r_is_that_of_regressions_on_the_rows() -> None:
     fit, test = _rows(500, 0), _rows(400, 10)
-    found = partial_tie(moments_of(fit), moments_of(test), X, Y, Z)
+    found = partial_correlation(moments_of(fit), moments_of(test), X, Y, Z)
     free = [0, 1, 2, 3, 4, 5, 6]
     told = LinearRegression().fit(fit[:, 7:], fit[:, free])
     rest_fit, rest = (
@@ -97,7 +97,7 @@ def test_partial_r_is_that_of_regressions_on_the_rows() -> None:
 
 def test_a_common_cause_is_taken_out_and_a_tie_of_its_own_is_left() -> None:
     fit, test = (moments_of(_rows(4000, seed)) for seed in (0, 10))
-    found = partial_tie(fit, test, X, Y, Z)
+    found = partial_correlation(fit, test, X, Y, Z)
     assert found.r[0] > 0.8  # its own
     # The third knowledge tells the common cause but for its noise.
     assert found.r[1:].abs().max() < 0.2
@@ -107,7 +107,7 @@ def test_a_common_cause_is_taken_out_and_a_tie_of_its_own_is_left() -> None:
 def test_a_third_knowledge_that_is_the_source_leaves_nothing() -> None:
     rows = _rows(500, 0)
     doubled = torch.cat([rows, rows[:, :3]], dim=1)
-    found = partial_tie(
+    found = partial_correlation(
         moments_of(doubled[:300]), moments_of(doubled[300:]), X, Y, torch.arange(9, 12)
     )
     assert found.unique.nan_to_num().max() < 1e-9
@@ -115,7 +115,7 @@ def test_a_third_knowledge_that_is_the_source_leaves_nothing() -> None:
 
 def test_a_ridge_shrinks_the_partial_map() -> None:
     fit, test = moments_of(_rows(60, 0)), moments_of(_rows(400, 10))
-    plain, ridged = (partial_tie(fit, test, X, Y, Z, ridge).r for ridge in (0.0, 50.0))
+    plain, ridged = (partial_correlation(fit, test, X, Y, Z, ridge).r for ridge in (0.0, 50.0))
     assert not torch.allclose(plain, ridged)
 
 

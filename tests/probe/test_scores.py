@@ -55,12 +55,14 @@ def _trainer(folder: Path, study: str) -> L.Trainer:
 
 
 @pytest.mark.parametrize("subwords", [False, True])
-def test_a_probe_tells_the_kinds_apart(cutting_lm: str, tmp_path: Path, subwords: bool) -> None:
+def test_a_probe_reports_scores_by_completeness(
+    cutting_lm: str, tmp_path: Path, subwords: bool
+) -> None:
     probe = LinearProbe(
         lm=LMConfig(name_or_path=cutting_lm), pairs=["city->country"], subwords=subwords
     )
     trainer = _trainer(tmp_path, "linear_probe")
-    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=150, batch_size=50))
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=150, batch_size=50))
     run = Path(trainer.log_dir or "")
     (pair,) = json.loads((run / "results.json").read_text())["pairs"]
     # Bra(zil) and the others are unknown words here.
@@ -123,16 +125,16 @@ def test_hits_are_those_of_each_kind_alone() -> None:
         assert score.label_mean == pytest.approx(float(r[mine].mean()))
 
 
-def test_one_kind_is_not_told_apart() -> None:
+def test_labels_of_one_completeness_have_no_such_scores() -> None:
     assert by_completeness(torch.rand(2), torch.rand(2, 3), None, [Completeness.WHOLE] * 2) == {}
 
 
-def test_a_knowledge_that_cannot_be_asked_is_left_out_and_told(
+def test_knowledge_that_the_lm_has_no_words_for_is_left_out(
     cutting_lm: str, tmp_path: Path
 ) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledges=["attribute"])
+    probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledge=["attribute"])
     trainer = _trainer(tmp_path, "linear_probe")
-    trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=100, batch_size=50))
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100, batch_size=50))
     left_out = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())["left_out"]
     assert len(left_out) == 21
     assert not {"city", "country"} & set(left_out)

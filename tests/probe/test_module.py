@@ -13,10 +13,16 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
+from torch.utils.data import DataLoader
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import ConfigError, KnowledgeError, LinearMapError
+from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
+from lincorr_lightning.errors import (
+    ConfigError,
+    KnowledgeError,
+    LinearMapError,
+    SubjectsError,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 
@@ -36,7 +42,7 @@ def run_probe(
     **options: Any,
 ) -> tuple[LinearProbe, L.Trainer, Path]:
     """Fit a probe and return it, its trainer and its run folder."""
-    options = {"knowledges": ["city", "country", "color"], **options}
+    options = {"knowledge": ["city", "country", "color"], **options}
     lm = LMConfig(name_or_path=lm) if isinstance(lm, str) else lm
     probe = LinearProbe(lm=lm, **options)
     trainer = L.Trainer(
@@ -44,10 +50,8 @@ def run_probe(
         enable_progress_bar=False, enable_model_summary=False,
         logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
     )  # fmt: skip
-    trainer.fit(
-        probe,
-        datamodule=SubjectsDataModule(**{"n_subjects": 300, "batch_size": 64, **(data or {})}),
-    )
+    options = {"n_subjects": 300, "batch_size": 64, **(data or {})}
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, **options))
     return probe, trainer, Path(trainer.log_dir or "")
 
 
@@ -62,13 +66,13 @@ def fitted(
 def naive(
     small_lm: str, fitted: tuple[LinearProbe, L.Trainer, Path]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Logits of the same X's, one prompt at a time, for the labels that the run's files name."""
+    """Logits of the same subjects, one prompt at a time, for the labels in the run's files."""
     folder = fitted[2]
     labels = json.loads((folder / "linear_map" / "config.json").read_text())
     assert labels
     linear_map = LinearMap.from_pretrained(folder / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
-    with (folder / "tables" / "inputs.csv").open(newline="", encoding="utf-8") as file:
+    with (folder / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found: dict[str, dict[str, np.ndarray]] = {"fit": {}, "test": {}}
     for half, logits in found.items():
@@ -77,7 +81,9 @@ def naive(
             stack = []
             for row in rows:
                 if row["half"] == half:
-                    ids = lm.tokenizer(template.format(row["x"]), return_tensors="pt")["input_ids"]
+                    ids = lm.tokenizer(template.format(row["subject"]), return_tensors="pt")[
+                        "input_ids"
+                    ]
                     with torch.no_grad():
                         stack.append(lm.model(input_ids=ids).logits[0, -1, columns].double())
             logits[name] = torch.stack(stack).numpy()
@@ -180,8 +186,8 @@ def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Pa
         r = [stats.pearsonr(predicted[:, j], test[:, i])[0] for j, i in enumerate(y)]
         assert point["label_mean"] == pytest.approx(np.mean(r), abs=1e-6)
         best = model.coef_.argmax(0)
-        asked = np.flatnonzero(reference.any(0))
-        hits = np.mean([reference[best[column], column] for column in asked])
+        known = np.flatnonzero(reference.any(0))
+        hits = np.mean([reference[best[column], column] for column in known])
         assert point["influenced"]["1"] == pytest.approx(hits)
     chosen = _pairs(folder)["city", "country"]
     assert path[0]["label_mean"] == pytest.approx(chosen["label_mean"], abs=1e-12)
@@ -194,7 +200,7 @@ def test_a_pair_by_itself_has_the_numbers_of_the_joint_run(
 ) -> None:
     source, target = pair.split("->")
     joint = _pairs(fitted[2])[source, target]
-    (alone,) = _pairs(run_probe(tmp_path, small_lm, pairs=[pair], knowledges=[])[2]).values()
+    (alone,) = _pairs(run_probe(tmp_path, small_lm, pairs=[pair], knowledge=[])[2]).values()
 
     def numbers(tree: object) -> list[float]:
         if isinstance(tree, dict):
@@ -235,17 +241,15 @@ def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path)
     descent, *_ = run_probe(
         tmp_path / "b", small_lm, data=data, epochs=150, solver="sgd", **options
     )
-    ours = descent.report.pairs[0].label_mean  # type: ignore[union-attr]
-    assert ours == pytest.approx(closed.report.pairs[0].label_mean, abs=5e-3)  # type: ignore[union-attr]
+    ours, theirs = (probe.results.values["pairs"][0] for probe in (descent, closed))  # type: ignore[union-attr]
+    assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=5e-3)
     rows = closed.joint_rows(["Paris", "name3", "blue"])
     difference = descent(rows)["color", "country"] - closed(rows)["color", "country"]
     assert difference.abs().max() < 0.05 * closed(rows)["color", "country"].std()
 
 
-def test_a_step_of_descent_is_the_gradient_of_the_ridge_s_loss(
-    small_lm: str, tmp_path: Path
-) -> None:
-    """One batch of all X's, one step from W = 0: centred, at the rate of its largest curvature."""
+def test_a_step_of_descent_is_the_gradient_of_the_ridge_loss(small_lm: str, tmp_path: Path) -> None:
+    """One batch of all subjects, one step from W = 0: centred, at the rate of its curvature."""
     probe, trainer, _ = run_probe(
         tmp_path, small_lm, data={"n_subjects": 120, "batch_size": 64}, solver="sgd",
         pairs="city->country", ridge=3.0, epochs=2, learning_rate=0.4, momentum=0.0,
@@ -262,6 +266,59 @@ def test_a_step_of_descent_is_the_gradient_of_the_ridge_s_loss(
     np.testing.assert_allclose(probe.maps["city"].weight.detach(), weight, rtol=1e-4, atol=1e-6)
 
 
+def test_the_closed_form_is_one_optimizer_step(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+) -> None:
+    probe, trainer, _ = fitted
+    assert trainer.global_step == 1
+    again, *_ = run_probe(tmp_path, small_lm, epochs=3)
+    for one, other in zip(probe.maps.parameters(), again.maps.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+) -> None:
+    halves = fitted[1].datamodule.halves  # type: ignore[attr-defined]
+    loaders = {
+        half: DataLoader(
+            [SubjectBatch(xs[i : i + 50], i, half) for i in range(0, 150, 50)],
+            batch_size=None,
+            collate_fn=lambda batch: batch,
+        )
+        for half, xs in halves.items()
+    }
+    probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path,
+                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(probe, loaders["fit"], loaders["test"])
+    (path,) = tmp_path.rglob("results.json")
+    with (path.parent / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
+        read = [(row["subject"], row["half"]) for row in csv.DictReader(file)]
+    assert read == [(x, half) for half, xs in halves.items() for x in xs]
+    ours = _pairs(path.parent)
+    for pair, scores in _pairs(fitted[2]).items():
+        assert ours[pair]["label_mean"] == pytest.approx(scores["label_mean"], abs=1e-5)
+
+
+def test_the_mean_r_can_be_monitored(fitted: tuple[LinearProbe, L.Trainer, Path]) -> None:
+    _, trainer, folder = fitted
+    mean = np.mean([pair["label_mean"] for pair in _pairs(folder).values()])
+    assert trainer.callback_metrics["val/label_mean"].item() == pytest.approx(mean)
+
+
+def test_subjects_that_the_maps_were_fitted_on_are_refused(
+    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+) -> None:
+    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
+    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
+                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    data = SubjectsDataModule(probe.lm, n_subjects=300, seed=1)
+    with pytest.raises(SubjectsError, match="among those that the maps were fitted on"):
+        trainer.test(probe, datamodule=data, ckpt_path=path, verbose=False)
+
+
 def test_checkpoint_holds_the_maps_and_not_the_lm(
     fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str
 ) -> None:
@@ -272,18 +329,21 @@ def test_checkpoint_holds_the_maps_and_not_the_lm(
     rows = probe.joint_rows(["Paris", "name7"])
     for pair, logits in again(rows).items():
         torch.testing.assert_close(logits, probe(rows)[pair])
-    assert again.fitted_on == 150
+    assert again.n_fit == 150
 
 
-def test_test_of_a_checkpoint_gives_the_fit_s_scores(
+def test_testing_a_checkpoint_gives_the_scores_of_the_fit(
     fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledges=["city", "country", "color"])
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledge=["city", "country", "color"])
     trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
                         enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
     trainer.test(
-        probe, datamodule=SubjectsDataModule(n_subjects=300), ckpt_path=path, verbose=False
+        probe,
+        datamodule=SubjectsDataModule(probe.lm, n_subjects=300),
+        ckpt_path=path,
+        verbose=False,
     )
     (results,) = tmp_path.rglob("results.json")
     again = {(p["source"], p["target"]): p for p in json.loads(results.read_text())["pairs"]}
@@ -306,8 +366,8 @@ def test_checkpoint_of_other_pairs_is_refused(
     fitted: tuple[LinearProbe, L.Trainer, Path],
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    with pytest.raises(LinearMapError, match="Ask for the same knowledges"):
-        LinearProbe.load_from_checkpoint(path, knowledges=["city", "country"])
+    with pytest.raises(LinearMapError, match=r"Set the same model\.knowledge"):
+        LinearProbe.load_from_checkpoint(path, knowledge=["city", "country"])
 
 
 @pytest.mark.parametrize(
@@ -317,17 +377,25 @@ def test_checkpoint_of_other_pairs_is_refused(
         ({"ridge": "auto", "solver": "sgd"}, ConfigError, "closed_form"),
         ({"ridge_grid": [1.0, 0.5]}, ConfigError, "model.ridge_grid must be increasing"),
         ({"control": "no place"}, ConfigError, "model.control 'no place'"),
-        ({"knowledges": ["city"]}, ConfigError, "two knowledges or more"),
-        ({"precision": ["country->city"], "pairs": "city->country"}, ConfigError, "does not fit"),
-        ({"precision": ["city->color"]}, KnowledgeError, "city->color, which has no reference"),
-        ({"knowledges": ["city", "contry"]}, KnowledgeError, "country"),
+        ({"knowledge": ["city"]}, ConfigError, "two kinds of knowledge or more"),
+        (
+            {"require_reference": ["country->city"], "pairs": "city->country"},
+            ConfigError,
+            "does not fit",
+        ),
+        (
+            {"require_reference": ["city->color"]},
+            KnowledgeError,
+            "city->color, which has no reference",
+        ),
+        ({"knowledge": ["city", "contry"]}, KnowledgeError, "country"),
         ({"pairs": ["city->contry"]}, KnowledgeError, "country"),
     ],
 )
-def test_settings_that_cannot_be(
+def test_refused_settings(
     small_lm: str, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    options = {"knowledges": ["city", "country", "color"], **options}
+    options = {"knowledge": ["city", "country", "color"], **options}
     with pytest.raises(error, match=message):
         LinearProbe(lm=LMConfig(name_or_path=small_lm), **options)
 
@@ -336,7 +404,7 @@ def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
     trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
     with pytest.raises(ConfigError, match="no map to test yet"):
-        trainer.test(probe, datamodule=SubjectsDataModule(n_subjects=100))
+        trainer.test(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
@@ -345,4 +413,4 @@ def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> Non
         accelerator="cpu", precision="bf16-true", logger=False, default_root_dir=tmp_path
     )
     with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
-        trainer.fit(probe, datamodule=SubjectsDataModule(n_subjects=100))
+        trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))

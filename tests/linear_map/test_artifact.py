@@ -81,7 +81,7 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
 def test_round_trip(parts: dict[str, Any], folder: Path) -> None:
     found = LinearMap.from_pretrained(folder)
     assert found.pairs == ["city->country", "country->city"]
-    assert found.knowledges == ["city", "country"]
+    assert found.knowledge == ["city", "country"]
     for pair in found.pairs:
         assert torch.equal(found.weight(pair), parts["weights"][pair])
         assert torch.equal(found.bias(pair), parts["biases"][pair])
@@ -261,7 +261,7 @@ def test_later_format(folder: Path) -> None:
         ({"city/token_ids": np.array([1, 2, 4])}, "city/token_ids differs from that of config"),
         (
             {"city->country/weight": np.zeros((3, 2))},
-            r"city->country/weight has the shape \(3, 2\); the labels ask for \(2, 3\)",
+            r"city->country/weight has the shape \(3, 2\); the labels need \(2, 3\)",
         ),
         (
             {"city->country/bias": np.array([1.0, np.nan])},
@@ -307,7 +307,7 @@ def test_parts_that_do_not_belong_together(
 ) -> None:
     with pytest.raises(LinearMapError, match=message):
         LinearMap(**parts | {part: value})
-    with pytest.raises(LinearMapError, match="'city' is no pair"):
+    with pytest.raises(LinearMapError, match="'city' is not a pair"):
         LinearMap(**parts | {"weights": {"city": torch.zeros(2, 3)}})
 
 

@@ -1,4 +1,4 @@
-"""Maps of one LM on another, against scikit-learn on logits taken from the run's own X's."""
+"""Maps of one LM on another, against scikit-learn on logits taken from the run's own subjects."""
 
 import csv
 import json
@@ -7,10 +7,11 @@ import lightning as L
 import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 from lincorr_lightning.lm.config import LMConfig
@@ -45,12 +46,10 @@ def trainer_in(folder):
 
 
 def score_again(folder, lm, data=None, **options):
-    module = MapResilience(LMConfig(lm), **{"knowledges": NAMES, **options})
-    trainer = trainer_in(folder)
-    trainer.test(
-        module, SubjectsDataModule(n_subjects=240, batch_size=64, **(data or {})), verbose=False
-    )
-    (path,) = folder.rglob("map_resilience/*/results.json")
+    module = MapResilience(LMConfig(lm), **{"knowledge": NAMES, **options})
+    data = {"n_subjects": 240, "batch_size": 64, "test_on": "all", **(data or {})}
+    trainer_in(folder).test(module, SubjectsDataModule(module.lm, **data), verbose=False)
+    (path,) = folder.rglob("resilience/*/results.json")
     return module, json.loads(path.read_text(), parse_constant=pytest.fail), path.parent
 
 
@@ -59,10 +58,10 @@ def logits_of(lm, halves):
     catalogue = Catalogue.load()
     return {
         (half, name): model.domain_logits(
-            [catalogue[name].prompt(x) for x in inputs],
+            [catalogue[name].prompt(x) for x in subjects],
             build_domain(catalogue[name], model.tokenizer).token_ids,
         ).numpy()
-        for half, inputs in halves.items()
+        for half, subjects in halves.items()
         for name in NAMES
     }
 
@@ -101,6 +100,27 @@ def test_numbers_are_those_of_scikit_learn(small_lm, changed_lm, tmp_path):
     assert (folder / "figures" / "difference_matrix.png").is_file()
 
 
+def test_a_test_of_the_held_out_half_alone_is_refused(small_lm, tmp_path):
+    with pytest.raises(ConfigError, match=r"Set data\.test_on to all"):
+        score_again(tmp_path, small_lm, {"test_on": "held_out"}, before=LMConfig(small_lm))
+
+
+def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(small_lm, changed_lm, tmp_path):
+    module, results, _ = score_again(tmp_path, changed_lm, before=LMConfig(small_lm))
+    halves = module.trainer.datamodule.halves
+    batches = [
+        SubjectBatch(xs[i : i + 40], i, half)
+        for half, xs in halves.items()
+        for i in range(0, len(xs), 40)
+    ]
+    loader = DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+    again = MapResilience(LMConfig(changed_lm), before=LMConfig(small_lm), knowledge=NAMES)
+    trainer_in(tmp_path / "plain").test(again, loader, verbose=False)
+    for ours, theirs in zip(again.results.values["pairs"], results["pairs"], strict=True):
+        assert ours["after"] == pytest.approx(theirs["after"], abs=1e-6)
+        assert ours["refitted"] == pytest.approx(theirs["refitted"], abs=1e-6)
+
+
 def test_an_lm_keeps_its_own_maps_whole(small_lm, tmp_path):
     _, results, _ = score_again(tmp_path, small_lm, before=LMConfig(small_lm))
     for pair in results["pairs"]:
@@ -112,8 +132,8 @@ def test_an_lm_keeps_its_own_maps_whole(small_lm, tmp_path):
 def probed(small_lm, tmp_path_factory):
     """A probe's run, with a ridge of its own."""
     folder = tmp_path_factory.mktemp("probe")
-    probe = LinearProbe(LMConfig(small_lm), knowledges=NAMES, ridge=1.0, control=None)
-    trainer_in(folder).fit(probe, SubjectsDataModule(n_subjects=240, batch_size=64))
+    probe = LinearProbe(LMConfig(small_lm), knowledge=NAMES, ridge=1.0, control=None)
+    trainer_in(folder).fit(probe, SubjectsDataModule(probe.lm, n_subjects=240, batch_size=64))
     (path,) = folder.rglob("linear_probe/*/linear_map")
     return path
 
@@ -139,7 +159,7 @@ def test_maps_of_a_folder(probed, small_lm, changed_lm, tmp_path):
     assert [(p["source"], p["target"]) for p in some["pairs"]] == [("city", "country")]
 
 
-def test_x_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, tmp_path):
+def test_subjects_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, tmp_path):
     with pytest.raises(SubjectsError, match="old maps were fitted on"):
         score_again(tmp_path, changed_lm, {"seed": 5}, linear_map=str(probed))
 
@@ -162,10 +182,10 @@ def test_lms_of_other_labels_are_refused(small_lm, tmp_path):
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"Peru"', '"Chad"'))
     with pytest.raises(LinearMapError, match=r"country has other labels.*only there \['Peru'\]"):
-        MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledges=NAMES)
+        MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledge=NAMES)
 
 
-def test_settings_that_cannot_be(probed, small_lm):
+def test_refused_settings(probed, small_lm):
     with pytest.raises(ConfigError, match="no map to test"):
         MapResilience(LMConfig(small_lm))
     with pytest.raises(ConfigError, match="names city->pet"):

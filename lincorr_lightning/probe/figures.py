@@ -1,0 +1,423 @@
+"""The figures of a probe: correlations beside their nulls, W, the ridge path, and rankings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from lincorr_lightning.probe.ridge_path import RidgePoint
+from lincorr_lightning.probe.scores import PairScore, rank_pairs
+from lincorr_lightning.probe.significance import FINDING, Composition
+from lincorr_lightning.results.heat_maps import (
+    add_colour_bar,
+    correlation_heatmap,
+    draw_heatmap,
+    short,
+)
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    finish,
+    legible,
+    new_figure,
+)
+
+_FLOATS = npt.NDArray[np.floating[Any]]
+# Fraction of the largest weight from which on cells show numbers; more would hide the large ones.
+_MIN_SHOWN = 0.1
+_MAX_PANELS = 12
+_Z95 = 1.959964
+
+
+# -- clusters --------------------------------------------------------------------------------
+
+
+class Clusters(NamedTuple):
+    """A tree over kinds of knowledge.
+
+    Attributes:
+        order: Indices in an order in which no branches cross and neighbours are as similar as the
+            tree allows.
+        links: The tree as `scipy.cluster.hierarchy.linkage` returns it, ``(n - 1, 4)``.
+    """
+
+    order: list[int]
+    links: _FLOATS
+
+
+def cluster(matrix: _FLOATS) -> Clusters:
+    """Cluster kinds of knowledge by average linkage at a distance of 1 - r.
+
+    The two directions of a pair are averaged. A pair without r (its labels never vary) is as far
+    apart as one with r = 0.
+
+    Args:
+        matrix: r, ``(n, n)``, source row, target column; the diagonal is ignored.
+
+    Raises:
+        ValueError: The matrix is not square, or has fewer than two rows.
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    n = len(matrix)
+    if matrix.shape != (n, n) or n < 2:
+        raise ValueError(f"a square matrix of two rows or more is needed, not {matrix.shape}")
+    r = np.nan_to_num(np.asarray(matrix, dtype=float), nan=0.0)
+    distance = 1.0 - (r + r.T) / 2
+    np.fill_diagonal(distance, 0.0)
+    links = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    return Clusters([int(leaf) for leaf in leaves_list(links)], links)
+
+
+def cluster_heatmap(matrix: _FLOATS, names: Sequence[str], title: str, subtitle: str) -> Figure:
+    """Draw a matrix of r with similar kinds of knowledge side by side, and their tree.
+
+    Args:
+        matrix: r, ``(n, n)``, source row, target column.
+        names: Names of rows and columns.
+        title: The title, with the name of the LM.
+        subtitle: Everything else that is needed to read the figure.
+    """
+    found = cluster(matrix)
+    ordered = [names[i] for i in found.order]
+    subtitle = f"{subtitle}; average linkage of 1 − r, both directions averaged"
+    cells = matrix[np.ix_(found.order, found.order)]
+    return correlation_heatmap(cells, ordered, ordered, title, subtitle, links=found.links)
+
+
+# -- W ---------------------------------------------------------------------------------------
+
+
+def weight_heatmap(
+    weight: _FLOATS,
+    source_labels: Sequence[str],
+    target_labels: Sequence[str],
+    title: str,
+    subtitle: str = "",
+    reference: npt.NDArray[np.bool_] | None = None,
+) -> Figure:
+    """Draw a heat map of a part of W that is small enough to be read, see `interesting_part`.
+
+    Args:
+        weight: Part of W, ``(n_target_labels, n_source_labels)``.
+        source_labels: Labels of the columns.
+        target_labels: Labels of the rows.
+        title: The title, with the pair and the name of the LM.
+        subtitle: Everything else that is needed to read the figure.
+        reference: Which label pairs the reference has, shaped like `weight`: they get a frame.
+    """
+    limit = float(np.abs(weight).max(initial=0.0)) or 1.0
+    if reference is not None and reference.any():
+        subtitle = f"{subtitle}; framed: in the reference".lstrip("; ")
+    subtitle = f"{subtitle}; numbers from |W| = {short(_MIN_SHOWN * limit)} on".lstrip("; ")
+    figure, axes, image, cell = draw_heatmap(
+        weight, target_labels, source_labels, title, subtitle, limit, least=_MIN_SHOWN * limit
+    )
+    for row, column in np.argwhere(reference) if reference is not None else ():
+        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
+        frame.set_linewidth(min(2.0, 5 * cell))
+        frame.set_clip_on(False)
+        axes.add_patch(frame)
+    axes.set_ylabel("target label", color=INK)
+    axes.set_xlabel("source label", color=INK)
+    add_colour_bar(figure, axes, image, "weight W")
+    return finish(figure)
+
+
+class Part(NamedTuple):
+    """Rows and columns of W, in the order in which they are shown."""
+
+    targets: list[int]
+    sources: list[int]
+
+
+def interesting_part(weight: _FLOATS, n: int = 25) -> Part:
+    """Choose the part of W with the highest weights.
+
+    Args:
+        weight: W, ``(n_target_labels, n_source_labels)``.
+        n: Number of rows, and of columns, at most.
+
+    Returns:
+        The targets with the highest maximum weight, highest first; and the sources that influence
+        them most: the strongest of each target, then the second of each, and so on. Sources are
+        ordered by the target they influence most, so that a sharp W shows a diagonal.
+    """
+    targets = np.argsort(-weight.max(axis=1), kind="stable")[:n]
+    ranked = np.argsort(-weight[targets], axis=1, kind="stable")
+    sources = np.array(list(dict.fromkeys(ranked.T.ravel().tolist()))[:n])
+    shown = weight[np.ix_(targets, sources)]
+    order = np.lexsort((-shown.max(axis=0), shown.argmax(axis=0)))
+    return Part(targets.tolist(), sources[order].tolist())
+
+
+def top_weights_figure(
+    weight: _FLOATS,
+    source_labels: Sequence[str],
+    target_labels: Sequence[str],
+    title: str,
+    subtitle: str = "",
+    reference: npt.NDArray[np.bool_] | None = None,
+) -> Figure:
+    """Draw the part of W with the highest weights.
+
+    Args:
+        weight: W, ``(n_target_labels, n_source_labels)``.
+        source_labels: Labels of the columns.
+        target_labels: Labels of the rows.
+        title: The title, with the pair and the name of the LM.
+        subtitle: Everything else that is needed to read the figure.
+        reference: Which label pairs the reference has, shaped like W: they get a frame.
+    """
+    part = interesting_part(weight)
+    cut = np.ix_(part.targets, part.sources)
+    note = (
+        f"{len(part.targets)} of {weight.shape[0]} targets, those with the highest weights, and "
+        f"{len(part.sources)} of {weight.shape[1]} sources"
+    )
+    return weight_heatmap(
+        weight[cut],
+        [source_labels[i] for i in part.sources],
+        [target_labels[i] for i in part.targets],
+        title,
+        f"{subtitle}; {note}".lstrip("; "),
+        None if reference is None else reference[cut],
+    )
+
+
+# -- the ridge path --------------------------------------------------------------------------
+
+
+def ridge_path_figure(
+    paths: Mapping[str, Sequence[RidgePoint]],
+    chosen: Mapping[str, float],
+    title: str,
+    n_pairs: int | None = None,
+) -> Figure:
+    """Draw r and Hit@1 along the ridge, one panel per pair.
+
+    Args:
+        paths: Ridge path of each pair; at most twelve are shown.
+        chosen: Ridge that the map of each pair was fitted with.
+        title: The title, with the name of the LM.
+        n_pairs: Number of pairs, if `paths` has not all of them.
+    """
+    shown = list(paths)[:_MAX_PANELS]
+    n_columns = min(len(shown), 3)
+    n_rows = math.ceil(len(shown) / n_columns)
+    width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 0.7
+    n_pairs = n_pairs or len(paths)
+    note = f"{len(shown)} of {n_pairs} pairs; all: tables/ridge_path.csv"
+    figure = new_figure(width, height, title, note if len(shown) < n_pairs else "")
+    panels = figure.subplots(n_rows, n_columns, squeeze=False)
+    for panel, pair in zip(panels.flat, shown, strict=False):
+        _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
+    for empty in panels.flat[len(shown) :]:
+        empty.set_axis_off()
+    for row in panels[:, 1:]:
+        for panel in row:
+            panel.tick_params(labelleft=False)
+    bottom, top = _common_limits(list(panels.flat)[: len(shown)])
+    for panel in panels.flat[: len(shown)]:
+        panel.set_ylim(bottom, top)
+    handles = {line.get_label(): line for p in panels.flat for line in p.get_lines()}
+    named = {str(label): line for label, line in handles.items() if not str(label).startswith("_")}
+    figure.legend(
+        named.values(), named.keys(), loc="outside lower left", ncols=5 if n_columns == 3 else 3,
+        frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2,
+    )  # fmt: skip
+    return finish(figure)
+
+
+def _common_limits(panels: Sequence[Axes]) -> tuple[float, float]:
+    lows = [np.nanmin(line.get_ydata(), initial=0.0) for p in panels for line in p.get_lines()]
+    return min(-0.03, float(min(lows)) - 0.05), 1.04
+
+
+def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None) -> None:
+    strengths = np.array([point.ridge for point in path], dtype=float)
+    positive = strengths[strengths > 0]
+    # A logarithmic axis has no 0: it is drawn a decade left of the smallest strength.
+    zero = math.floor(math.log10(positive.min())) - 1 if len(positive) else 0
+    at = np.full(len(strengths), float(zero))
+    at[strengths > 0] = np.log10(positive)
+
+    def draw(values: Sequence[float | None], label: str, colour: str, marker: str) -> None:
+        y = [math.nan if value is None else value for value in values]
+        if not all(map(math.isnan, y)):
+            axes.plot(at, y, label=label, color=colour, marker=marker, markersize=4, linewidth=1.6)
+
+    draw([p.label_mean for p in path], "label-wise r", BLUE, "o")
+    draw([_hit1(p.influenced) for p in path], "Hit@1 influenced target", ORANGE, "s")
+    draw([_hit1(p.influencing) for p in path], "Hit@1 influencing source", GREEN, "^")
+    if 0 in strengths:
+        axes.axvline(zero, label="ridge 0: the paper’s map", color=GREY, linestyle=":", zorder=0)
+    if chosen is not None:
+        position = math.log10(chosen) if chosen > 0 else zero
+        axes.axvline(position, label="ridge of this run", color=INK, linestyle="--", zorder=0,
+                     linewidth=1)  # fmt: skip
+    last = math.ceil(at.max())
+    step = max(1, math.ceil((last - zero) / 6))
+    decades = list(range(zero + 1, last + 1, step))
+    ticks = ([zero] if 0 in strengths else []) + decades
+    names = (["0"] if 0 in strengths else []) + [_power(decade) for decade in decades]
+    axes.set_xticks(ticks, names, fontsize=8)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.tick_params(length=2, color=GREY, labelcolor=INK)
+    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(legible([pair], 50)[0][0], loc="left", fontsize=10, color=INK)
+    axes.set_xlabel("ridge", fontsize=8, color=INK)
+
+
+def _hit1(rates: Mapping[str, float] | None) -> float | None:
+    return None if rates is None else rates["1"]
+
+
+def _power(exponent: int) -> str:
+    if -2 <= exponent <= 2:
+        return f"{10.0**exponent:g}"
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+# -- nulls and rankings ----------------------------------------------------------------------
+
+
+def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Figure:
+    """Draw r of every pair beside its nulls: r above the control is evidence, r alone is not.
+
+    Args:
+        scores: Scores of the pairs.
+        title: The title, with the name of the LM.
+        limit: Number of pairs shown, those with the highest r.
+    """
+    known = [score for score in scores if not math.isnan(score.label_mean)]
+    shown = sorted(known, key=lambda score: -score.label_mean)[:limit]
+    names, _ = legible([score.name for score in shown], 50)
+    note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
+    height = 0.23 * max(len(shown), 3) + 0.9
+    figure = new_figure(7.5, height, title, note if len(shown) < len(scores) else "")
+    axes = figure.add_subplot()
+    rows = np.arange(len(shown))
+    r = np.array([score.label_mean for score in shown], dtype=float)
+    control = np.array([_or_nan(score.control_label_mean) for score in shown], dtype=float)
+    permuted = np.array([_or_nan(score.permuted_label_mean) for score in shown], dtype=float)
+    axes.hlines(rows, control, r, color=PALE, linewidth=3, zorder=1)
+    axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    axes.plot(permuted, rows, "x", color=GREY, markersize=5, label="permuted baseline")
+    axes.plot(control, rows, "D", color=ORANGE, markersize=5, markerfacecolor="white",
+              label="control prompt as the source")  # fmt: skip
+    axes.plot(r, rows, "o", color=BLUE, markersize=6, label="this pair")
+    lowest = np.nanmin(np.concatenate([r, control, permuted, [0.0]]))
+    axes.set_xlim(min(-0.15, float(lowest) - 0.05), 1.04)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks(rows, names, fontsize=9)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("label-wise Pearson r", color=INK)
+    figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    return finish(figure)
+
+
+def ranking_figure(
+    scores: Sequence[PairScore], partial_out: Sequence[str], title: str, limit: int = 40
+) -> Figure:
+    """Draw r above its control with its 95 % interval, and r with other knowledge partialled out.
+
+    Args:
+        scores: Scores of the pairs.
+        partial_out: The knowledge that was partialled out.
+        title: The title, with the name of the LM.
+        limit: Number of pairs shown, those with the most evidence.
+    """
+    order = rank_pairs(scores)
+    shown = order[:limit]
+    note = f"{len(shown)} of {len(order)} pairs, the highest; all: tables/ranking.csv"
+    height = 0.23 * max(len(shown), 3) + 1.1
+    figure = new_figure(7.5, height, title, note if len(shown) < len(order) else "")
+    axes = figure.add_subplot()
+    rows = np.arange(len(shown))
+    above_null = np.array([score.evidence for score in shown])
+    error = np.array([_Z95 * (score.excess_error or 0.0) for score in shown])
+    found = np.array([score.q is not None and score.q <= FINDING for score in shown], dtype=bool)
+    axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    axes.hlines(rows, above_null - error, above_null + error, color=BLUE, linewidth=1.6, zorder=1)
+    above = any(score.excess is not None for score in shown)
+    label = "r above its control, 95 % interval" if above else "r, 95 % interval"
+    axes.plot(above_null[found], rows[found], "o", color=BLUE, markersize=5.5,
+              label=label if found.any() else None)  # fmt: skip
+    axes.plot(above_null[~found], rows[~found], "o", color=BLUE, markerfacecolor="white",
+              markersize=5.5,
+              label=None if found.all() else f"{label}; adjusted p above {FINDING:g}")  # fmt: skip
+    partial = np.array([_or_nan(score.partial_label_mean) for score in shown])
+    if not np.isnan(partial).all():
+        axes.plot(partial, rows, "D", color=GREEN, markerfacecolor="white", markersize=5,
+                  label=f"r, {', '.join(partial_out)} partialled out")  # fmt: skip
+    names, _ = legible([score.name for score in shown], 50)
+    _dress(axes, rows, names, min(-0.1, np.nanmin([*(above_null - error), *partial, 0.0]) - 0.04))
+    axes.set_xlabel("label-wise Pearson r", color=INK)
+    highest = float(np.nanmax([*(above_null + error), *partial, 1.0]))
+    axes.set_xlim(right=highest + 0.04)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    return finish(figure)
+
+
+def transitivity_figure(found: Sequence[Composition], title: str, limit: int = 30) -> Figure:
+    """Draw r of composed maps beside r of the pair's own map.
+
+    Args:
+        found: The compositions.
+        title: The title, with the name of the LM.
+        limit: Number of compositions shown, those whose own map has the highest r.
+    """
+    shown = sorted(found, key=lambda one: -one.direct)[:limit]
+    note = f"{len(shown)} of {len(found)}; all: tables/transitivity.csv"
+    figure = new_figure(
+        7.5, 0.23 * max(len(shown), 3) + 1.1, title, note if len(shown) < len(found) else ""
+    )
+    axes = figure.add_subplot()
+    rows = np.arange(len(shown))
+    direct, composed = (np.array([getattr(c, k) for c in shown]) for k in ("direct", "composed"))
+    elsewhere = np.array([_or_nan(c.elsewhere) for c in shown])
+    axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    axes.hlines(rows, composed, direct, color=PALE, linewidth=3, zorder=1)
+    axes.plot(elsewhere, rows, "x", color=GREY, markersize=5,
+              label="median through knowledge without reference")  # fmt: skip
+    axes.plot(direct, rows, "o", color=BLUE, markersize=6, label="the pair’s own map")
+    axes.plot(composed, rows, "D", color=ORANGE, markerfacecolor="white", markersize=5,
+              label="two maps composed")  # fmt: skip
+    names, _ = legible([f"{c.source}->{c.via}->{c.target}" for c in shown], 60)
+    low = float(np.nanmin(np.concatenate([direct, composed, elsewhere, [0.0]])))
+    _dress(axes, rows, names, min(-0.1, low - 0.04))
+    axes.set_xlabel("label-wise Pearson r, source → target", color=INK)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    return finish(figure)
+
+
+def _dress(axes: Axes, rows: npt.NDArray[np.int_], names: Sequence[str], low: float) -> None:
+    axes.set_xlim(low, 1.04)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(rows, names, fontsize=8)
+    axes.tick_params(length=2, color=GREY, labelcolor=INK)
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)

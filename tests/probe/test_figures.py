@@ -1,0 +1,285 @@
+"""A probe's figures: clusters against average linkage by hand, every number where it is drawn."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from lincorr_lightning.probe.figures import (
+    cluster,
+    interesting_part,
+    nulls_figure,
+    ridge_path_figure,
+    top_weights_figure,
+    weight_heatmap,
+)
+from lincorr_lightning.probe.ridge_path import RidgePoint
+from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.results.heat_maps import correlation_heatmap
+from lincorr_lightning.results.style import to_picture
+from tests.figure_checks import LONG, assert_legible, texts
+
+
+def names(n: int) -> list[str]:
+    return [f"{'knowledge' if i % 3 else 'city'}{i}_{['es', 'zh'][i % 2]}" for i in range(n)]
+
+
+# -- clusters -----
+
+
+def by_hand(distance):
+    """Heights at which groups join: always the two whose members are closest on average."""
+    groups, heights = [[i] for i in range(len(distance))], []
+    while len(groups) > 1:
+        pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
+        mean = {
+            (a, b): np.mean([distance[i, j] for i in groups[a] for j in groups[b]])
+            for a, b in pairs
+        }
+        a, b = min(pairs, key=mean.__getitem__)
+        heights.append(mean[a, b])
+        groups[b] += groups.pop(a)
+    return heights
+
+
+def test_heights_are_those_of_average_linkage():
+    r = np.random.default_rng(0).uniform(-0.2, 1, (7, 7))
+    np.fill_diagonal(r, np.nan)
+    found = cluster(r)
+    distance = 1 - (r + r.T) / 2
+    assert found.links[:, 2] == pytest.approx(by_hand(distance))
+    assert sorted(found.order) == list(range(7))
+
+
+def test_what_belongs_together_stands_side_by_side():
+    block = np.array([i % 3 for i in range(12)])
+    r = np.where(block[:, None] == block, 0.9, 0.1)
+    order = block[cluster(r).order]
+    assert (np.diff(order) != 0).sum() == 2
+
+
+def test_a_pair_without_r_is_far_apart():
+    r = np.array([[np.nan, 0.9, np.nan], [0.9, np.nan, np.nan], [np.nan, np.nan, np.nan]])
+    assert cluster(r).links[:, 2] == pytest.approx([0.1, 1.0])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
+def test_matrices_that_have_no_clusters(shape):
+    with pytest.raises(ValueError, match="square matrix"):
+        cluster(np.zeros(shape))
+
+
+def test_the_tree_stands_over_its_columns():
+    r = np.random.default_rng(1).uniform(0, 1, (5, 5))
+    found = cluster(r)
+    names = [f"k{i}" for i in found.order]
+    figure = correlation_heatmap(r, names, names, "t", links=found.links)
+    figure.canvas.draw()
+    (tree,) = figure.axes[0].child_axes
+    assert len(tree.lines) == 4
+    matrix, drawn = (axes.get_window_extent() for axes in (figure.axes[0], tree))
+    assert drawn.y0 >= matrix.y1
+    assert (drawn.x0, drawn.x1) == pytest.approx((matrix.x0, matrix.x1), abs=1)
+    assert drawn.y1 <= figure.bbox.height
+    feet = {
+        round(x) for line in tree.lines for x, y in zip(*line.get_data(), strict=True) if y == 0
+    }
+    assert feet == set(range(5))
+
+
+# -- heat map of W ---------------------------------------------------------------------------
+
+
+def test_interesting_part_has_the_highest_weights() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(60, 80))
+    targets, sources = interesting_part(weight, n=10)
+    assert len(set(targets)) == len(set(sources)) == 10
+    best = sorted(range(60), key=lambda i: -max(weight[i]))[:10]
+    assert targets == best
+    strongest = {int(np.argmax(weight[i])) for i in best}
+    assert strongest <= set(sources)
+
+
+def test_interesting_part_of_a_sharp_map_is_a_diagonal() -> None:
+    weight = np.zeros((30, 40))
+    where = np.random.default_rng(1).permutation(40)[:30]
+    weight[np.arange(30), where] = np.linspace(0.5, 1.5, 30)
+    part = interesting_part(weight, n=25)
+    assert (np.diag(weight[np.ix_(*part)]) >= 0.5).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (6, 25), (25, 6), (3, 2)])
+def test_interesting_part_of_a_small_map_is_all_of_it(shape: tuple[int, int]) -> None:
+    targets, sources = interesting_part(np.random.default_rng(0).normal(size=shape))
+    assert sorted(targets) == list(range(shape[0]))
+    assert sorted(sources) == list(range(shape[1]))
+
+
+@pytest.mark.parametrize("shape", [(25, 25), (6, 25), (25, 3)])
+def test_weights_are_legible_and_those_of_the_reference_framed(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=shape)
+    reference = rng.random(shape) < 0.1
+    figure = weight_heatmap(
+        weight,
+        names(shape[1]),
+        [f"label {i}" for i in range(shape[0])],
+        f"W in {LONG}",
+        "r",
+        reference,
+    )
+    assert_legible(figure)
+    axes = figure.axes[0]
+    frames = {
+        (round(p.get_y() + 0.5), round(p.get_x() + 0.5))
+        for p in axes.patches
+        if isinstance(p, Rectangle)
+    }
+    assert frames == set(map(tuple, np.argwhere(reference).tolist()))
+    assert "framed: in the reference" in " ".join(t.get_text() for t, _ in texts(figure))
+    (image,) = axes.get_images()
+    np.testing.assert_array_equal(np.asarray(image.get_array()), weight)
+    assert image.get_clim() == (-np.abs(weight).max(), np.abs(weight).max())
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("target label", "source label")
+
+
+def test_map_of_zeros_and_labels_of_all_kinds() -> None:
+    labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
+    figure = weight_heatmap(np.zeros((5, 5)), labels, labels, "100% of $W$ in a_b^c")
+    assert_legible(figure)
+    to_picture(figure)
+    shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
+    assert shown[3].startswith("wwww") and shown[3].endswith("…")
+
+
+def test_the_highest_weights_are_drawn() -> None:
+    rng = np.random.default_rng(0)
+    weight, reference = rng.normal(size=(40, 60)), rng.random((40, 60)) < 0.1
+    sources, targets = [f"s{i}" for i in range(60)], [f"t{i}" for i in range(40)]
+    figure = top_weights_figure(weight, sources, targets, "title", "ridge 1", reference)
+    axes = figure.axes[0]
+    rows, columns = (
+        [label.get_text() for label in labels]
+        for labels in (axes.get_yticklabels(), axes.get_xticklabels())
+    )
+    cut = np.ix_([targets.index(t) for t in rows], [sources.index(s) for s in columns])
+    (image,) = axes.get_images()
+    np.testing.assert_array_equal(np.asarray(image.get_array()), weight[cut])
+    frames = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(frames) == reference[cut].sum()
+    assert weight.max() in np.asarray(image.get_array())
+
+
+# -- ridge path ------------------------------------------------------------------------------
+
+
+def path(grid: list[float], reference: bool = True) -> list[RidgePoint]:
+    def rates(value: float) -> dict[str, float] | None:
+        return {"1": value, "3": value, "5": 1.0, "n": 20} if reference else None
+
+    return [
+        RidgePoint(ridge, 0.98 - 0.01 * i, rates(i / len(grid)), rates(1 - i / len(grid)))
+        for i, ridge in enumerate(grid)
+    ]
+
+
+GRID = [0.0, *(10 ** (e / 2) for e in range(-2, 13))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 14])
+def test_ridge_path_is_legible(n: int) -> None:
+    paths = {f"birthplace{i}->personality{i}": path(GRID, i % 3 != 1) for i in range(n)}
+    chosen = {pair: 0.0 if i % 2 else 100.0 for i, pair in enumerate(paths)}
+    figure = ridge_path_figure(paths, chosen, f"Along the ridge in {LONG}")
+    assert_legible(figure)
+    panels = [axes for axes in figure.axes if axes.get_lines()]
+    assert len(panels) == min(n, 12)
+    said = " ".join(text.get_text() for text, _ in texts(figure))
+    assert ("12 of 14 pairs" in said) == (n == 14)
+
+
+def test_ridge_path_shows_its_numbers() -> None:
+    figure = ridge_path_figure({"a->b": path(GRID)}, {"a->b": 100.0}, "title")
+    axes = figure.axes[0]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    r = lines["label-wise r"]
+    np.testing.assert_allclose(r.get_ydata(), [p.label_mean for p in path(GRID)])
+    hits = lines["Hit@1 influenced target"].get_ydata()
+    np.testing.assert_allclose(hits, [p.influenced["1"] for p in path(GRID)])  # type: ignore[index]
+    at = np.asarray(r.get_xdata(), dtype=float)
+    np.testing.assert_allclose(at[1:], np.log10(GRID[1:]))
+    assert at[0] < at[1], "0 stands left of the smallest strength"
+    assert axes.get_xticks()[0] == at[0]
+    assert axes.get_xticklabels()[0].get_text() == "0"
+    assert all(a < b for a, b in pairwise(axes.get_xticks()))
+    assert lines["ridge of this run"].get_xdata()[0] == pytest.approx(2)  # type: ignore[index]
+    assert lines["ridge 0: the paper’s map"].get_xdata()[0] == at[0]  # type: ignore[index]
+
+
+def test_ridge_ticks_stand_at_their_numbers() -> None:
+    figure = ridge_path_figure({"a->b": path(GRID)}, {}, "title")
+    axes = figure.axes[0]
+    superscripts = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+    for at, label in list(zip(axes.get_xticks(), axes.get_xticklabels(), strict=True))[1:]:
+        said = label.get_text()
+        plain = not (set(said) - set("0123456789."))
+        value = float(said) if plain else 10.0 ** int(said[2:].translate(superscripts))
+        assert math.log10(value) == pytest.approx(at)
+
+
+@pytest.mark.parametrize("grid", [[0.0], [1.0], [0.0, 3.0], [1e-6, 1e6]])
+def test_odd_grids(grid: list[float]) -> None:
+    figure = ridge_path_figure({"a->b": path(grid)}, {"a->b": 50.0}, "title")
+    assert_legible(figure)
+    assert ("0" in [label.get_text() for label in figure.axes[0].get_xticklabels()]) == (0 in grid)
+
+
+# -- nulls -----------------------------------------------------------------------------------
+
+
+def score(i: int, **changes: Any) -> PairScore:
+    values: dict[str, Any] = {
+        "source": f"birthplace{i}", "target": f"personality{i}", "label_mean": math.cos(i),
+        "label_std": 0.1, "instance_mean": 0.5, "n_labels": 3, "n_constant_labels": 0,
+        "permuted_label_mean": 0.01 * (i % 5 - 2), "control_label_mean": 0.3 * math.sin(i),
+        "ridge": 0.0, "label_r": np.zeros(3), "precision": None,
+    }  # fmt: skip
+    return PairScore(**values | changes)
+
+
+@pytest.mark.parametrize("n", [1, 12, 40, 70])
+def test_nulls_are_legible(n: int) -> None:
+    scores = [score(i) for i in range(n)]
+    figure = nulls_figure(scores, f"Correlation beside its nulls in {LONG}")
+    assert_legible(figure)
+    (axes,) = figure.axes
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    best = sorted(scores, key=lambda s: s.label_mean, reverse=True)[:40]
+    assert shown == [f"{s.source}->{s.target}" for s in best]
+    lines = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
+    np.testing.assert_array_equal(lines["this pair"], [s.label_mean for s in best])
+    np.testing.assert_array_equal(
+        lines["control prompt as the source"], [s.control_label_mean for s in best]
+    )
+    np.testing.assert_array_equal(lines["permuted baseline"], [s.permuted_label_mean for s in best])
+    low, high = axes.get_xlim()
+    assert low < min(min(map(float, x)) for x in lines.values() if len(x) == len(best))
+    assert high > 1
+    said = " ".join(text.get_text() for text, _ in texts(figure))
+    assert ("40 of 70 pairs" in said) == (n == 70)
+
+
+def test_nulls_that_are_not_known_are_left_out() -> None:
+    scores = [
+        score(0, permuted_label_mean=None, control_label_mean=None),
+        score(1, label_mean=math.nan),
+    ]
+    figure = nulls_figure(scores, "title")
+    assert_legible(figure)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [scores[0].name]
+    to_picture(nulls_figure(scores[1:], "nothing varies"))

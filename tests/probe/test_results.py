@@ -1,0 +1,322 @@
+"""A probe's results: the keys of the contract, no NaN, the same numbers in every form."""
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.probe.results import notable_pairs, probe_results, top_influences
+from lincorr_lightning.probe.ridge_path import RidgePoint
+from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.results.results import Results
+
+LABELS = {
+    "city": ["Paris", "Rome", "Lyon", "a|b *c*"],
+    "country": ["France", "Italy"],
+    "X/2": ["1", "2", "3"],
+}
+RATES = {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3}
+LM = {"name_or_path": "/lms/tiny", "dtype": "float32", "fingerprint": {}, "n_parameters": 5}
+PAIR = "city", "country"
+REFERENCE = np.array([[True, False, True, False], [False, True, False, False]])
+# The keys of the contract, from the design.
+PAIR_KEYS = {
+    "source", "target", "label_mean", "label_std", "instance_mean", "n_labels",
+    "n_constant_labels", "permuted_label_mean", "control_label_mean", "precision",
+}  # fmt: skip
+OTHER_KEYS = {
+    "ridge", "excess", "label_error", "excess_error", "p", "q", "partial_label_mean",
+    "through_given", "completeness",
+}  # fmt: skip
+
+
+def make_scores(**changes: Any) -> list[PairScore]:
+    """Scores of all pairs of three kinds of knowledge, one of which has a reference."""
+    rng = np.random.default_rng(0)
+    scores = []
+    for i, source in enumerate(LABELS):
+        for j, target in enumerate(LABELS):
+            if source == target:
+                continue
+            r = rng.uniform(-1, 1, len(LABELS[target]))
+            r[0] = math.nan
+            score = PairScore(
+                source=source, target=target, label_mean=float(np.nanmean(r)),
+                label_std=float(np.nanstd(r)), instance_mean=0.1 * i + 0.01 * j,
+                n_labels=len(r), n_constant_labels=1, permuted_label_mean=0.01,
+                control_label_mean=0.2, ridge=0.0, label_r=r,
+                precision={"influenced": RATES, "influencing": RATES | {"1": math.nan}}
+                if (source, target) == PAIR else None,
+            )  # fmt: skip
+            scores.append(replace(score, **changes))
+    return scores
+
+
+def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Results:
+    scores = make_scores() if scores is None else scores
+    rng = np.random.default_rng(0)
+    labels = LABELS | {
+        score.source: LABELS["city"] for score in scores if score.source not in LABELS
+    }
+    layout: Any = JointLayout(
+        {name: SimpleNamespace(texts=texts) for name, texts in labels.items()},  # type: ignore[misc]
+        tuple(score.pair for score in scores),
+        "One day, {} saw a",
+        {score.pair: REFERENCE if score.precision else None for score in scores},
+    )
+    values: dict[str, Any] = {
+        "weights": {
+            s.pair: rng.normal(size=(len(labels[s.target]), len(labels[s.source]))) for s in scores
+        },
+        "paths": {
+            score.pair: [
+                RidgePoint(ridge, 0.9 - ridge / 100, *[RATES if score.precision else None] * 2)
+                for ridge in (0.0, 1.0, 10.0)
+            ]
+            for score in scores
+        },
+        "compositions": [], "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]}, "n_fit": 2,
+        "n_test": np.int64(1), "lm": LM, "settings": {"ridge": 0.0},
+    }  # fmt: skip
+    return probe_results(scores=scores, layout=layout, **values | changes)
+
+
+def cells(results: Results, name: str) -> list[dict[str, Any]]:
+    table = results.table(name)
+    return [dict(zip(table.keys, row, strict=True)) for row in table.rows]
+
+
+def figure_names(results: Results) -> list[str]:
+    return [figure.name for figure in results.figures]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return make_results()
+
+
+# -- results.json ----------------------------------------------------------------------------
+
+
+def test_results_are_those_of_the_contract(results: Results) -> None:
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} in results.json")
+
+    found = json.loads(json.dumps(results.to_json()), parse_constant=refuse)
+    assert (found["study"], found["lm"], found["settings"]) == ("linear_probe", LM, {"ridge": 0.0})
+    assert (found["n_fit"], found["n_test"], found["control"]) == (2, 1, "One day, {} saw a")
+    for pair, score in zip(found["pairs"], make_scores(), strict=True):
+        assert set(pair) == PAIR_KEYS | OTHER_KEYS
+        for key in PAIR_KEYS - {"precision"}:
+            assert pair[key] == getattr(score, key)
+        assert pair["excess"] == pytest.approx(score.label_mean - 0.2)
+    (precise,) = [pair["precision"] for pair in found["pairs"] if pair["precision"]]
+    assert precise == {
+        "influenced": {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3},
+        "influencing": {"1": None, "3": 1.0, "5": 1.0, "n": 3},
+    }
+    pairs = [(pair["source"], pair["target"]) for pair in found["pairs"]]
+    assert [(path["source"], path["target"]) for path in found["ridge_path"]] == pairs
+    assert found["ridge_path"][0]["path"][1] == {
+        "ridge": 1.0, "label_mean": 0.89, "influenced": RATES, "influencing": RATES,
+    }  # fmt: skip
+    assert found["ridge_path"][1]["path"][0]["influenced"] is None
+
+
+def test_unknown_numbers_are_null() -> None:
+    (score, *_) = make_scores(
+        label_mean=math.nan, permuted_label_mean=None, instance_mean=math.inf, label_std=math.nan
+    )
+    entry = score.to_json()
+    keys = ("label_mean", "permuted_label_mean", "instance_mean", "label_std", "excess")
+    assert [entry[key] for key in keys] == [None] * 5
+
+
+def test_stored_maps_have_no_ridge_path() -> None:
+    found = make_results(paths={})
+    assert "ridge_path" not in found.values
+    assert "ridge_path" not in [table.name for table in found.tables]
+    assert "ridge_path" not in figure_names(found)
+    assert "weights_city-country" in figure_names(found)
+
+
+# -- scalars ---------------------------------------------------------------------------------
+
+
+def test_scalars(results: Results) -> None:
+    (score,) = [score for score in make_scores() if score.precision]
+    expected = {
+        "label_wise/city-country": score.label_mean,
+        "control/city-country": 0.2,
+        "hit1_influenced/city-country": 0.5,
+        "hit5_influencing/city-country": 1.0,
+    }
+    assert {key: results.scalars[key] for key in expected} == expected
+    assert "label_wise/city-Xover2" in results.scalars
+    assert "hit1_influencing/city-country" not in results.scalars, "NaN is left out"
+    assert not [key for key in results.scalars if re.search(r"[^\w/.-]", key)]
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
+    assert {table.name for table in results.tables} == {
+        "summary", "pairs", "label_wise", "correlation_matrix", "permuted_matrix", "std_matrix",
+        "instance_matrix", "control_matrix", "ridge_path", "influences", "subjects",
+    }  # fmt: skip
+    entries = results.values["pairs"]
+    for row, entry in zip(cells(results, "pairs"), entries, strict=True):
+        for key in ("label_mean", "control_label_mean", "excess", "ridge", "n_labels"):
+            assert row[key] == entry[key]
+        hits = row["influenced_1"], row["influencing_1"], row["influenced_n"]
+        assert hits == ((0.5, None, 3) if entry["precision"] else (None, None, None))
+    matrix = {row["source"]: row for row in cells(results, "correlation_matrix")}
+    assert list(matrix) == list(LABELS)
+    for entry in entries:
+        assert matrix[entry["source"]][entry["target"]] == entry["label_mean"]
+    assert [matrix[name][name] for name in LABELS] == [None] * 3
+    for name, value in (("permuted", 0.01), ("control", 0.2)):
+        assert cells(results, f"{name}_matrix")[0]["country"] == value
+    path = cells(results, "ridge_path")
+    assert len(path) == 18
+    assert (path[2]["pair"], path[2]["ridge"], path[2]["influenced_1"]) == (
+        "city->country",
+        10,
+        0.5,
+    )
+
+
+def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results) -> None:
+    rows = cells(results, "summary")
+    ranked = sorted(results.values["pairs"], key=lambda pair: -pair["excess"])
+    assert [row["pair"] for row in rows] == [f"{p['source']}->{p['target']}" for p in ranked]
+    assert [row["excess"] for row in rows] == [pair["excess"] for pair in ranked]
+    assert [row["influenced_1"] for row in rows if row["pair"] == "city->country"] == [0.5]
+    assert [table.name for table in results.tables if table.headline] == ["summary"]
+
+
+def test_subjects_and_their_halves(results: Results) -> None:
+    rows = [{"subject": s, "half": h} for s, h in (("Ada", "fit"), ("Bob", "fit"), ("Cyd", "test"))]
+    assert cells(results, "subjects") == rows
+
+
+def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:
+    rows = cells(results, "label_wise")
+    scores = make_scores()
+    assert len(rows) == sum(len(score.label_r) for score in scores)
+    for score in scores:
+        own = [row for row in rows if row["pair"] == score.name]
+        assert [row["label"] for row in own] == LABELS[score.target]
+        assert own[0]["r"] is None
+        assert [row["r"] for row in own[1:]] == score.label_r[1:].tolist()
+
+
+def test_influences_are_the_highest_weights() -> None:
+    weight = np.random.default_rng(1).normal(size=(2, 4))
+    weights = {score.pair: weight for score in make_scores()}
+    rows = cells(make_results(weights=weights), "influences")
+    assert {row["pair"] for row in rows} == {"city->country"}, "the pair with a reference"
+    right = {("Paris", "France"), ("Lyon", "France"), ("Rome", "Italy")}
+    for direction, labels, tokens, w in (
+        ("influenced", LABELS["city"], LABELS["country"], weight.T),
+        ("influencing", LABELS["country"], LABELS["city"], weight),
+    ):
+        own = [row for row in rows if row["direction"] == direction]
+        assert len(own) == w.size
+        for i, label in enumerate(labels):
+            mine = [row for row in own if row["label"] == label]
+            best = sorted(zip(w[i], tokens, strict=True), reverse=True)
+            assert [(row["weight"], row["token"]) for row in mine] == best
+            assert [row["rank"] for row in mine] == [k + 1 for k in range(len(best))]
+            for row in mine:
+                ends = (label, row["token"])
+                expected = None if label == "a|b *c*" else ends in right or ends[::-1] in right
+                assert row["in_reference"] is expected
+
+
+def test_top_influences_are_cut_and_without_reference_unjudged() -> None:
+    weight = np.random.default_rng(0).normal(size=(20, 30))
+    rows = top_influences(weight, [f"s{i}" for i in range(30)], [f"t{i}" for i in range(20)], n=3)
+    assert len(rows) == 3 * (30 + 20)
+    assert {row.in_reference for row in rows} == {None}
+
+
+def test_without_references_the_best_pairs_are_shown() -> None:
+    scores = make_scores(precision=None)
+    found = make_results(scores)
+    assert {row["pair"] for row in cells(found, "influences")} == {score.name for score in scores}
+    weights = [name for name in figure_names(found) if name.startswith("weights_")]
+    assert len(weights) == 6
+    assert "weights_city-Xover2" in weights
+
+
+def test_nulls_that_were_left_out_have_no_tables() -> None:
+    found = make_results(make_scores(permuted_label_mean=None, control_label_mean=None))
+    assert not {"permuted_matrix", "control_matrix"} & {table.name for table in found.tables}
+    assert "nulls" in figure_names(found)
+
+
+def test_a_run_in_which_nothing_varies_has_results(tmp_path: Path) -> None:
+    still = [replace(score, label_r=score.label_r * math.nan)
+             for score in make_scores(label_mean=math.nan, label_std=math.nan)]  # fmt: skip
+    found = make_results(still)
+    found.write(tmp_path)
+    assert "NaN" not in (tmp_path / "results.json").read_text()
+    assert len(found.table("summary").rows) == 6
+
+
+def test_one_pair() -> None:
+    (score,) = [score for score in make_scores() if score.precision]
+    (row,) = cells(make_results([score]), "correlation_matrix")
+    assert row == {"source": "city", "country": score.label_mean}
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+
+def test_figures_are_pictures_with_file_names_that_any_system_takes(
+    results: Results, tmp_path: Path
+) -> None:
+    results.write(tmp_path)
+    found = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert found == {
+        "correlation_matrix.png", "instance_matrix.png", "nulls.png", "ridge_path.png",
+        "std_matrix.png", "permuted_matrix.png", "weights_city-country.png",
+    }  # fmt: skip
+    for name in found:
+        with Image.open(tmp_path / "figures" / name) as image:
+            assert min(image.size) > 200
+            assert image.convert("L").getextrema() != (255, 255)
+    with (tmp_path / "tables" / "pairs.csv").open(newline="", encoding="utf-8") as file:
+        read = [float(row["label_mean"]) for row in csv.DictReader(file)]
+    assert read == [score.label_mean for score in make_scores()]
+
+
+def test_figures_are_limited_in_a_run_over_many_pairs() -> None:
+    (score,) = [score for score in make_scores() if score.precision]
+    many = [replace(score, source=f"city{i}", label_mean=i / 100) for i in range(40)]
+    references = {score.pair: REFERENCE for score in many}
+    best = [score.label_mean for score in notable_pairs(many, references, 12)]
+    assert best == [i / 100 for i in range(39, 27, -1)]
+    found = make_results(many, paths={})
+    drawn = [name for name in figure_names(found) if name.startswith("weights")]
+    assert drawn == [f"weights_city{i}-country" for i in range(39, 27, -1)]
+
+
+def test_titles_have_the_last_part_of_the_name_of_the_lm(results: Results) -> None:
+    (figure,) = [figure for figure in results.figures if figure.name == "nulls"]
+    text = " ".join(
+        text.get_text() for text in figure.draw().findobj(lambda a: hasattr(a, "get_text"))
+    )
+    assert "in tiny" in text
+    assert "/lms" not in text
