@@ -110,7 +110,7 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
         return command(args)
     from jsonargparse import auto_cli
 
-    return auto_cli(command, args=args, prog=f"lincorr {name}")
+    return auto_cli(command, args=list(args), prog=f"lincorr {name}")
 
 
 def _find_packaged(argument: str) -> str:

@@ -1,12 +1,13 @@
 """Errors of this package: a class per cause, all below `LincorrError`.
 
-The program `lincorr` shows their messages without a traceback. A message names the file, key, prompt
-or label, and the way out.
+The program `lincorr` shows their messages without a traceback. A message names the file, key,
+prompt or label, and the way out.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 
 
 class LincorrError(Exception):
@@ -83,14 +84,14 @@ def require(
         ...
         lincorr_lightning.errors.ConfigError: data.n_edits is 0; it must be at least 1.
     """
-    bounds = {
-        "at least": (at_least, lambda bound: value >= bound),
-        "above": (above, lambda bound: value > bound),
-        "at most": (at_most, lambda bound: value <= bound),
-        "below": (below, lambda bound: value < bound),
-    }
-    given = {word: (bound, holds) for word, (bound, holds) in bounds.items() if bound is not None}
-    if math.isfinite(value) and all(holds(bound) for bound, holds in given.values()):
+    bounds = [
+        ("at least", at_least, operator.ge),
+        ("above", above, operator.gt),
+        ("at most", at_most, operator.le),
+        ("below", below, operator.lt),
+    ]
+    given = [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
+    if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in given):
         return
-    allowed = " and ".join(f"{word} {bound}" for word, (bound, _) in given.items()) or "finite"
+    allowed = " and ".join(f"{word} {bound}" for word, bound, _ in given) or "finite"
     raise ConfigError(f"{name} is {value}; it must be {allowed}.")

@@ -167,8 +167,8 @@ def _origin(name: str, args: Sequence[str]) -> str:
     return ""
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    for below in kind.__subclasses__():
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for below in type.__subclasses__(kind):
         yield below
         yield from _subclasses(below)
 

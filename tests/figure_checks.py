@@ -17,7 +17,7 @@ LONG = "/home/someone/checkpoints/a-very-long-name-of-a-language-model-7b-instru
 
 
 def texts(figure: Figure) -> list[tuple[Text, Bbox]]:
-    """All texts that drawing the figure draws, with where."""
+    """All texts that are drawn, and their boxes."""
     drawn: list[Text] = []
     draw = Text.draw
 

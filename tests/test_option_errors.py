@@ -111,7 +111,8 @@ def test_every_new_name_exists() -> None:
     from lincorr_lightning.option_errors import _parameters
 
     places = [
-        lincorr_lightning.callbacks, ablation, data, finetune, flow, geometry, pretraining, probe, sae,
+        lincorr_lightning.callbacks, ablation, data, finetune, flow, geometry, pretraining, probe,
+        sae,
     ]  # fmt: skip
     classes = [
         value for place in places for value in vars(place).values() if isinstance(value, type)

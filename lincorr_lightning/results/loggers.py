@@ -124,7 +124,7 @@ def _add_charts(writer: SummaryWriter, charts: Charts) -> None:
 
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:
-    """Use ``log_table`` and ``log_image`` as `WandbLogger` defines them, where a logger has them."""
+    """Use ``log_table`` and ``log_image`` of `WandbLogger`, if a logger has them."""
     if callable(getattr(logger, "log_table", None)):
         for table in results.tables:
             rows = [list(row) for row in table.rows[:MAX_TABLE_ROWS]]

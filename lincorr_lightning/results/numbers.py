@@ -1,4 +1,4 @@
-"""Numbers as ``results.json`` has them."""
+"""Numbers in ``results.json``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 Rates = Mapping[str, float]
-"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, how many labels were asked."""
+"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
 
 
 def number(value: float | None) -> float | None:
-    """A finite number as JSON has it, or None."""
+    """Return a finite number as it is, and None for any other."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def rates_as_json(rates: Rates) -> dict[str, float | int | None]:
-    """Hit@N as JSON has it."""
+    """Return Hit@N for JSON, with None for rates that are not finite."""
     return {key: int(rate) if key == "n" else number(rate) for key, rate in rates.items()}

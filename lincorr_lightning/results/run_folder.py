@@ -38,7 +38,7 @@ class RunLogger(TensorBoardLogger):
     def version(self) -> int | str:
         """Number of the run's folder, which rank 0 makes at the first call."""
         # Folders of the other ranks are those of rank 0, see `Trainer.log_dir`.
-        if rank_zero_only.rank != 0:
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
             return super().version
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))

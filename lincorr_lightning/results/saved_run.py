@@ -166,27 +166,24 @@ class SavedRun:
     def tables(self) -> list[Table]:
         """Tables that ``results.json`` lists and whose CSV file is there."""
         found = []
-        for told in self.values["tables"]:
-            path = self.table_path(told["name"])
-            columns = [Column(c["key"], c["heading"], c["format"]) for c in told["columns"]]
+        for entry in self.values["tables"]:
+            path = self.table_path(entry["name"])
+            columns = [Column(c["key"], c["heading"], c["format"]) for c in entry["columns"]]
             if path.is_file():
                 rows = read_csv(path, columns)
-                found.append(
-                    Table(
-                        str(told["name"]), columns, rows, str(told["caption"]), str(told["note"]),
-                        bool(told["headline"]),
-                    )
-                )  # fmt: skip
+                caption, note = str(entry["caption"]), str(entry["note"])
+                headline = bool(entry["headline"])
+                found.append(Table(str(entry["name"]), columns, rows, caption, note, headline))
         return found
 
     @cached_property
     def figures(self) -> list[SavedFigure]:
         """Figures that ``results.json`` lists and whose PNG file is there."""
         found = []
-        for told in self.values["figures"]:
-            path = self.folder / "figures" / f"{told['name']}.png"
+        for entry in self.values["figures"]:
+            path = self.folder / "figures" / f"{entry['name']}.png"
             if path.is_file():
-                found.append(SavedFigure(path, str(told["caption"])))
+                found.append(SavedFigure(path, str(entry["caption"])))
         return found
 
     def table_path(self, name: str) -> Path:
@@ -229,13 +226,13 @@ def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
 
 
 def config_verb(text: str) -> str:
-    """Return the Trainer command that a config is for, by the command in its first comment.
+    r"""Return the Trainer command that a config is for, by the command in its first comment.
 
     Args:
         text: Text of the YAML file.
 
     Example:
-        >>> config_verb("# Resilience.\\n#   lincorr test --config configs/resilience.yaml\\n")
+        >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")
         'test'
         >>> config_verb("seed_everything: 0")
         'fit'

@@ -31,11 +31,11 @@ DPI = 150
 # In the order in which matplotlib looks for a character: its own font, then Chinese, Japanese, and
 # the rest.
 _FONTS = (
-    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC",
-    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC",
-    "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei", "Arial Unicode MS",
-    "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
-    "Noto Sans Devanagari", "Unifont",
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP",
+    "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei",
+    "PingFang SC", "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei",
+    "Arial Unicode MS", "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic",
+    "Noto Sans Hebrew", "Noto Sans Devanagari", "Unifont",
 )  # fmt: skip
 
 

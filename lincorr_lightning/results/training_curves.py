@@ -1,4 +1,4 @@
-"""A run's scalars as a figure, like the cards of TensorBoard."""
+"""Curves of a run's scalars, as TensorBoard draws them."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from lincorr_lightning.results.style import (
 )
 
 History = Mapping[str, Sequence[tuple[int, float]]]
-"""(step, value) pairs by tag."""
+"""Pairs of step and value, by log key."""
 
-_MOST_PANELS = 6
+_MAX_PANELS = 6
 MOST_CURVES = 12
-"""In a panel."""
-_LONGEST = 34  # signs of a name
+"""Curves in a panel."""
+_LONGEST = 34  # characters of a name
 _PANEL = 3.5  # inches
 # The rest of Okabe and Ito's colours; black and yellow are left out.
 _PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 _MEANINGS = {
     "generalized": BLUE, "hallucinated": ORANGE, "unchanged": GREY, "source_learned": GREEN,
 }  # fmt: skip
-_MOST_MARKERS = 30
+_MAX_MARKERS = 30
 _MANY = 120  # from here on, a curve is smoothed as TensorBoard does
 _SMOOTHING = 0.6
 
 
 def training_curves(
-    history: History, title: str, subtitle: str = "", most_panels: int = _MOST_PANELS
+    history: History, title: str, subtitle: str = "", most_panels: int = _MAX_PANELS
 ) -> Figure:
-    """A panel for each group of tags, the tags of a group over each other; x is the step.
+    """Draw scalars over the step, with a panel for each group of log keys.
 
-    Values that are not finite are left out. Curves of many points are smoothed as TensorBoard
-    smooths them, with the values themselves pale behind.
+    Values that are not finite are left out. Curves of many points are smoothed as TensorBoard does,
+    with the values themselves pale behind.
 
     Args:
-        history: (step, value) pairs by tag; a tag's group is what stands before its first ``/``.
-        title: It should name the run.
-        subtitle: Anything else one must know to read it.
-        most_panels: How many groups are shown, the first ones.
+        history: Pairs of step and value by log key; the key's part before its first ``/`` is its
+            group.
+        title: The title, with the name of the run.
+        subtitle: Everything else that is needed to read the figure.
+        most_panels: Number of groups at most.
     """
     curves = {tag: points for tag, found in history.items() if len(points := _points(found))}
     groups: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
@@ -85,7 +86,7 @@ def training_curves(
 
 
 def _points(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:
-    """Finite points in the order of their steps, ``(n, 2)``."""
+    """Return the finite points in the order of their steps, ``(n, 2)``."""
     points = np.array(found, dtype=float).reshape(-1, 2)
     points = points[np.isfinite(points).all(axis=1)]
     return points[np.argsort(points[:, 0], kind="stable")]
@@ -104,11 +105,11 @@ def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]])
             values = _smooth(values)
         axes.plot(
             steps, values, style, color=colour, label=shown, linewidth=1.7,
-            marker="o" if len(points) <= _MOST_MARKERS else "", markersize=3.5,
+            marker="o" if len(points) <= _MAX_MARKERS else "", markersize=3.5,
             solid_joinstyle="round",
         )  # fmt: skip
     _limits(axes, np.concatenate(list(kept.values())))
-    # One curve alone is named by the title, as on TensorBoard's cards.
+    # The title names a single curve, as on TensorBoard's cards.
     title = group
     if len(lines) == 1:
         title = "/".join(dict.fromkeys((group, *lines)))
@@ -130,7 +131,7 @@ def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]])
 
 
 def _limits(axes: Axes, points: npt.NDArray[np.float64]) -> None:
-    """Whole steps on x; shares and correlations that vary much on their whole scale."""
+    """Set whole steps on x, and the whole scale of shares and correlations that vary much."""
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     first, last = points[:, 0].min(), points[:, 0].max()
     if first == last:
@@ -145,7 +146,7 @@ def _limits(axes: Axes, points: npt.NDArray[np.float64]) -> None:
 
 
 def _smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """TensorBoard's moving average: exponential, with the missing past made up for."""
+    """Return TensorBoard's moving average: exponential, corrected for the missing past."""
     smooth, last = np.empty_like(values), 0.0
     for i, value in enumerate(values):
         last = last * _SMOOTHING + (1 - _SMOOTHING) * float(value)

@@ -200,10 +200,10 @@ def test_the_user_s_errors_have_no_traceback(
 
 def test_short_class_names(tmp_path: Path) -> None:
     cli = main(
-        ["fit", "--model", "LinearProbe", "--data", "SubjectsDataModule", "--data.n_subjects", "100",
-         "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.logger", "false",
-         "--trainer.num_sanity_val_steps", "0", "--trainer.enable_progress_bar", "false",
-         "--trainer.default_root_dir", str(tmp_path)]
+        ["fit", "--model", "LinearProbe", "--data", "SubjectsDataModule",
+         "--data.n_subjects", "100", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1",
+         "--trainer.logger", "false", "--trainer.num_sanity_val_steps", "0",
+         "--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(tmp_path)]
     )  # fmt: skip
     assert cli.model.fitted_on == 50
     assert list(tmp_path.rglob("results.json"))

@@ -2,9 +2,21 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from lincorr_lightning.results.heat_maps import correlation_heatmap, short
-from tests.figures import LONG, assert_legible, colour_at, names, pixels, texts
+from tests.figure_checks import LONG, assert_legible, pixels, texts
+
+
+def colour_at(figure: Figure, row: float, column: float) -> np.ndarray:
+    """Colour of the picture where a heat map's cell is, off its value."""
+    picture = pixels(figure)
+    x, y = figure.axes[0].transData.transform((column, row))
+    return picture[round(picture.shape[0] - y), round(x)]
+
+
+def names(n: int) -> list[str]:
+    return [f"{'knowledge' if i % 3 else 'city'}{i}_{['es', 'zh'][i % 2]}" for i in range(n)]
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 23, 110])

@@ -21,8 +21,8 @@ def draw() -> MatplotlibFigure:
 def small_results() -> Results:
     columns = ["pair", Column("r", "label-wise r", ".2f"), Column("n", format=",")]
     table = Table(
-        "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.", "Read me.",
-        headline=True,
+        "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.",
+        "Read me.", headline=True,
     )  # fmt: skip
     callback = Results(
         "generalization", {"generalized": 0.5}, {}, [Table("edits", ["a"], [[1]])],

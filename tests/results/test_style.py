@@ -16,7 +16,7 @@ from PIL import Image
 from lincorr_lightning.results import style
 from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.style import legible, new_figure, save_figure, to_picture
-from tests.figures import assert_legible, texts
+from tests.figure_checks import assert_legible, texts
 
 
 @pytest.fixture

@@ -85,8 +85,11 @@ def _join(tables: Sequence[Table], names: Sequence[str], note: str) -> PageTable
     shown = list(rows.values())[:MAX_ROWS]
     if len(shown) < len(rows):
         note = f"The first {len(shown)} of {len(rows):,} rows. {note}"
+    captions = {table.caption for table in tables}
+    # A caption may name numbers of its run.
+    caption = tables[0].caption if len(captions) == 1 else ""
     return PageTable(
-        f"{(tables[0].caption or tables[0].name).rstrip('.')}: by run",
+        f"{(caption or tables[0].name.replace('_', ' ').capitalize()).rstrip('.')}: by run",
         [c.title for c in columns[:n_keys]] + [columns[i].title for i in numbers] * len(names),
         [bool(c.format) for c in columns[:n_keys]] + [True] * (len(numbers) * len(names)),
         shown,

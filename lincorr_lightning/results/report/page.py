@@ -31,7 +31,7 @@ from lincorr_lightning.results.style import DPI, short_name, to_picture
 from lincorr_lightning.version import __version__
 
 PAGE = "report.html"
-MAX_ROWS, MAX_FOLDED_ROWS = 50, 100
+MAX_ROWS, MAX_FOLDED_ROWS = 30, 100
 _CSS_DPI = 96
 _OWN_KEYS = {"study", "schema", "lm", "versions", "settings", "tables", "figures"}
 
@@ -49,7 +49,8 @@ class PageFigure:
     def of(cls, png: bytes, width: int, height: int, caption: str) -> PageFigure:
         """Take over a PNG of a width and height in pixels."""
         data = base64.b64encode(png).decode("ascii")
-        return cls(data, *(round(size * _CSS_DPI / DPI) for size in (width, height)), caption)
+        scale = _CSS_DPI / DPI
+        return cls(data, round(width * scale), round(height * scale), caption)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _section(study: str, runs: Sequence[SavedRun], numbers: Sequence[int]) -> Pa
 
 
 def _page_run(run: SavedRun, title: str, anchor: str) -> PageRun:
-    shown, folded = [], []
+    shown: list[PageTable] = []
+    folded: list[PageTable] = []
     for table in run.tables:
         limit = MAX_ROWS if table.headline else MAX_FOLDED_ROWS
         entry = PageTable.of(table, limit, str(run.table_path(table.name)))

@@ -279,8 +279,8 @@ def test_a_real_run_from_the_command_line(
     cli = main(
         [
             "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--data.n_subjects=300", "--trainer.enable_progress_bar=false",
-            f"--trainer.default_root_dir={tmp_path}",
+            "--model.knowledge=[city,country,color]", "--data.n_subjects=300",
+            "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}",
         ]
     )  # fmt: skip
     run = Path(cli.trainer.log_dir)
