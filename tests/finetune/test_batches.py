@@ -117,5 +117,10 @@ def test_lightning_moves_and_converts_a_batch_and_keeps_its_edits():
 def test_a_plain_loader_over_the_dataset_yields_its_batches():
     steps = dataset([([5, 6], [7]), ([4], [3])], EditSchedule("independent", 1, steps_per_edit=2))
     batches = list(DataLoader([steps[i] for i in range(len(steps))], batch_size=None))
-    assert [(batch.ids, batch.step) for batch in batches] == [([0], 0), ([0], 1), ([1], 0), ([1], 1)]
+    assert [(batch.ids, batch.step) for batch in batches] == [
+        ([0], 0),
+        ([0], 1),
+        ([1], 0),
+        ([1], 1),
+    ]
     assert torch.equal(batches[0].input_ids, torch.tensor([[5, 6, 7]]))

@@ -103,7 +103,9 @@ def test_answers_cover_the_domain_evenly(lm, relation):
     assert max(counts.values()) - min(counts.values()) <= 3
 
 
-def test_an_lm_that_says_one_country_of_everybody_is_taught_all_others_evenly(lm, relation, monkeypatch):
+def test_an_lm_that_says_one_country_of_everybody_is_taught_all_others_evenly(
+    lm, relation, monkeypatch
+):
     def stubborn(prompts, token_ids):
         logits = torch.zeros(len(prompts), len(token_ids))
         logits[:, -1] = 1.0
@@ -298,6 +300,7 @@ def test_a_run_that_breaks_down_goes_on_where_it_stopped(
     small_lm, tmp_path, schedule, saved_by, n_seen
 ):
     n_edits = 22 if schedule == "joint" else 10  # 6 steps an epoch
+
     def edits(module):
         return edits_for(module, SCHEDULES[schedule], n_edits=n_edits)
 

@@ -207,7 +207,10 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         with path.open(newline="") as file:
             first = next(csv.DictReader(file))
         assert list(first) == ["subject", "answer", "reference", "source_before", "target_before"]
-        assert first["target_before"] == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
+        assert (
+            first["target_before"]
+            == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
+        )
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
         assert again.prepare_edits() == edits
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.forecasts import DEFAULT_FORECASTER, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -57,7 +57,9 @@ def naive_logits(lm, prompts, token_ids):
 @pytest.mark.parametrize(("name", "fit"), [
     ("map_0", LinearRegression()), ("map_10", Ridge(alpha=10.0)),
 ])  # fmt: skip
-def test_maps_carry_the_least_change_that_teaches_the_answer(lm, edits, relation, forecasts, name, fit):
+def test_maps_carry_the_least_change_that_teaches_the_answer(
+    lm, edits, relation, forecasts, name, fit
+):
     cities, countries = relation.source, relation.target
     inputs = sample_subjects(lm.tokenizer, 300)
     fit.fit(
@@ -94,9 +96,7 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
 def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
     assert {"first_order", "virtual_step"} <= set(forecasts.predicted)
     assert forecasts.default == DEFAULT_FORECASTER
-    without = forecast_edits(
-        lm, edits, relation, ridges=[0.0], n_subjects=100, first_order=False
-    )
+    without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100, first_order=False)
     assert set(without.predicted) == {"map_0"}
     assert without.default == "map_0"
 
@@ -124,7 +124,9 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
-        for row, right, said in zip(logits.tolist(), forecasts.reference_mask.tolist(), after, strict=True):
+        for row, right, said in zip(
+            logits.tolist(), forecasts.reference_mask.tolist(), after, strict=True
+        ):
             hits += labels[row.index(max(row))] == said
             best = [max(v for v, r in zip(row, right, strict=True) if r is is_right)
                     for is_right in (True, False)]  # fmt: skip

@@ -17,9 +17,9 @@ from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.finetune.batches import EditBatch, EditSchedule, edit_batch
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.io import write_csv
-from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -244,8 +244,9 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     assert set(results["controls"]["color"]) == {"unchanged"}
     assert results["forecast_default"] in results["forecast"]
     assert set(results["gradients"]) == {"city->country", "city->color"}
-    assert results["gradient_correlation"] == (
-        results["gradients"]["city->country"]["gradient_correlation"]
+    assert (
+        results["gradient_correlation"]
+        == (results["gradients"]["city->country"]["gradient_correlation"])
     )
     assert {"map_0", "map_auto", "first_order", "answer_before", "most_frequent"} <= set(
         results["forecast"]
@@ -311,7 +312,9 @@ def test_forecasts_are_scored_on_their_own_edits_only(finetune):
 def test_without_callbacks_there_are_no_outcomes(finetune):
     run = finetune(measured=False)
     assert (run.results["n_edits"], run.results["n_steps"]) == (5, 15)
-    assert [run.results[name] for name in ("generalized", "random", "logit_correlation")] == [None] * 3
+    assert [run.results[name] for name in ("generalized", "random", "logit_correlation")] == [
+        None
+    ] * 3
     assert not list(run.folder.glob("figures/*"))
 
 
@@ -357,7 +360,7 @@ def test_a_plain_loader_of_edit_batches_trains_the_same(
 
 def test_a_forecast_needs_all_edits_beforehand(small_lm, make_trainer):
     module = SourceFinetune(LMConfig(small_lm), "joint")
-    with pytest.raises(ConfigError, match="model.forecast is true, but the training dataset is no"):
+    with pytest.raises(ConfigError, match=r"model\.forecast is true, but the training dataset"):
         make_trainer().fit(module, DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None))
 
 

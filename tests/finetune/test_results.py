@@ -217,7 +217,11 @@ def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
 @pytest.mark.parametrize("what", ["none", "fewer", "others"])
 def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
     measured = generalization("city->country")
-    rows = {"none": [], "fewer": measured.tables[0].rows[:3], "others": measured.tables[0].rows[::-1]}
+    rows = {
+        "none": [],
+        "fewer": measured.tables[0].rows[:3],
+        "others": measured.tables[0].rows[::-1],
+    }
     measured.tables = [Table("cases", measured.tables[0].columns, rows[what])]
     results = build([measured], forecasts())
     assert results.values["forecast"] is None
