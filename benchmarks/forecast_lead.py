@@ -1,8 +1,8 @@
-"""How far the answer must lead in the forecast `virtual_step`: where its default comes from.
+"""The lead of the answer in the forecast `virtual_step`: where its default comes from.
 
     python benchmarks/forecast_lead.py
 
-teaches edits of another seed than the config's, and scores forecasts of several leads against them.
+teaches edits of another seed than the config's, and scores forecasts with several leads on them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import lightning as L
 from jsonargparse import auto_cli
 
 from lincorr_lightning.callbacks import Generalization
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.forecasts import EditForecasts
-from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune import EditsDataModule, SourceFinetune
+from lincorr_lightning.finetune.forecasts import forecast_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.tables import markdown_table
@@ -32,25 +32,30 @@ def main(
 
     Args:
         lm: A folder, a hub id or tiny-world.
-        relation: As city->country.
-        n_edits: How many.
-        seed: Of the edits; not the config's.
-        leads: In logits.
+        relation: Relation of the edits, as city->country.
+        n_edits: Number of edits.
+        seed: Seed of the edits; not the config's.
+        leads: Leads in logits.
     """
-    data = EditsDataModule(relation, n_edits, seed=seed)
     count = Generalization(relation, controls=[])
     module = SourceFinetune(LMConfig(lm), learning_rate=1e-3, forecast=False)
+    data = EditsDataModule(module.lm, relation, n_edits, seed=seed, schedule=module.edit_schedule)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[count],
     )  # fmt: skip
     trainer.fit(module, data)
-    assert count.report is not None
+    assert count.output is not None
+    cases = count.output.table("cases")
+    after, outcomes = (
+        [row[cases.keys.index(key)] for row in cases.rows] for key in ("answer_after", "outcome")
+    )
     model = LanguageModel.from_pretrained(lm)
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), model.tokenizer)
     rows: list[list[Any]] = []
     for lead in leads or [0.0, 3.0, 6.0, 9.0, 12.0, 15.0, 18.0]:
-        forecasts = EditForecasts.make(model, data, ridges=[0.0], lead=lead)
-        scores = forecasts.told(count.report).scores
+        forecasts = forecast_edits(model, data.prepare_edits(), tokenized, [0.0], lead=lead)
+        scores = forecasts.scores(after, outcomes)
         found = scores["virtual_step"]
         rows.append([f"{lead:g}", f"{found['auroc']:.2f}", f"{found['accuracy']:.2f}"])
     for name in ("first_order", "map_0", "answer_before"):

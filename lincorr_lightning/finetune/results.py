@@ -406,7 +406,8 @@ def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
     ]
     controls = dict.fromkeys(key for row in rows for key in row if key.endswith("_unchanged"))
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
-    columns = ["relation", Column("n_edits", "edits"), *(Column(s, format=".1%") for s in shares)]
+    columns: list[Column | str] = ["relation", Column("n_edits", "edits")]
+    columns += [Column(share, format=".1%") for share in shares]
     return Table.from_dicts(
         "outcomes", rows, columns, headline=True,
         caption="Share of edits by outcome (paper, table 5).",

@@ -1,10 +1,10 @@
 """Many LoRA adapters on one frozen LM, trained side by side in one forward and one backward.
 
-Each row of a forward belongs to one adapter: a target layer's output gets that adapter's
-``scaling * B_i A_i x`` by matrix products over the batch (LoRA: Hu et al. 2021, section 4.1). Rows
-do not meet in an LM, and each adapter has factors of its own, so an adapter's gradient is that of
-its own rows, and an optimizer that treats each number by itself (SGD, Adam, AdamW) does to a stack
-of n adapters what n optimizers do to one each.
+Each row of a forward pass belongs to one adapter, whose ``scaling * B_i A_i x`` is added to the
+output of a target layer by batched matrix products (LoRA: Hu et al. 2021, section 4.1). Rows do not
+interact in an LM, and each adapter has factors of its own, so an adapter's gradient is that of its
+own rows, and an elementwise optimizer (SGD, Adam, AdamW) does to a stack of n adapters what n
+optimizers do to one each.
 
 The LM keeps its modules, parameters and names: hooks on its layers do the work.
 """
@@ -33,31 +33,32 @@ _BASE = -1
 class StackedLoRA(nn.Module):
     """Independent LoRA adapters on one frozen causal LM, trained side by side.
 
-    It does not hold the LM as a submodule: a LightningModule that has both as attributes finds the
-    LM's parameters once, and here only the factors. The LM is frozen until `remove`. Forwards
+    The LM is not a submodule of it: a LightningModule that has both as attributes finds the LM's
+    parameters once, and here only the factors. The LM is frozen until `remove`. Forward passes
     outside of `rows` are those of the LM itself.
 
-    Sum the rows' losses before ``backward``: a mean would scale each adapter's gradient down by the
+    Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient by the
     number of rows. An adapter without a row in a step has zero gradients, with which AdamW still
     decays its weights and moments.
 
     Args:
         model: The LM.
         n: Number of adapters.
-        rank: Rank of each.
-        alpha: The product of the factors counts ``alpha / rank`` times, as in peft.
+        rank: Rank of each adapter.
+        alpha: Scale of the product of the factors, which is multiplied by ``alpha / rank``, as in
+            peft.
         target_modules: Names of linear layers, or their last parts, as in peft; None takes all but
             the output layer, as peft's ``all-linear`` does.
-        dtype: Of the factors; None takes each layer's own, and float32 if that has less than 32
-            bits, as peft does.
+        dtype: Data type of the factors; None takes each layer's own, and float32 if that has less
+            than 32 bits, as peft does.
 
     Attributes:
         n: Number of adapters.
-        rank: Rank of each.
+        rank: Rank of each adapter.
         alpha: As given.
         scaling: ``alpha / rank``.
         targets: Full names of the layers that have adapters.
-        lora_A: Per layer, the factors that read its input, ``(n, rank, n_subjects)``. Keys are full
+        lora_A: Per layer, the factors that read its input, ``(n, rank, n_inputs)``. Keys are full
             names with ``/`` for ``.``.
         lora_B: Per layer, the factors that add to its output, ``(n, n_outputs, rank)``.
 
@@ -88,7 +89,7 @@ class StackedLoRA(nn.Module):
     ) -> None:
         super().__init__()
         if n < 1 or rank < 1:
-            raise ConfigError(f"{n} adapters of rank {rank} were asked for; both must be positive.")
+            raise ConfigError(f"StackedLoRA got n={n} and rank={rank}; both must be positive.")
         self.n, self.rank, self.alpha, self.scaling = n, rank, alpha, alpha / rank
         layers = target_layers(model, target_modules)
         self.targets = tuple(layers)
@@ -102,7 +103,7 @@ class StackedLoRA(nn.Module):
         self.reset(range(n))
 
         self._rows: _Rows | None = None
-        # In a tuple, so that it is not registered as a submodule.
+        # In a tuple, so that torch does not register it as a submodule.
         self._base = (model,)
         self._thawed = [p for p in model.parameters() if p.requires_grad]
         model.requires_grad_(False)
@@ -117,13 +118,13 @@ class StackedLoRA(nn.Module):
 
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
-        """Start adapters anew: A uniform as peft draws it, B zero.
+        """Reinitialize adapters: A uniform as peft draws it, B zero.
 
-        What an optimizer remembers of them is not touched: make a new one.
+        The state of an optimizer is not reset.
 
         Args:
-            seeds: Seed of each adapter; what it draws depends on nothing else. With fewer than n,
-                the first adapters are reset and the others left.
+            seeds: Seed of each adapter; its initial weights depend on nothing else. With fewer than
+                n seeds, the first adapters are reset.
 
         Raises:
             ConfigError: There are more seeds than adapters.
@@ -142,29 +143,30 @@ class StackedLoRA(nn.Module):
 
     @contextmanager
     def rows(self, which: Sequence[int] | Tensor) -> Iterator[None]:
-        """Within it, row i of every forward of the LM belongs to adapter ``which[i]``.
+        """Return a context in which row i of each forward pass uses adapter ``which[i]``.
 
-        `LanguageModel.logits_of_rows` sorts its rows, so that it must be given this as `around`.
+        `LanguageModel.logits_of_rows` sorts its rows; pass this context to it instead of entering
+        it.
 
         Args:
             which: The adapter of each row, ``(n_rows,)``; -1 is the LM itself, whose logits are
-                then the same to the bit.
+                then bitwise the same.
 
         Raises:
-            LanguageModelError: There is no such adapter, or `remove` was called. In the forward:
-                it has another number of rows; a layer does not get its input row by row; gradient
-                checkpointing is on.
+            LanguageModelError: There is no such adapter, or `remove` was called. During a forward
+                pass: it has another number of rows, a layer's input has no row per prompt, or
+                gradient checkpointing is enabled.
         """
         if not self._handles:
             raise LanguageModelError(
-                "the stacked adapters were taken off the LM by remove(). Make new ones."
+                "the stacked adapters were removed from the LM by remove(). Make new ones."
             )
         chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
         unknown = [i for i in chosen if not _BASE <= i < self.n]
         if unknown:
             raise LanguageModelError(
-                f"a row was asked of adapter {unknown[0]}; there are the adapters 0 to "
-                f"{self.n - 1}, and -1 for the LM itself."
+                f"a row names adapter {unknown[0]}; there are the adapters 0 to {self.n - 1}, and "
+                "-1 for the LM itself."
             )
         outer, self._rows = self._rows, _Rows(chosen, self.n)
         try:
@@ -173,13 +175,13 @@ class StackedLoRA(nn.Module):
             self._rows = outer
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale each adapter's gradient down to a norm, by itself, as separate runs would.
+        """Clip each adapter's gradient by its own norm, as separate runs would.
 
         Args:
-            max_norm: Largest L2 norm of one adapter's gradient, over all its factors.
+            max_norm: Maximum L2 norm of one adapter's gradient, over all its factors.
 
         Returns:
-            The norms before, ``(n,)``.
+            The norms before clipping, ``(n,)``.
         """
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         if not gradients:
@@ -196,20 +198,20 @@ class StackedLoRA(nn.Module):
     # -- adapters ----------------------------------------------------------------------------
 
     def adapter(self, i: int) -> dict[str, Tensor]:
-        """One adapter's factors, by the names of peft's ``adapter_model.safetensors``.
+        """Return one adapter's factors, by the names of peft's ``adapter_model.safetensors``.
 
         Args:
-            i: Which.
+            i: Index of the adapter.
 
         Returns:
-            Copies on the CPU: ``(rank, n_subjects)`` and ``(n_outputs, rank)`` of each layer.
+            Copies on the CPU: ``(rank, n_inputs)`` and ``(n_outputs, rank)`` of each layer.
 
         Raises:
             LanguageModelError: There is no such adapter.
         """
         if not 0 <= i < self.n:
             raise LanguageModelError(
-                f"adapter {i} was asked for; there are the adapters 0 to {self.n - 1}."
+                f"there is no adapter {i}; there are the adapters 0 to {self.n - 1}."
             )
         state = {}
         for name in self.targets:
@@ -219,9 +221,9 @@ class StackedLoRA(nn.Module):
         return state
 
     def peft_config(self) -> LoraConfig:
-        """The configuration with which peft reads an `adapter` on the same LM.
+        """Return the configuration with which peft reads an `adapter` on the same LM.
 
-        Saved by its ``save_pretrained`` beside ``adapter_model.safetensors``, it makes a folder for
+        Its ``save_pretrained`` beside ``adapter_model.safetensors`` makes a folder for
         ``PeftModel.from_pretrained``.
         """
         from peft import LoraConfig, TaskType
@@ -242,7 +244,7 @@ class StackedLoRA(nn.Module):
         return config
 
     def remove(self) -> None:
-        """Take the hooks off the LM and thaw what was not frozen before; the factors stay."""
+        """Remove the hooks from the LM and unfreeze what was trainable before; the factors stay."""
         for handle in self._handles:
             handle.remove()
         for parameter in self._thawed:
@@ -250,27 +252,27 @@ class StackedLoRA(nn.Module):
         self._handles, self._thawed = [], []
 
     def extra_repr(self) -> str:
-        """Shape of the stack."""
+        """Return the shape of the stack, for `repr`."""
         return f"n={self.n}, rank={self.rank}, alpha={self.alpha}, {len(self.targets)} layers"
 
 
 class _Rows:
-    """Which adapter each row of a forward belongs to, and how to take its factors."""
+    """The adapter of each row of a forward pass, and the selection of its factors."""
 
     def __init__(self, which: list[int], n: int) -> None:
         self.n = len(which)
-        self.length: int | None = None  # of the forward that runs, where its shape is known
+        self.length: int | None = None  # of the current forward pass, if its shape is known
         self._with_adapter = [row for row, i in enumerate(which) if i != _BASE]
         self._adapters = [which[row] for row in self._with_adapter]
         self.is_base = not self._with_adapter
         self.is_mixed = 0 < len(self._with_adapter) < self.n
-        # The usual case in training, where nothing need be copied.
+        # The usual case in training, in which nothing is copied.
         self._are_first = self._adapters == list(range(len(self._adapters)))
         self._are_all = self._are_first and len(self._adapters) == n
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def select(self, factors: Tensor) -> Tensor:
-        """Factors of each row that has an adapter."""
+        """Return the factors of each row that has an adapter."""
         if self._are_all:
             return factors
         if self._are_first:
@@ -278,7 +280,7 @@ class _Rows:
         return factors.index_select(0, self._indices(factors.device)[1])
 
     def with_adapter(self, device: torch.device) -> Tensor:
-        """Indices of the rows that have an adapter."""
+        """Return the indices of the rows that have an adapter."""
         return self._indices(device)[0]
 
     def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -294,7 +296,7 @@ class _Rows:
 
 
 class _ModelHook:
-    """Looks at the shape of each forward of the LM."""
+    """Checks the shape of each forward pass of the LM."""
 
     def __init__(self, owner: StackedLoRA) -> None:
         self.owner = owner
@@ -305,8 +307,8 @@ class _ModelHook:
             return
         if model.training and torch.is_grad_enabled() and _is_checkpointing(model):
             raise LanguageModelError(
-                "gradient checkpointing runs layers again when it is not known any more which row "
-                "belongs to which adapter. Call gradient_checkpointing_disable() on the LM."
+                "gradient checkpointing reruns layers after the context of the adapters has ended. "
+                "Call gradient_checkpointing_disable() on the LM."
             )
         given = kwargs.get("input_ids", args[0] if args else None)
         if given is None:
@@ -315,14 +317,14 @@ class _ModelHook:
         if isinstance(given, Tensor):
             if len(given) != rows.n:
                 raise LanguageModelError(
-                    f"the LM was given {len(given)} rows, but rows() names the adapters of "
-                    f"{rows.n}. Name one adapter for each row, and -1 for the LM itself."
+                    f"the LM got {len(given)} rows, but rows() names the adapters of {rows.n}. "
+                    "Name one adapter per row, and -1 for the LM itself."
                 )
             rows.length = given.shape[1]
 
 
 class _LayerHook:
-    """Adds the adapters' part to a layer's output."""
+    """Adds the output of the adapters to that of a layer."""
 
     def __init__(self, owner: StackedLoRA, name: str) -> None:
         self.owner = owner
@@ -339,9 +341,9 @@ class _LayerHook:
         is_flat = x.dim() == 2 and rows.length is not None and len(x) == rows.n * rows.length
         if not is_flat and (x.dim() < 3 or len(x) != rows.n):
             raise LanguageModelError(
-                f"{self.name} gets an input of shape {tuple(x.shape)} in a forward of {rows.n} "
-                "rows, so that it is unknown which part is whose (as in an expert of a mixture). "
-                "Leave it out of the target modules."
+                f"{self.name} gets an input of shape {tuple(x.shape)} in a forward pass of "
+                f"{rows.n} rows, so that its rows cannot be told apart (as in a mixture of experts). Leave "
+                "it out of the target modules."
             )
         down = rows.select(self.owner.lora_A[self.key])
         up = rows.select(self.owner.lora_B[self.key])
@@ -352,7 +354,7 @@ class _LayerHook:
         wide = output.reshape(rows.n, -1, output.shape[-1])
         wide = wide.to(torch.promote_types(output.dtype, added.dtype))
         if rows.is_mixed:
-            # Not a sum with zeros: rows of the LM itself stay the same to the bit.
+            # Not a sum with zeros: rows of the LM itself stay bitwise the same.
             wide = wide.index_add(0, rows.with_adapter(x.device), added.to(wide.dtype))
         else:
             wide = wide + added

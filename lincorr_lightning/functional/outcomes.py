@@ -69,8 +69,6 @@ def attribute_causes(
     best_wrong = columns.masked_fill(reference_mask, -torch.inf).amax(1)
     imprecise = (best_wrong > best_right).tolist()
     return [
-        Cause.NOT_LEARNED if not known else Cause.IMPRECISE if imprecise else Cause.LOW_PRIOR
-        for known, imprecise in zip(
-            learned.tolist(), (best_wrong > best_right).tolist(), strict=True
-        )
+        Cause.NOT_LEARNED if not known else Cause.IMPRECISE if wrong else Cause.LOW_PRIOR
+        for known, wrong in zip(learned.tolist(), imprecise, strict=True)
     ]

@@ -360,7 +360,7 @@ def test_a_plain_loader_of_edit_batches_trains_the_same(
 
 def test_a_forecast_needs_all_edits_beforehand(small_lm, make_trainer):
     module = SourceFinetune(LMConfig(small_lm), "joint")
-    with pytest.raises(ConfigError, match="model.forecast is true, but the training dataset is no"):
+    with pytest.raises(ConfigError, match=r"model\.forecast is true, but the training dataset"):
         make_trainer().fit(module, DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None))
 
 

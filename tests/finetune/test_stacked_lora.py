@@ -255,7 +255,7 @@ def test_remove_restores(small: SimpleNamespace) -> None:
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    with pytest.raises(LanguageModelError, match="taken off"), stack.rows([0, 1]):
+    with pytest.raises(LanguageModelError, match="were removed"), stack.rows([0, 1]):
         pass
 
 
@@ -300,7 +300,7 @@ def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
     model, stack = make_stack(small)
     ids = torch.ones(3, 4, dtype=torch.long)
     with (
-        pytest.raises(LanguageModelError, match=r"given 3 rows.* adapters of 2"),
+        pytest.raises(LanguageModelError, match=r"got 3 rows.* adapters of 2"),
         stack.rows([0, 1]),
     ):
         model(input_ids=ids)

@@ -90,7 +90,9 @@ def test_edits_tell_the_kinds_apart(cutting_lm: str, tmp_path: Path) -> None:
     )
     model = SourceFinetune(lm=LMConfig(name_or_path=cutting_lm), protocol="joint")
     trainer = _trainer(tmp_path, "source_finetune")
-    data = EditsDataModule("city->country", edits_file=str(path), subwords=True)
+    data = EditsDataModule(
+        model.lm, "city->country", edits_file=str(path), subwords=True, schedule=model.edit_schedule
+    )
     from lincorr_lightning.callbacks import Generalization
 
     trainer.callbacks.append(Generalization(controls=[]))  # type: ignore[attr-defined]

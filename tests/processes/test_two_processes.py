@@ -280,10 +280,9 @@ def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, 
     )  # fmt: skip
     assert done.returncode not in (0, None)
     told = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
-    data = EditsDataModule(n_edits=2)
-    data.prepare_edits(LanguageModel.from_pretrained(small_lm))
+    data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
     assert told, done.stderr[-3000:]
-    for edit in data.edits:
+    for edit in data.prepare_edits():
         assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in told), told
 
 
