@@ -18,7 +18,7 @@ from lincorr_lightning.results.results import Column, Results, Table
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.loading import load_folder
+from lincorr_lightning.sae.formats import load_saes
 
 SIDES = ("source", "target")
 COLUMNS = (
@@ -138,7 +138,7 @@ class FeatureMovement(RelationCallback):
         model = self.cache.lm.model
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
         self._saes = {}
-        for hook_point, sae in load_folder(self.saes, self.cache.lm).items():
+        for hook_point, sae in load_saes(self.saes, self.cache.lm).items():
             sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
             self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
         edited = [edit.subject for edit in self.run_edits]

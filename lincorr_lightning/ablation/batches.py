@@ -172,7 +172,7 @@ class PhaseDataset(Dataset[TextBatch]):
         }
 
     @property
-    def dealt(self) -> dict[str, Any]:
+    def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from, on all ranks together."""
         return {
             "phases": [asdict(phase) for phase in self.phases],

@@ -144,7 +144,6 @@ class TextBlocks(Dataset[TokenStep]):
         self.determined_by: dict[str, Any] = {name: settings[name] for name in names} | {
             "n_texts": len(rows), "skipped": n_skipped, "n_processes": world_size,
         }  # fmt: skip
-        self.dealt = self.determined_by  # the name that ResumableLoader reads
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ def read_last_states(
         found.update(zip(batch, states.hidden[:, :, -1].clone(), strict=True))
 
     # Batches of one length need no padding, whatever the architecture.
-    lm.in_batches([len(row) for row in rows], read, alike=True)
+    lm.in_batches([len(row) for row in rows], read, equal_lengths=True)
     return torch.stack([found[i] for i in range(len(prompts))])
 
 

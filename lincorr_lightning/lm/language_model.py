@@ -206,21 +206,25 @@ class LanguageModel(nn.Module):
         return self._encoder.max_length
 
     def in_batches(
-        self, lengths: Sequence[int], ask: Callable[[list[int]], None], alike: bool = False
+        self,
+        lengths: Sequence[int],
+        forward: Callable[[list[int]], None],
+        equal_lengths: bool = False,
     ) -> None:
-        """Call `ask` with the indices of rows, as many at a time as fit the memory.
+        """Call `forward` with the indices of rows, as many at a time as fit the memory.
 
         Args:
             lengths: Tokens of each row.
-            ask: Function that runs a batch in one forward pass; it is called again with a part of
-                the batch if memory ran out.
-            alike: Whether rows of a batch must have the same length, so that nothing is padded.
+            forward: Function that runs a batch in one forward pass; it is called again with a part
+                of the batch if memory ran out.
+            equal_lengths: Whether rows of a batch must have the same length, so that nothing is
+                padded.
 
         Raises:
             LanguageModelError: A single row does not fit, or ``lm.tokens_per_forward`` is too
                 large.
         """
-        self._batches.run(lengths, self.model.device.type, ask, alike)
+        self._batches.run(lengths, self.model.device.type, forward, equal_lengths)
 
     # -- logits ------------------------------------------------------------------------------
 
