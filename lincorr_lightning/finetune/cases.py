@@ -143,7 +143,7 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
     found: dict[str, Any] = {
-        outcome.value: {"n": len(w), "median": number(float(np.median(w))) if w else None}
+        outcome.value: {"n": len(w), "median": number(float(np.median(np.array(w, dtype=float)))) if w else None}
         for outcome, w in weights.items()
     }
     p = (

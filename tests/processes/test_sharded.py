@@ -181,7 +181,7 @@ def test_every_process_asks_as_often_as_the_busiest() -> None:
 
 def test_rows_of_one_length_are_not_padded() -> None:
     asked: list[list[int]] = []
-    MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", asked.append, alike=True)
+    MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", asked.append, equal_lengths=True)
     assert asked == [[1, 3], [4], [0, 2, 5]]
 
 
