@@ -114,7 +114,7 @@ class FrozenLMModule(L.LightningModule):
             return
         folder = run_folder(self.trainer)
         results = {
-            **report.results(), **more, "settings": self.settings(), "versions": versions(),
+            **report.results(), **more, "settings": FrozenLMModule.settings(self), "versions": versions(),
         }  # fmt: skip
         write_json(folder / "results.json", results)
         report.write(folder)

@@ -125,12 +125,13 @@ class KnowledgeGeometry(FrozenLMModule):
                 "Pass --data SubjectsDataModule."
             )
         if self.probed is not None:
-            theirs = self.probed["settings"].get("fingerprint", {})
+            theirs = self.probed["lm"]["fingerprint"]
             differs = [part for part, ours in self.lm.fingerprint.items()
                        if theirs.get(part) != ours]  # fmt: skip
             if differs:
                 raise ConfigError(
-                    f"the probe in {self.hparams['probe']} is of {self.probed['lm']}, whose "
+                    f"the probe in {self.hparams['probe']} is of "
+                    f"{self.probed['lm']['name_or_path']}, whose "
                     f"{differs[0]} differs from that of {self.lm.config.name_or_path} as it is "
                     "read here. Give model.lm as that run has it (its config.yaml)."
                 )

@@ -125,7 +125,7 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
     """Its scores are taken as they are, with its control; clouds are the same."""
     _, alone = finished
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country,color]", "--data.n_subjects=180",
+                  "--model.knowledge=[city,country,color]", "--data.n_subjects=180",
                   "--model.ridge=0", f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     folder = probe.trainer.log_dir
@@ -194,7 +194,7 @@ def test_a_folder_that_is_no_probe(small_lm, finished, tmp_path):
 def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
     other = make_lm(tmp_path / "other", seed=1)
     probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledges=[city,country]", "--data.n_subjects=80",
+                  "--model.knowledge=[city,country]", "--data.n_subjects=80",
                   f"--trainer.default_root_dir={tmp_path}",
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     with pytest.raises(ConfigError, match=r"is of .*small_lm.*, whose weights differs from that"):
