@@ -198,7 +198,8 @@ def test_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> 
 def test_short_class_names(tmp_path: Path) -> None:
     cli = main(
         ["fit", "--model", "LinearProbe", "--data", "SubjectsDataModule",
-         "--data.n_subjects", "100", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.logger", "false",
+         "--data.n_subjects", "100",
+         "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.logger", "false",
          "--trainer.num_sanity_val_steps", "0", "--trainer.enable_progress_bar", "false",
          "--trainer.default_root_dir", str(tmp_path)]
     )  # fmt: skip
