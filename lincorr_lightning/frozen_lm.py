@@ -113,9 +113,9 @@ class FrozenLMModule(L.LightningModule):
         if is_dry_run(self.trainer) or not self.trainer.is_global_zero or report is None:
             return
         folder = run_folder(self.trainer)
-        results = {
-            **report.results(), **more, "settings": self.settings(), "versions": versions(),
-        }  # fmt: skip
+        # Named, because some studies have an attribute of this name.
+        settings = FrozenLMModule.settings(self)
+        results = {**report.results(), **more, "settings": settings, "versions": versions()}
         write_json(folder / "results.json", results)
         report.write(folder)
         report.show(self.trainer)
