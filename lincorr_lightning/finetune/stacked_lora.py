@@ -342,7 +342,7 @@ class _LayerHook:
         if not is_flat and (x.dim() < 3 or len(x) != rows.n):
             raise LanguageModelError(
                 f"{self.name} gets an input of shape {tuple(x.shape)} in a forward pass of "
-                f"{rows.n} rows, so that its rows cannot be told apart (as in a mixture of experts). "
+                f"{rows.n} rows, so that its rows cannot be told apart (as in an MoE layer). "
                 "Leave it out of the target modules."
             )
         down = rows.select(self.owner.lora_A[self.key])
