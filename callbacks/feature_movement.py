@@ -15,10 +15,10 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Column, Results, Table
+from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.formats import load_saes
 
 SIDES = ("source", "target")
 COLUMNS = (

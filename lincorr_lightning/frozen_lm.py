@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.io import check_writable, write_json
+from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
-from lincorr_lightning.results.provenance import versions
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-
-
-class StudyReport(Protocol):
-    """What `FrozenLMModule.write_study` writes; `Results` takes its place."""
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``results.json``."""
-
-    def write(self, folder: Path) -> None:
-        """Write tables and figures."""
-
-    def show(self, trainer: L.Trainer) -> None:
-        """Add them to TensorBoard."""
 
 
 class FrozenLMModule(L.LightningModule):
@@ -98,27 +83,6 @@ class FrozenLMModule(L.LightningModule):
             for hparams in (self.hparams, data)
         )
         return {**own, "data": data}
-
-    def write_study(self, report: StudyReport | None, **more: Any) -> None:
-        """Write a study's numbers with settings and versions, its tables and its figures.
-
-        Args:
-            report: What was found; with None, in a dry run, and on ranks other than 0, nothing is
-                written.
-            **more: Further keys of ``results.json``.
-
-        Raises:
-            OutputError: A file cannot be written.
-        """
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero or report is None:
-            return
-        folder = run_folder(self.trainer)
-        # Named, because some studies have an attribute of this name.
-        settings = FrozenLMModule.settings(self)
-        results = {**report.results(), **more, "settings": settings, "versions": versions()}
-        write_json(folder / "results.json", results)
-        report.write(folder)
-        report.show(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the LM out, and note which one it was."""

@@ -139,11 +139,14 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     from scipy.stats import mannwhitneyu
 
     weights = {
-        outcome: [case.weight_reference for case in weighed_cases(cases, outcome)]
+        outcome: [float(case.weight_reference or 0.0) for case in weighed_cases(cases, outcome)]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
     found: dict[str, Any] = {
-        outcome.value: {"n": len(w), "median": number(float(np.median(np.array(w, dtype=float)))) if w else None}
+        outcome.value: {
+            "n": len(w),
+            "median": number(float(np.median(np.array(w, dtype=float)))) if w else None,
+        }
         for outcome, w in weights.items()
     }
     p = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from lincorr_lightning.errors import ConfigError
@@ -54,7 +55,9 @@ class EditForecast(FrozenLMModule):
         lead: float = LEAD,
     ) -> None:
         super().__init__(lm)
-        self.save_hyperparameters(ignore=["lm"])
+        self.save_hyperparameters(ignore=["lm"], logger=False)
+        # After the call that ignores it.
+        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
         self.forecasts: Forecasts | None = None
 
     @property

@@ -109,8 +109,9 @@ class SourceFinetune(L.LightningModule):
                 "model.save_model is true, but independent edits leave the LM as it was. "
                 "Set model.protocol to joint, or model.save_model to false."
             )
-        self.save_hyperparameters({"lm": asdict(lm), "adapter": asdict(adapter)}, logger=False)
         self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
+        # As mappings, which a checkpoint holds as plain data; after the call that ignores them.
+        self.save_hyperparameters({"lm": asdict(lm), "adapter": asdict(adapter)}, logger=False)
         self.lm = LanguageModel(lm)
         # With LoRA, a checkpoint holds the adapter alone.
         self.strict_loading = method == "full"

@@ -28,7 +28,7 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 """Pairs of step and value, by log key."""
 
 _MAX_PANELS = 6
-MOST_CURVES = 12
+MAX_CURVES = 12
 """Curves in a panel."""
 _LONGEST = 34  # characters of a name
 _PANEL = 3.5  # inches
@@ -43,7 +43,7 @@ _SMOOTHING = 0.6
 
 
 def training_curves(
-    history: History, title: str, subtitle: str = "", most_panels: int = _MAX_PANELS
+    history: History, title: str, subtitle: str = "", max_panels: int = _MAX_PANELS
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
@@ -55,14 +55,14 @@ def training_curves(
             group.
         title: The title, with the name of the run.
         subtitle: Everything else that is needed to read the figure.
-        most_panels: Number of groups at most.
+        max_panels: Number of groups at most.
     """
     curves = {tag: points for tag, found in history.items() if len(points := _points(found))}
     groups: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
     for tag, points in curves.items():
         group, _, name = tag.partition("/")
         groups.setdefault(group, {})[name or group] = points
-    shown = dict(list(groups.items())[:most_panels])
+    shown = dict(list(groups.items())[:max_panels])
     smoothed = any(len(points) > _MANY for lines in shown.values() for points in lines.values())
     notes = [
         subtitle,
@@ -93,7 +93,7 @@ def _points(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:
 
 
 def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]]) -> None:
-    kept = dict(list(lines.items())[:MOST_CURVES])
+    kept = dict(list(lines.items())[:MAX_CURVES])
     names, _ = legible(list(kept), _LONGEST)
     free = cycle([c for c in _PALETTE if c not in [_MEANINGS.get(name) for name in kept]])
     styles = cycle(["-"] * len(_PALETTE) + ["--"] * len(_PALETTE))
@@ -160,5 +160,5 @@ def _key_columns(lines: Mapping[str, object]) -> int:
 
 
 def _key_rows(lines: Mapping[str, object]) -> int:
-    n = min(len(lines), MOST_CURVES)
+    n = min(len(lines), MAX_CURVES)
     return math.ceil(n / _key_columns(lines)) if n > 1 else 0

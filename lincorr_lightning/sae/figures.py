@@ -20,7 +20,7 @@ from lincorr_lightning.results.style import (
     new_figure,
     plain_axes,
 )
-from lincorr_lightning.results.training_curves import MOST_CURVES, History, training_curves
+from lincorr_lightning.results.training_curves import MAX_CURVES, History, training_curves
 from lincorr_lightning.sae.hook_points import KINDS, HookKind
 from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore
 
@@ -128,7 +128,7 @@ def training_figure(history: History, lm: str) -> Figure:
     """
     title = f"Training of {lm}'s SAEs"
     names = {name for tag in history if (name := tag.partition("/")[2])}
-    if len(names) <= MOST_CURVES:
+    if len(names) <= MAX_CURVES:
         return training_curves(history, title)
     layers: dict[str, list[int]] = {}
     for kind, _, number in (name.rpartition(".") for name in names):
@@ -137,7 +137,7 @@ def training_figure(history: History, lm: str) -> Figure:
     for what in dict.fromkeys(tag.partition("/")[0] for tag in history if "/" in tag):
         for kind in (kind for kind in KINDS if kind in layers):
             own = sorted(layers[kind])
-            n = min(len(own), MOST_CURVES)
+            n = min(len(own), MAX_CURVES)
             # Evenly spaced from the first to the last layer.
             shown = [own[round(i * (len(own) - 1) / max(n - 1, 1))] for i in range(n)]
             some = f" ({n} of {len(own)})" if n < len(own) else ""
@@ -146,4 +146,4 @@ def training_figure(history: History, lm: str) -> Figure:
                 if points is not None:
                     panels[f"{what}, {kind}{some}/layer {layer}"] = points
     ungrouped = {tag: points for tag, points in history.items() if "/" not in tag}
-    return training_curves(panels | ungrouped, title, most_panels=len(panels | ungrouped))
+    return training_curves(panels | ungrouped, title, max_panels=len(panels | ungrouped))

@@ -195,6 +195,7 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     names = {"map_0", "map_auto", "map_10", "first_order", "virtual_step"}
     assert set(results["foreseen"]) == names
     assert results["forecast_default"] == "map_auto"
+    assert results["settings"]["lm"]["name_or_path"] == small_lm
     assert path.parent.parent.name == "forecast"
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -523,6 +523,8 @@ def test_batches_of_another_schedule_are_refused(small_lm, make_trainer):
 def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
     first = SourceFinetune(LMConfig(small_lm), method="lora")
     assert dict(SourceFinetune(**first.hparams).hparams) == dict(first.hparams)
+    assert first.hparams["lm"]["name_or_path"] == small_lm
+    assert first.hparams["adapter"]["rank"] == 8
     json.dumps(dict(first.hparams))
 
 

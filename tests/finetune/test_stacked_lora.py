@@ -308,13 +308,13 @@ def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
         match = f"adapter {wrong}; .* 0 to 7"
         with pytest.raises(LanguageModelError, match=match), stack.rows([0, wrong]):
             pass
-    with pytest.raises(LanguageModelError, match="adapter 8 was asked"):
+    with pytest.raises(LanguageModelError, match="there is no adapter 8"):
         stack.adapter(8)
     layer = model.model.layers[0].mlp.up_proj
     with stack.rows([0, 1, 2]):
         model(input_ids=ids)
         # Some of the tokens, as an expert of a mixture gets them.
-        with pytest.raises(LanguageModelError, match=r"mlp.up_proj gets .*unknown which part"):
+        with pytest.raises(LanguageModelError, match=r"mlp.up_proj gets .*cannot be told apart"):
             layer(torch.zeros(5, 16, dtype=torch.float64))
         with pytest.raises(LanguageModelError, match=r"input of shape \(6, 2, 16\)"):
             layer(torch.zeros(6, 2, 16, dtype=torch.float64))
