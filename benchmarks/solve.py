@@ -3,12 +3,11 @@
     python benchmarks/solve.py --threads 2
 
 takes the logits of a source with `n_source` labels and of `n_target` target labels over
-`n_subjects` subjects. Ours fits from second moments, of minimum norm also where the source has fewer directions than
-labels, and for any number of ridge strengths. Beside it: one `torch.linalg.solve` of the same
-normal equations (which a source of full rank needs), and one `torch.linalg.lstsq` on the data
-itself. The least of some repeats is shown, and how far predictions are from those of `lstsq`,
-relative to their spread.
-"""
+`n_subjects` subjects. Ours fits from second moments, of minimum norm also where the source has
+fewer directions than labels, and for any number of ridge strengths. Beside it: one
+`torch.linalg.solve` of the same normal equations (which a source of full rank needs), and one
+`torch.linalg.lstsq` on the data itself. The least of some repeats is shown, and how far
+predictions are from those of `lstsq`, relative to their spread. """
 
 from __future__ import annotations
 

@@ -342,8 +342,8 @@ class _LayerHook:
         if not is_flat and (x.dim() < 3 or len(x) != rows.n):
             raise LanguageModelError(
                 f"{self.name} gets an input of shape {tuple(x.shape)} in a forward pass of "
-                f"{rows.n} rows, so that its rows cannot be separated (as in a mixture of experts). "
-                "Leave it out of the target modules."
+                f"{rows.n} rows, so that its rows cannot be separated (as in a mixture of "
+                "experts). Leave it out of the target modules."
             )
         down = rows.select(self.owner.lora_A[self.key])
         up = rows.select(self.owner.lora_B[self.key])
