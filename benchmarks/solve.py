@@ -7,7 +7,8 @@ takes the logits of a source with `n_source` labels and of `n_target` target lab
 fewer directions than labels, and for any number of ridge strengths. Beside it: one
 `torch.linalg.solve` of the same normal equations (which a source of full rank needs), and one
 `torch.linalg.lstsq` on the data itself. The least of some repeats is shown, and how far
-predictions are from those of `lstsq`, relative to their spread. """
+predictions are from those of `lstsq`, relative to their spread.
+"""
 
 from __future__ import annotations
 
