@@ -131,8 +131,8 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
 
 def _hparams(holder: Any) -> dict[str, Any]:
     """Return hyper-parameters without the keys that LightningCLI adds to them."""
-    parameters = inspect.signature(type(holder)).parameters
     hparams = getattr(holder, "hparams", {})
+    parameters = inspect.signature(type(holder)).parameters if hparams else {}
     return {key: value for key, value in hparams.items() if key in parameters}
 
 
