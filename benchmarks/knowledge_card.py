@@ -12,23 +12,22 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import (
     FAMILIES,
-    AuditRow,
     Catalogue,
     Completeness,
+    Domain,
     Knowledge,
-    audit_rows,
+    audit_domains,
 )
-from lincorr_lightning.knowledge.yaml_file import KnowledgeFile, parse_knowledge_file
+from lincorr_lightning.knowledge.catalogue import built_in_files
 from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,32 +58,19 @@ LANGUAGE_NAMES = {
 }
 COMPUTED = "computed"
 
-Audits = Mapping[str, Mapping[str, AuditRow]]
-"""Tokenizer -> knowledge -> what is left of it."""
+Audits = Mapping[str, Mapping[str, Domain]]
+"""Domains by tokenizer and kind of knowledge."""
 
 
 # -- where things come from --------------------------------------------------------------------
 
 
-@cache
-def knowledge_files() -> dict[str, KnowledgeFile]:
-    """The built-in files by their names without suffix."""
-    data = files("lincorr_lightning.knowledge").joinpath("data")
-    paths = sorted(data.iterdir(), key=lambda path: path.name)
-    return {
-        path.name.removesuffix(".yaml"): parse_knowledge_file(
-            path.read_text(encoding="utf-8"), path.name
-        )
-        for path in paths
-        if path.name.endswith(".yaml")
-    }
-
-
 def origin(knowledge: Knowledge) -> str:
-    """The file of the prompt and, where it is another, those of its answers."""
-    asked = [name for name, file in knowledge_files().items() if knowledge.name in file.queries]
-    answered = [name for name, file in knowledge_files().items() if knowledge.kind in file.entities]
-    return " + ".join(dict.fromkeys([*asked, *answered])) or COMPUTED
+    """Return the file of the prompt and, where it is another, those of its answers."""
+    files = built_in_files()
+    prompts = [Path(name).stem for name, file in files.items() if knowledge.name in file.knowledge]
+    answers = [Path(name).stem for name, file in files.items() if knowledge.kind in file.entities]
+    return " + ".join(dict.fromkeys([*prompts, *answers])) or COMPUTED
 
 
 def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
@@ -145,19 +131,21 @@ def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def cell(row: AuditRow) -> str:
-    """Labels that are whole words + labels of phrases / answers without a label."""
-    whole, phrase = (row.by_completeness[c] for c in (Completeness.WHOLE, Completeness.PHRASE))
-    return f"{whole}+{phrase}/{sum(row.dropped.values())}"
+def cell(domain: Domain) -> str:
+    """Return labels that are whole answers + labels that are first words / dropped answers."""
+    whole, phrase = (
+        domain.completeness.count(c) for c in (Completeness.WHOLE, Completeness.PHRASE)
+    )
+    return f"{whole}+{phrase}/{len(domain.dropped)}"
 
 
-def fates(rows: Iterable[AuditRow]) -> str:
-    """Answers that are a label as a whole / with their first word / not at all."""
+def fates(domains: Iterable[Domain]) -> str:
+    """Return the answers labelled as a whole / by their first word / not at all."""
     counts = [0, 0, 0]
-    for row in rows:
-        for label in row.domain.labels:
+    for domain in domains:
+        for label in domain.labels:
             counts[label.completeness is Completeness.PHRASE] += len(label.answers)
-        counts[2] += len(row.domain.dropped)
+        counts[2] += len(domain.dropped)
     return " / ".join(f"{count:,}" for count in counts)
 
 
@@ -285,10 +273,11 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         tokenizers: By the names they shall have; one column each.
     """
     audits = {
-        name: {row.domain.knowledge.name: row for row in audit_rows(catalogue.values(), tokenizer)}
+        name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
         for name, tokenizer in tokenizers.items()
     }
-    packages = ("lincorr-lightning", "transformers", "tokenizers")
+    versions = [f"lincorr-lightning {__version__}"]
+    versions += [f"{package} {version(package)}" for package in ("transformers", "tokenizers")]
     given = [f'  "{name}=FOLDER"' for name in tokenizers if name != TINY_WORLD]
     command = " \\\n".join(
         ["python benchmarks/knowledge_card.py", *(["  --tokenizer"] if given else []), *given]
@@ -298,15 +287,15 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         _INTRO.format(
             n=len(catalogue),
             command=command,
-            versions=", ".join(f"{package} {version(package)}" for package in packages),
+            versions=", ".join(versions),
         ),
         _SOURCES,
         markdown_table(
             ["file", "source"],
             [
                 *(
-                    (name, " ".join(file.source.split()))
-                    for name, file in knowledge_files().items()
+                    (Path(name).stem, " ".join(file.source.split()))
+                    for name, file in built_in_files().items()
                 ),
                 (COMPUTED, "Arithmetic, on the numbers from 0 to 10."),
             ],
