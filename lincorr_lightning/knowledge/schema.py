@@ -42,8 +42,9 @@ class Knowledge:
         answers: All possible answers, in the order of the file.
         leading_space: Whether a space separates the prompt and its answer.
         printed_template: Wording in the paper where that has an error, else None.
-        alike: For a simile, the only kind of fact that the subject shares with the answer: an object
-            that has the color of X says nothing else about X. None: all facts of the answer follow.
+        alike: For a simile, the only kind of fact that the subject shares with the answer: an
+            object of the same color as X says nothing else about X. None: all facts of the
+            answer follow.
     """
 
     name: str
