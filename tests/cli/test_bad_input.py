@@ -1,4 +1,4 @@
-"""Errors that a user can mend, through the program."""
+"""What a user gets wrong, through the program: the message says what and how to mend it."""
 
 import shutil
 from collections.abc import Callable
@@ -140,12 +140,12 @@ def test_a_full_disk_leaves_nothing_half_written(
     """The disk fills up after the fit, at the report."""
     import errno
 
-    from lincorr_lightning.results import results
+    from lincorr_lightning.results import results as results_module
 
     def full(*args: object, **kwargs: object) -> None:
         raise OutputError("cannot write: the disk is full") from OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(results, "write_json", full)
+    monkeypatch.setattr(results_module, "write_json", full)
     with pytest.raises(OutputError, match="the disk is full"):
         _fit(tmp_path, small_lm)
     assert not list(tmp_path.rglob("results.json"))
