@@ -90,7 +90,7 @@ def main(n_fit: int = 5000, scale: float = 1.0, seed: int = 0) -> None:
     peak = peak_gib()
     theirs, told = published_seconds(sizes, n_fit, seed)
     print(
-        f"{len(sizes)} knowledges, {sum(sizes):,} labels, {n_pairs:,} pairs, "
+        f"{len(sizes)} kinds of knowledge, {sum(sizes):,} labels, {n_pairs:,} pairs, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}\n"
         f"published way, {n_fit:,} X's, measured: {'; '.join(told)}\n"
     )

@@ -2,7 +2,7 @@
 
     python benchmarks/half_precision.py
 
-fits linear maps between some pairs of knowledges on half of the X's, in each precision, and prints
+fits linear maps between some pairs on half of the subjects, in each precision, and prints
 for each pair: how far the logits differ (root mean square, of their standard deviation over X's),
 mean label-wise r on the held-out half, how far W is from float32's (Frobenius norm, of W's own),
 for each ridge; and Hit@1 of W against the reference, where there is one. Weights, forward and
@@ -56,7 +56,7 @@ def main(
 
     Args:
         lm: The LM, a folder, hub id or tiny-world.
-        pairs: Pairs of knowledges.
+        pairs: Pairs of kinds of knowledge.
         ridges: Ridge strengths.
         n_subjects: Number of X's; half of them fit.
         words_per_subject: Vocabulary strings joined to one X.

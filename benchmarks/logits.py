@@ -184,7 +184,7 @@ def published(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
 @torch.no_grad()
 def measure(
     lms: Sequence[LanguageModel],
-    knowledges: Sequence[Knowledge],
+    kinds: Sequence[Knowledge],
     inputs: Sequence[str],
     n_published: int,
     batch: int,
@@ -192,7 +192,7 @@ def measure(
 ) -> tuple[list[Way], list[float]]:
     """Ask in all ways, in turns; how far the logits differ from the published way's."""
     one_by_one, model = lms[0], lms[0].model
-    domains = [domain_of(knowledge, one_by_one) for knowledge in knowledges]
+    domains = [domain_of(knowledge, one_by_one) for knowledge in kinds]
     weights = weights_of(model)
     ways = [Way("published"), Way("ours, prompts one by one"), Way("ours, shared prefixes")]
     differences = [0.0, 0.0]
@@ -204,7 +204,7 @@ def measure(
     starts = range(0, len(inputs), batch)
     for part, start in enumerate((0, *starts)):  # the first one warms up
         xs = inputs[start : start + batch]
-        prompts = [[knowledge.prompt(x) for x in xs] for knowledge in knowledges]
+        prompts = [[knowledge.prompt(x) for x in xs] for knowledge in kinds]
         n_alone = max(1, n_published // len(starts) // len(prompts))
         alone = [about[:n_alone] for about in prompts]
         their, *took = timer(lambda alone=alone: [published(one_by_one, p) for p in alone])

@@ -18,12 +18,12 @@ from pathlib import Path
 from jsonargparse import auto_cli
 
 
-def peak_of(n_subjects: int, lm: str, knowledges: str) -> tuple[float, float, int]:
+def peak_of(n_subjects: int, lm: str, knowledge: str) -> tuple[float, float, int]:
     """Peak resident memory in MiB, seconds, and the number of X's that were really used."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
-            "--model.lm.name_or_path", lm, "--model.knowledge", knowledges,
+            "--model.lm.name_or_path", lm, "--model.knowledge", knowledge,
             "--model.require_reference", "[]", "--data.n_subjects", str(n_subjects),
             "--data.words_per_subject", "2", "--trainer.default_root_dir", folder,
             "--trainer.enable_progress_bar", "false",
@@ -43,20 +43,20 @@ def peak_of(n_subjects: int, lm: str, knowledges: str) -> tuple[float, float, in
 def main(
     n_subjects: tuple[int, ...] = (10_000, 100_000),
     lm: str = "tiny-world",
-    knowledges: str = "[city, country]",
+    knowledge: str = "[city, country]",
 ) -> None:
     """Measure.
 
     Args:
         n_subjects: Numbers of X's.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledges: What is probed.
+        knowledge: What is probed.
     """
-    print(f"{lm}, {knowledges}, X's of two vocabulary strings\n")
+    print(f"{lm}, {knowledge}, X's of two vocabulary strings\n")
     print("| X's | peak memory | seconds |")
     print("|---:|---:|---:|")
     for n in n_subjects:
-        peak, seconds, used = peak_of(n, lm, knowledges)
+        peak, seconds, used = peak_of(n, lm, knowledge)
         print(f"| {used:,} | {peak:.0f} MiB | {seconds:.0f} |")
 
 

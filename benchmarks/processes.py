@@ -30,7 +30,7 @@ _FEWEST = 80
 
 
 def probed(
-    n_processes: int, n_subjects: int, lm: str, knowledges: str
+    n_processes: int, n_subjects: int, lm: str, knowledge: str
 ) -> tuple[float, float, list[Any]]:
     """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +38,7 @@ def probed(
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
             "--config", "trainer/ddp_cpu.yaml", f"--trainer.devices={n_processes}",
             f"--trainer.strategy={'ddp' if n_processes > 1 else 'auto'}",
-            "--model.lm.name_or_path", lm, "--model.knowledge", knowledges,
+            "--model.lm.name_or_path", lm, "--model.knowledge", knowledge,
             "--model.require_reference", "[]", "--data.n_subjects", str(n_subjects),
             "--data.words_per_subject", "2", "--data.batch_size",
             str(max(20, min(256, n_subjects // (2 * n_processes)))),
@@ -61,7 +61,7 @@ def main(
     n_processes: tuple[int, ...] = (1, 2),
     n_subjects: int = 100_000,
     lm: str = "tiny-world",
-    knowledges: str = "[city, country, continent, language]",
+    knowledge: str = "[city, country, continent, language]",
 ) -> None:
     """Print the table.
 
@@ -69,16 +69,16 @@ def main(
         n_processes: Numbers of processes; 1 must be the first.
         n_subjects: Number of X's.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledges: What is probed.
+        knowledge: What is probed.
     """
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, a thread a process, "
-        f"torch {torch.__version__}; {lm}, {knowledges}, {n_subjects:,} X's\n"
+        f"torch {torch.__version__}; {lm}, {knowledge}, {n_subjects:,} X's\n"
     )
     rows, alone, whole = [], 0.0, []
     for n in n_processes:
-        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledges)
-        seconds, processor, pairs = probed(n, n_subjects, lm, knowledges)
+        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledge)
+        seconds, processor, pairs = probed(n, n_subjects, lm, knowledge)
         busy = seconds - idle
         alone, whole = alone or busy, whole or pairs
         far = max(

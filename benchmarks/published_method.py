@@ -58,7 +58,7 @@ def published_fit(x: np.ndarray, y: np.ndarray) -> list[LinearRegression]:
 def our_moments(
     lm: LanguageModel, prompts: list[list[str]], ids: list[list[int]], batch: int
 ) -> Moments:
-    """Second moments of both knowledges' domain logits over the X's."""
+    """Second moments of both domains' logits over the X's."""
     moments = JointMoments(sum(map(len, ids)))
     for start in range(0, len(prompts[0]), batch):
         part = slice(start, start + batch)

@@ -47,7 +47,7 @@ def two(value: float | None) -> str:
 
 
 def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
-    """Label-wise r of some knowledges, source row, target column."""
+    """Label-wise r between kinds of knowledge, source row, target column."""
     r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
     rows = [
         [source, *(two(r[source, t]) if source != t else "–" for t in shown)] for source in shown

@@ -21,7 +21,7 @@ def test_solve(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -
 
 @pytest.mark.slow
 def test_processes(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
-    script("processes").main(n_subjects=200, knowledges="[city, country]")
+    script("processes").main(n_subjects=200, knowledge="[city, country]")
     one, two = rows(capsys.readouterr().out)
     assert (one[0], two[0]) == ("1", "2")
     assert float(two[6]) < 1e-6
