@@ -2,9 +2,9 @@
 
     python benchmarks/processes.py
 
-runs `lincorr fit` on the CPU, once for each number of processes. Starting Python, which every
-process does, is told apart: it is the time of a run on the fewest X's there can be. All numbers
-must be those of one process to 1e-6.
+runs `lincorr fit` on the CPU, once for each number of processes. Start-up, which every
+process pays, is shown on its own: it is the time of a run on the fewest possible subjects. All
+numbers must equal those of one process to 1e-6.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from jsonargparse import auto_cli
 
 from lincorr_lightning.results.tables import markdown_table
 
-# Of these each half has a batch for two processes.
+# Each half of these subjects has a batch for two processes.
 _FEWEST = 80
 
 
 def probed(
-    n_processes: int, n_subjects: int, lm: str, knowledges: str
+    n_processes: int, n_subjects: int, lm: str, knowledge: str
 ) -> tuple[float, float, list[Any]]:
-    """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
+    """Return the seconds of a run, the CPU seconds of its processes, and the results of its pairs."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
             "--config", "trainer/ddp_cpu.yaml", f"--trainer.devices={n_processes}",
             f"--trainer.strategy={'ddp' if n_processes > 1 else 'auto'}",
-            "--model.lm.name_or_path", lm, "--model.knowledge", knowledges,
+            "--model.lm.name_or_path", lm, "--model.knowledge", knowledge,
             "--model.require_reference", "[]", "--data.n_subjects", str(n_subjects),
             "--data.words_per_subject", "2", "--data.batch_size",
             str(max(20, min(256, n_subjects // (2 * n_processes)))),
@@ -61,24 +61,24 @@ def main(
     n_processes: tuple[int, ...] = (1, 2),
     n_subjects: int = 100_000,
     lm: str = "tiny-world",
-    knowledges: str = "[city, country, continent, language]",
+    knowledge: str = "[city, country, continent, language]",
 ) -> None:
     """Print the table.
 
     Args:
         n_processes: Numbers of processes; 1 must be the first.
-        n_subjects: Number of X's.
+        n_subjects: Number of subjects.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledges: What is probed.
+        knowledge: Kinds of knowledge that are probed.
     """
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, a thread a process, "
-        f"torch {torch.__version__}; {lm}, {knowledges}, {n_subjects:,} X's\n"
+        f"{platform.machine()}, {os.cpu_count()} cores, one thread per process, "
+        f"torch {torch.__version__}; {lm}, {knowledge}, {n_subjects:,} subjects\n"
     )
     rows, alone, whole = [], 0.0, []
     for n in n_processes:
-        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledges)
-        seconds, processor, pairs = probed(n, n_subjects, lm, knowledges)
+        idle, idle_processor, _ = probed(n, _FEWEST, lm, knowledge)
+        seconds, processor, pairs = probed(n, n_subjects, lm, knowledge)
         busy = seconds - idle
         alone, whole = alone or busy, whole or pairs
         far = max(
@@ -93,9 +93,9 @@ def main(
     names = (
         "processes",
         "run",
-        "of it start and end",
+        "start-up and end",
         "work",
-        "processor's work",
+        "CPU time of the work",
         "faster",
         "r differs by",
     )
