@@ -53,7 +53,7 @@ def solve_all(scatter: torch.Tensor, mean: torch.Tensor, sizes: list[int]) -> in
 
 
 def published_seconds(sizes: list[int], n_fit: int, seed: int) -> tuple[float, list[str]]:
-    """Return the mean seconds per pair of the published way, over three pairs of different cost.
+    """Return the mean seconds per pair of the published way, and those of three pairs.
 
     They are the medians of three equal parts of all pairs, ordered by the cost of a regression.
     """
@@ -75,7 +75,7 @@ def main(n_fit: int = 5000, scale: float = 1.0, seed: int = 0) -> None:
     """Time both ways.
 
     Args:
-        n_fit: Number of subjects of the fit half, for the published way; ours does not depend on it.
+        n_fit: Number of subjects of the fit half; only the published way depends on it.
         scale: Factor of the domain sizes; below 1 for a quick look.
         seed: Seed of the statistics.
     """

@@ -2,11 +2,12 @@
 
     python benchmarks/half_precision.py
 
-fits linear maps of some pairs on half of the subjects, in each precision, and prints
-for each pair: how far the logits differ (root mean square, of their standard deviation over subjects),
-mean label-wise r on the held-out half, how far W is from float32's (Frobenius norm, of W's own),
-for each ridge; and Hit@1 of W against the reference, where there is one. Weights, forward and
-hidden states are in half precision; the head's product, the moments and the fit are in float64.
+fits linear maps of some pairs on half of the subjects, in each precision, and prints for each pair:
+the difference of the logits (root mean square, relative to their standard deviation over subjects),
+and for each ridge the mean label-wise r on the held-out half, the difference of W from float32's
+(Frobenius norm, relative to W), and Hit@1 of W against the reference, where there is one. Weights,
+forward and hidden states are in half precision; the head's product, the moments and the fit are in
+float64.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _FEWEST = 80
 def probed(
     n_processes: int, n_subjects: int, lm: str, knowledge: str
 ) -> tuple[float, float, list[Any]]:
-    """Return the seconds of a run, the CPU seconds of its processes, and the results of its pairs."""
+    """Return the seconds of a run, the CPU seconds of its processes, and its pairs."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",

@@ -1,8 +1,8 @@
 """The published notebook's way against ours: same LM, same subjects, one process.
 
 The published way, written from its description: one prompt at a time through the LM, logits of the
-whole vocabulary kept, then one scikit-learn regression per target label on half of the subjects. Ours:
-batches, only the domain's rows of the head, second moments, one solve.
+whole vocabulary kept, then one scikit-learn regression per target label on half of the subjects.
+Ours: batches, only the domain's rows of the head, second moments, one solve.
 
     python benchmarks/published_method.py --n_subjects 2000
 
@@ -116,7 +116,8 @@ def main(
     ours = x[half:].astype(np.float64) @ weight.numpy().T + bias.numpy()
     difference = np.abs(ours - theirs).max() / np.abs(theirs).max()
     print(
-        f"{lm}, {source}->{target}, {n_subjects} subjects, {torch.get_num_threads()} thread(s), ", end=""
+        f"{lm}, {source}->{target}, {n_subjects} subjects, {torch.get_num_threads()} thread(s), ",
+        end="",
     )
     print(f"torch {torch.__version__}")
     print(f"labels: {len(ids[0])} -> {len(ids[1])}; predictions differ by {difference:.1e}\n")

@@ -118,7 +118,9 @@ def tables(
     results: dict[str, Any], families: dict[str, Any], attributes: dict[str, Any]
 ) -> dict[str, str]:
     """Return every table by its marker."""
-    matrix_note = f"Label-wise r on {results['n_test']:,} held-out subjects, source row → target column:"
+    matrix_note = (
+        f"Label-wise r on {results['n_test']:,} held-out subjects, source row → target column:"
+    )
     null_note = "and beside its nulls:"
     return {
         "probe": f"{matrix_note}\n\n{matrix(results)}\n\n{null_note}\n\n{nulls(results)}",

@@ -12,9 +12,7 @@ Rows = Callable[[str], list[list[str]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits(
-    dtype: str, capsys: pytest.CaptureFixture[str], script: Script, rows: Rows
-) -> None:
+def test_logits(dtype: str, capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("logits").main(shape="small", n_subjects=40, published=12, batch=20, dtypes=[dtype])
     text = capsys.readouterr().out
     assert f"small, 0M weights in linear layers, {dtype}" in text
@@ -28,7 +26,9 @@ def test_logits(
         for row in (published, *ours):
             ratio = float(row[4].replace(",", "")) / float(published[4].replace(",", ""))
             assert float(row[5].removesuffix("x")) == pytest.approx(ratio, rel=0.01, abs=0.06)
-    shown = re.findall(r"differ from the published way's by (\S+) one by one and (\S+) shared", text)
+    shown = re.findall(
+        r"differ from the published way's by (\S+) one by one and (\S+) shared", text
+    )
     assert len(shown) == 2
     bound = 1e-4 if dtype == "float32" else 0.1
     assert all(0 < float(far) < bound for line in shown for far in line)
