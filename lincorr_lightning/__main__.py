@@ -1,4 +1,4 @@
-"""`python -m lincorr_lightning` is the program `lincorr`."""
+"""Run the program `lincorr` by `python -m lincorr_lightning`."""
 
 from lincorr_lightning.cli import console
 

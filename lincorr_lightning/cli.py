@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -108,9 +109,17 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
     command = getattr(importlib.import_module(module), function)
     if name == "report":
         return command(args)
-    from jsonargparse import auto_cli
+    from jsonargparse import ArgumentError, auto_cli
 
-    return auto_cli(command, args=list(args), prog=f"lincorr {name}")
+    try:
+        return auto_cli(command, args=list(args), prog=f"lincorr {name}", exit_on_error=False)
+    except ArgumentError as error:
+        # Imported here: Lightning takes seconds to import.
+        from lincorr_lightning.option_errors import explain
+
+        options = inspect.signature(command).parameters
+        sys.stderr.write(f"lincorr: error: {explain(str(error), options, args)}\n")
+        raise SystemExit(2) from error
 
 
 def _find_packaged(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""The part of the data that a rank reads, and what all ranks found."""
+"""Split data over ranks, and gather results from all of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data_shard(trainer: Any) -> DataShard:
 
 
 def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
-    """Refuse a run in which some rank never has anything to do.
+    """Refuse a run in which a rank would have no items.
 
     Args:
         trainer: The run's Trainer; None outside of a run.

@@ -204,7 +204,7 @@ _NULLS = {"null", "Null", "NULL", "~"}
 
 
 def nulls_as_config(args: Sequence[str]) -> list[str]:
-    """Return a command line with nulls of the study's and data's settings as pieces of config.
+    """Return a command line that passes null settings of model and data as config.
 
     jsonargparse parses the null of ``--model.lm.add_bos null`` as the text ``None``: it refuses it
     or, where a text is allowed, accepts it as that text.

@@ -1,4 +1,4 @@
-"""What the program says of an option that it does not have: its new name, or the nearest one."""
+"""Error messages for unknown options and classes: the new name, or the most similar one."""
 
 from __future__ import annotations
 

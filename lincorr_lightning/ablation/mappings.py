@@ -12,8 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
-from lincorr_lightning.knowledge import Answer, Knowledge, TokenizedRelation
-from lincorr_lightning.knowledge.domain import answer_tokens
+from lincorr_lightning.knowledge import Answer, Knowledge, TokenizedRelation, answer_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +48,7 @@ class PairedLabels:
     @property
     def reference(self) -> npt.NDArray[np.bool_]:
         """Which targets of the domain are right for which source, ``(n_sources, n_domain)``."""
-        chosen: npt.NDArray[np.bool_] = self.relation.right[
+        chosen: npt.NDArray[np.bool_] = self.relation.reference_mask[
             np.ix_(self.target_domain, self.sources)
         ].T
         return chosen
@@ -109,8 +108,8 @@ def pair_labels(
     """
     relation.require_reference()
     target_of = {
-        int(source): int(np.flatnonzero(relation.right[:, source])[0])
-        for source in np.flatnonzero(relation.right.any(0))
+        int(source): int(np.flatnonzero(relation.reference_mask[:, source])[0])
+        for source in np.flatnonzero(relation.reference_mask.any(0))
     }
     if only is not None:
         target_of = {source: target_of[source] for source in _indices(only, relation, target_of)}

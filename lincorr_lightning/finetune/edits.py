@@ -11,7 +11,7 @@ import numpy as np
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
-from lincorr_lightning.knowledge.yaml_file import near
+from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
@@ -355,7 +355,7 @@ def _label_indices(texts: Iterable[str], domain: Domain, where: str) -> tuple[in
 
 def _no_label(text: str, domain: Domain, known: Iterable[str]) -> str:
     known = list(known)
-    hint = near(text, known, f" Some are {', '.join(known[:5])}.")
+    hint = suggest(text, known, f" Some are {', '.join(known[:5])}.")
     name = domain.knowledge.name
     for dropped in domain.dropped:
         if dropped.answer.text == text:

@@ -148,7 +148,7 @@ def score_relation(
     test = slice(n_fit, None)
     answered = before.source[test].argmax(1)
     now, then = after.target[test].argmax(1), before.target[test].argmax(1)
-    correct = torch.from_numpy(relation.right)[now, answered]
+    correct = torch.from_numpy(relation.reference_mask)[now, answered]
     return RelationScores(
         fixed=_label_mean(old, after.source[test], after.target[test]),
         target_only=_label_mean(old, before.source[test], after.target[test]),

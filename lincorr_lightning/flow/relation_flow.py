@@ -197,7 +197,7 @@ def measure_relation(
             n_active[at] += (features > 0).sum(0)
     pairs = compare_answers(
         matcher, answer_features["source"], answer_features["target"],
-        torch.from_numpy(relation.right), thresholds, k,
+        torch.from_numpy(relation.reference_mask), thresholds, k,
     )  # fmt: skip
     reference = [pair for pair in pairs if pair.is_reference]
     shared = {

@@ -1,4 +1,4 @@
-"""The maths: plain tensors in, plain tensors out. Imports torch and scipy alone."""
+"""Pure functions of tensors; they depend on torch and scipy only."""
 
 from lincorr_lightning.functional.auroc import auroc, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (

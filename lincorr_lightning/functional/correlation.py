@@ -1,4 +1,4 @@
-"""Pearson's r between predicted and true logits, per label and per instance (paper section 3.2)."""
+"""Pearson's r between predicted and true logits, by label and by instance (paper section 3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A prediction that varies this much less than its target is a constant with rounding on it.
+# A prediction whose spread is below this fraction of its target's is constant up to rounding.
 _CONSTANT_PREDICTION = 1e-12
 
 
@@ -15,10 +15,10 @@ class CorrelationSummary(NamedTuple):
     """Mean and spread of r over the labels (or instances) that have one.
 
     Attributes:
-        mean: Mean of r; NaN when nothing varies.
-        std: Population standard deviation of r; NaN when nothing varies.
-        n: How many entered.
-        n_constant: How many were left out because target or prediction is constant.
+        mean: Mean of r; NaN if no label has an r.
+        std: Population standard deviation of r; NaN if no label has an r.
+        n: Number of labels with an r.
+        n_constant: Number of labels left out because target or prediction is constant.
     """
 
     mean: float
@@ -39,7 +39,7 @@ def _pearson(prediction: Tensor, target: Tensor, dim: int) -> Tensor:
 
 
 def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
-    """Pearson's r of each label across instances: the paper's headline.
+    """Return Pearson's r of each label over instances, the paper's main measure.
 
     Args:
         prediction: Predicted logits, ``(n_subjects, n_labels)``.
@@ -57,7 +57,7 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def instancewise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
-    """Pearson's r of each instance across labels (paper appendix D).
+    """Return Pearson's r of each instance over labels (paper appendix D).
 
     Args:
         prediction: Predicted logits, ``(n_subjects, n_labels)``.
@@ -70,12 +70,12 @@ def instancewise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:
-    """Instance-wise r of many targets that lie side by side, in a few matrix products.
+    """Return the instance-wise r of many targets at once, by a few matrix products.
 
     Args:
-        prediction: Predicted logits of all targets, ``(n_subjects, n_columns)``.
-        target: True logits, likewise.
-        segments: Membership of columns in targets, ``(n_columns, n_targets)`` of zeros and ones.
+        prediction: Predicted logits of all targets side by side, ``(n_subjects, n_columns)``.
+        target: True logits, ``(n_subjects, n_columns)``.
+        segments: Columns of each target, ``(n_columns, n_targets)`` of zeros and ones.
 
     Returns:
         ``(n_subjects, n_targets)``, float64; NaN where all logits of a target are equal.
@@ -97,16 +97,16 @@ def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> T
 def labelwise_pearson_from_moments(
     weight: Tensor, xx: Tensor, xy: Tensor, yy: Tensor, constant: Tensor
 ) -> Tensor:
-    """Label-wise r of ``W x + b`` on rows of which only the second moments are known.
+    """Return the label-wise r of ``W x + b`` from the second moments of the rows.
 
-    ``r_j = w_j·xy_j / sqrt(w_j·xx·w_j  yy_j)``: the rows themselves are not needed, so that a whole
-    grid of maps can be scored from one pass.
+    ``r_j = w_j·xy_j / sqrt(w_j·xx·w_j  yy_j)``: the rows themselves are not needed, so that many
+    maps can be scored after one pass over the data.
 
     Args:
         weight: Maps, ``(..., n_target, n_source)``.
-        xx: Scatter of the source on the rows scored, ``(n_source, n_source)``.
+        xx: Scatter of the source, ``(n_source, n_source)``.
         xy: Scatter between source and target, ``(n_source, n_target)``.
-        yy: Scatter of each target label with itself, ``(n_target,)``.
+        yy: Diagonal of the target's scatter, ``(n_target,)``.
         constant: Target labels that never change, ``(n_target,)`` bool.
 
     Returns:
@@ -114,13 +114,13 @@ def labelwise_pearson_from_moments(
     """
     explained = ((weight @ xx) * weight).sum(-1)
     covariance = (weight * xy.T).sum(-1)
-    still = constant | (explained <= _CONSTANT_PREDICTION**2 * yy)
+    undefined = constant | (explained <= _CONSTANT_PREDICTION**2 * yy)
     r = covariance / (explained.clamp(min=0) * yy).sqrt()
-    return torch.where(still, torch.nan, r.clamp(-1, 1))
+    return torch.where(undefined, torch.nan, r.clamp(-1, 1))
 
 
 def summarize(r: Tensor) -> CorrelationSummary:
-    """Mean and population standard deviation of r; constant labels (NaN) are counted and left out.
+    """Return mean and standard deviation of r, leaving out constant labels (NaN).
 
     Example:
         >>> summarize(torch.tensor([0.5, 1.0, float("nan")]))

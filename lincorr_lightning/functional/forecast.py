@@ -1,4 +1,4 @@
-"""Forecasts of what an edit of the source does to the target's logits."""
+"""Forecast the target's logits after an edit of the source (paper section 4.1)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Tensor) -> Tensor:
-    """Raise the answer's source logit until it leads, and carry the change through W.
+    """Forecast the target logits by W, for the smallest change that teaches the answer.
 
-    This is the paper's estimate of the target's change, ``W · ΔF_source`` (section 4.1), for the
-    smallest change of the source logits that teaches the answer.
+    The answer's source logit is raised to the highest one, and the target changes by the paper's
+    estimate, ``W · ΔF_source`` (section 4.1).
 
     Args:
         source: Source logits before the edit, ``(n, n_source)``.
@@ -33,7 +33,7 @@ def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Te
 def forecast_from_direction(
     source: Tensor, target: Tensor, d_source: Tensor, d_target: Tensor, answer: Tensor
 ) -> Tensor:
-    """Move along a direction of change until the answer leads the source.
+    """Forecast the target logits by moving along a direction until the answer leads.
 
     Args:
         source: Source logits before the edit, ``(n, n_source)``.
@@ -43,8 +43,8 @@ def forecast_from_direction(
         answer: Index of the source label that each edit teaches, ``(n,)``.
 
     Returns:
-        Predicted target logits, ``(n, n_target)``, at the point where the answer has passed every
-        label that leads it and that it approaches. Labels that it never reaches are ignored.
+        Predicted target logits, ``(n, n_target)``, at the point where the answer has overtaken
+        every label that it approaches; labels that it does not approach are ignored.
     """
     own = answer[:, None]
     gap = source - source.gather(1, own)
@@ -54,14 +54,14 @@ def forecast_from_direction(
 
 
 def risk(predicted: Tensor, reference_mask: Tensor) -> Tensor:
-    """Return how far the best wrong label is ahead of the best reference label.
+    """Return by how much the best wrong label leads the best right label.
 
     Args:
         predicted: Predicted target logits, ``(n, n_target)``.
-        reference_mask: Target labels that are right, ``(n, n_target)`` bool.
+        reference_mask: Which target labels are right, ``(n, n_target)`` bool.
 
     Returns:
-        ``(n,)``, in logits; above 0 the reference does not lead. The higher, the less likely the
+        ``(n,)``, in logits; positive if a wrong label leads. The higher, the less likely the
         edit is to generalize.
     """
     best_right = predicted.masked_fill(~reference_mask, -torch.inf).amax(1)

@@ -1,4 +1,4 @@
-"""The geometric median."""
+"""Geometric median of points."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6)
     Unlike the mean, it is robust to outliers.
 
     Args:
-        points: ``(..., n, d)``.
+        points: Points, ``(..., n, d)``.
         n_steps: Maximum number of iterations.
         tolerance: Iterations end when the median moves by less than this fraction of the mean
             distance.
 
     Returns:
-        ``(..., d)``.
+        Median, ``(..., d)``.
 
     Example:
         >>> geometric_median(torch.tensor([[0.0], [0.1], [0.2], [100.0], [0.1]])).round(decimals=2)

@@ -12,19 +12,19 @@ HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
 
 
 class LeastSquares:
-    """Maps from one source to many targets, for every ridge strength, from one eigendecomposition.
+    """Solver of linear maps to many targets, for any ridge strength, by one eigendecomposition.
 
     Solves ``min_W  sum_x |y - mean_y - W (x - mean_x)|^2 + ridge * |W|^2``; the intercept is
     ``b = mean_y - W mean_x`` and is not penalised. With ``ridge = 0`` it is ordinary least squares
-    (paper section 3.2), of all solutions the one of minimum norm: the logits of a small LM lie in
-    ``hidden_size`` dimensions, fewer than the labels.
+    (paper section 3.2), with the solution of minimum norm: the logits of a small LM span
+    ``hidden_size`` dimensions, fewer than there are labels.
 
     Args:
         xx: Scatter of the source, ``(n_source, n_source)``, float64.
         xy: Scatter between source and targets, ``(n_source, n_target)``, float64.
-        rtol: Directions whose scatter is below `rtol` times the largest are taken as absent.
+        rtol: Directions whose scatter is below `rtol` times the largest are ignored.
             The default, ``16 * n_source * eps``, is the noise floor of a float64 scatter; it
-            stands for singular values of the data about 1e-6 below the largest.
+            corresponds to singular values of the data below about 1e-6 of the largest.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64) - 1
@@ -36,7 +36,7 @@ class LeastSquares:
         values, vectors = torch.linalg.eigh(xx)
         if rtol is None:
             rtol = 16 * len(xx) * torch.finfo(xx.dtype).eps
-        # A comparison instead of a selection: no host synchronisation on an accelerator.
+        # A mask instead of a selection avoids a host synchronisation on an accelerator.
         present = values > rtol * values[-1].clamp(min=0)
         self._vectors = vectors
         self._values = values
@@ -52,8 +52,8 @@ class LeastSquares:
         """Return W for one ridge strength, or for one strength per target.
 
         Args:
-            ridge: At least zero; a number, or a tensor ``(n_target,)``.
-            targets: The targets to solve for.
+            ridge: Ridge strength, at least 0; a number, or a tensor ``(n_target,)``.
+            targets: Targets to solve for.
 
         Returns:
             ``(n_target, n_source)``, float64.
@@ -64,15 +64,15 @@ class LeastSquares:
         return (self._vectors @ (inverse * self._projected[:, targets])).T
 
     def path(self, ridges: Sequence[float]) -> Tensor:
-        """W for every ridge strength: ``(n_ridges, n_target, n_source)``."""
+        """Return W for every ridge strength, ``(n_ridges, n_target, n_source)``."""
         return torch.stack([self.weight(ridge) for ridge in ridges])
 
 
 def strongest_within(scores: Sequence[float], tolerance: float) -> int:
-    """Index of the last score that stays within `tolerance` of the best one.
+    """Return the index of the last score that is within `tolerance` of the best one.
 
-    Ridge strengths come in increasing order, so this is the strongest that costs no more than
-    `tolerance`. The first index wins when no score is finite.
+    With ridge strengths in increasing order, it is the strongest one that costs at most
+    `tolerance`. The index is 0 if all scores are NaN.
 
     Example:
         >>> strongest_within([0.98, 0.985, 0.97, 0.90], tolerance=0.02)

@@ -1,9 +1,9 @@
-"""Second moments of a stream of logits: all that least squares and label-wise Pearson need to know.
+"""Second moments of rows of logits, sufficient for least squares and label-wise Pearson.
 
-Their size does not depend on the number of rows. They are kept in float64 and centred on their own
-mean, so that large logits with a small spread lose no digits, and two of them merge exactly
+Their size does not depend on the number of rows. They are float64 and centred on their own mean, so
+that large logits with a small spread keep their digits, and they merge exactly
 (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979): over batches, and over processes.
+variances", 1979) over batches and over ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Moments(NamedTuple):
         mean: Mean of each column, ``(n_columns,)``.
         scatter: Sum over rows of ``(z - mean)(z - mean)^T``, ``(n_columns, n_columns)``.
         shuffled: Sum over rows i of ``(z_i - mean)(z_p(i) - mean)^T`` of the first ``n_shuffled``
-            columns, ``(n_shuffled, n_shuffled)``, where p(i) is another row of the same batch: what
-            `scatter` becomes when the targets' rows are permuted against the sources'.
+            columns, ``(n_shuffled, n_shuffled)``, where p(i) is another row of the same batch:
+            the scatter of sources and targets that are permuted against each other.
         low: Smallest value of each column, ``(n_columns,)``.
         high: Largest value of each column, ``(n_columns,)``.
     """
@@ -37,7 +37,7 @@ class Moments(NamedTuple):
 
     @property
     def constant(self) -> Tensor:
-        """Columns that never changed, ``(n_columns,)`` bool; told by value, not by variance."""
+        """Which columns are constant, ``(n_columns,)`` bool; judged by value, not by variance."""
         return self.low >= self.high
 
     @property
@@ -49,12 +49,12 @@ class Moments(NamedTuple):
 def no_moments(
     n_columns: int, n_shuffled: int = 0, device: torch.device | str | None = None
 ) -> Moments:
-    """Moments of no rows: the neutral element of `merge_moments`.
+    """Return the moments of no rows, the neutral element of `merge_moments`.
 
     Args:
         n_columns: Number of columns.
         n_shuffled: Number of leading columns whose permuted scatter is kept.
-        device: Where the statistics live.
+        device: Device of the statistics.
     """
 
     def zeros(*shape: int) -> Tensor:
@@ -71,10 +71,10 @@ def no_moments(
 
 
 def moments_of(rows: Tensor, n_shuffled: int = 0) -> Moments:
-    """Moments of one batch.
+    """Return the moments of one batch.
 
     Args:
-        rows: ``(n_rows, n_columns)``, any floating type; taken in float64.
+        rows: ``(n_rows, n_columns)``, of any floating type; converted to float64.
         n_shuffled: Number of leading columns whose permuted scatter is kept. Each row's partner is
             the row before it, so the pairing is as random as the order of the rows.
 
@@ -100,7 +100,7 @@ def moments_of(rows: Tensor, n_shuffled: int = 0) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of the rows of both.
+    """Return the moments of the rows of `a` and `b` together.
 
     Example:
         >>> rows = torch.arange(12.0).reshape(6, 2) ** 2
@@ -111,7 +111,7 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean
-    # A permutation within a batch leaves the batch's mean, so both scatters move by the same term.
+    # A permutation within a batch keeps the batch's mean: both scatters have the same correction.
     outer = (a.n * share) * torch.outer(step, step)
     k = a.n_shuffled
     return Moments(

@@ -1,4 +1,4 @@
-"""What an edit of the source did to the target (paper, section 5)."""
+"""Outcomes of an edit at the target, and their causes (paper, section 5)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Outcome(StrEnum):
-    """Where the target of an edit went.
+    """Outcome of an edit at the target.
 
-    The paper reports the first only; the three-way split is this package's.
+    The paper reports only the first; the split into three is this package's.
     """
 
     GENERALIZED = "generalized"
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a target was hallucinated (paper, section 5.2)."""
+    """Cause of a hallucination (paper, section 5.2)."""
 
     IMPRECISE = "imprecise W"
     LOW_PRIOR = "low prior"
@@ -33,11 +33,12 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
     Args:
         before: Index of the leading target label before the edit, ``(n,)``.
         after: Index of the leading target label after the edit, ``(n,)``.
-        reference_mask: Target labels that are right for the new answer, ``(n, n_target)`` bool.
+        reference_mask: Which target labels are right for the new source answer, ``(n, n_target)``
+            bool.
 
     Returns:
         Positions in `Outcome`, ``(n,)``: generalized if the label after the edit is right; else
-        unchanged if it is the same as before, and hallucinated if it is another.
+        unchanged if it is the same as before, and hallucinated if it differs.
 
     Example:
         >>> mask = torch.tensor([[True, False, False]] * 3)
@@ -52,16 +53,16 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
 def attribute_causes(
     weight: Tensor, taught: Tensor, reference_mask: Tensor, learned: Tensor
 ) -> list[Cause]:
-    """Return why each hallucinated target went wrong.
+    """Return the cause of each hallucination.
 
-    If the source was not learned, W has nothing to explain. If some wrong target label has a higher
-    weight for the taught source label than every right one, W is imprecise there. Otherwise the
-    reference was moved most and still does not lead: its prior was too low.
+    If the source answer was not learned, W explains nothing. If a wrong target label has a higher
+    weight for the taught source label than every right one, W is imprecise. Otherwise the right
+    label was raised most and still does not lead: its prior was too low.
 
     Args:
         weight: W, ``(n_target, n_source)``.
         taught: Index of the source label that each edit taught, ``(n,)``.
-        reference_mask: Target labels that are right for it, ``(n, n_target)`` bool.
+        reference_mask: Which target labels are right for it, ``(n, n_target)`` bool.
         learned: Whether each source answer was learned, ``(n,)`` bool.
     """
     columns = weight.T[taught]

@@ -1,7 +1,7 @@
-"""Is a correlation real? Standard errors of r, partial correlations, and cosines of maps.
+"""Significance of a correlation: influence functions, p-values, partial correlations.
 
-Beyond the paper, whose appendix B leaves open which knowledge correlates and why. A high r alone
-is no evidence: the logits of any two prompts of an LM drift together.
+Not in the paper, whose appendix B leaves open which knowledge correlates and why. A high r alone is
+no evidence: the logits of any two prompts of an LM are correlated.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lincorr_lightning.functional.moments import Moments
 
 
 def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    """Return what each row adds to Pearson's r: its influence function.
+    """Return the influence function of Pearson's r at each row.
 
-    (Devlin, Gnanadesikan and Kettenring, "Robust estimation and outlier detection with correlation
-    coefficients", 1975.) To first order in the number of rows, r of a sample is the true r plus the
-    mean of these. So their spread over rows gives the standard error of r, and of sums and
-    differences of r's on the same rows, whatever the distribution.
+    To first order in the number of rows, r of a sample is the true r plus the mean of the
+    influences. Their spread over rows therefore gives the standard error of r, and of sums and
+    differences of several r on the same rows, for any distribution. (Devlin, Gnanadesikan and
+    Kettenring, "Robust estimation and outlier detection with correlation coefficients", 1975.)
 
     Args:
-        u: One variable, standardized, ``(n_rows, n)``.
-        v: The other one, standardized, ``(n_rows, n)``.
-        r: Their correlation, ``(n,)``.
+        u: First variable, standardized, ``(n_rows, n)``.
+        v: Second variable, standardized, ``(n_rows, n)``.
+        r: Correlation of the two, ``(n,)``.
 
     Returns:
         ``(n_rows, n)``: ``u v - r (u² + v²) / 2``.
@@ -37,7 +37,7 @@ def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
 
 
 def one_sided_p(z: float) -> float:
-    """Return the probability of at least this many standard errors above zero.
+    """Return the one-sided p-value of a z-score.
 
     Example:
         >>> round(one_sided_p(1.6449), 4)
@@ -47,14 +47,14 @@ def one_sided_p(z: float) -> float:
 
 
 def adjust_for_many(p: Tensor) -> Tensor:
-    """Adjust p-values of many tests (Benjamini and Yekutieli, 2001).
+    """Adjust the p-values of many tests (Benjamini and Yekutieli, 2001).
 
-    If all tests with an adjusted value of at most q are called findings, on average no more than
-    the fraction q of them are false. This holds whatever the dependence between the tests; pairs
-    that share knowledge, and all that share their subjects, depend on one another.
+    Among the tests with an adjusted value of at most q, the expected fraction of false discoveries
+    is at most q, for any dependence between the tests. Pairs depend on one another through shared
+    knowledge and shared subjects.
 
     Args:
-        p: p-value of each test, ``(n,)``; NaN where nothing was tested.
+        p: p-value of each test, ``(n,)``; NaN where there was no test.
 
     Returns:
         ``(n,)``, float64, NaN where `p` is.
@@ -74,10 +74,11 @@ def adjust_for_many(p: Tensor) -> Tensor:
 
 
 class PartialCorrelation(NamedTuple):
-    """A correlation with other knowledge removed from both sides, by target label.
+    """Correlation by target label after removing other knowledge from both sides.
 
     Attributes:
-        r: Partial label-wise r on held-out rows, ``(n_target,)``; NaN where nothing is left.
+        r: Partial label-wise r on held-out rows, ``(n_target,)``; NaN where no
+            variance remains.
         unique: Fraction of each target logit's variance that the source explains beyond the removed
             knowledge, ``(n_target,)``: the squared semi-partial correlation.
     """
@@ -91,17 +92,17 @@ def partial_correlation(
 ) -> PartialCorrelation:
     """Correlate source and target after removing what other knowledge predicts of both.
 
-    A linear map of the other knowledge's logits is subtracted from source and target logits, the
-    map between the residuals is fitted, and r is taken on held-out rows. All from second moments:
-    maps from those of the fit half, scores from those of the held-out half.
+    A linear map of the other knowledge's logits is subtracted from source and target logits, and a
+    map between the residuals is fitted, both on the moments of the fit half. The r is computed on
+    the moments of the held-out half.
 
     Args:
-        fit: Moments that maps are fitted on.
-        test: Moments that they are scored on.
+        fit: Moments of the fit half.
+        test: Moments of the held-out half.
         x: Columns of the source.
         y: Columns of the targets.
         removed: Columns of the knowledge to remove.
-        ridge: Ridge of the map between the residuals, per target column or one for all.
+        ridge: Ridge of the map between the residuals, one per target column or one for all.
     """
     x, y, removed = (columns.to(fit.mean.device) for columns in (x, y, removed))
     free = torch.cat([x, y])
@@ -109,7 +110,7 @@ def partial_correlation(
     known = LeastSquares(predictors[:, removed], predictors[:, free]).weight(0.0)
     rest_fit, rest = (_residual(m.scatter, free, removed, known) for m in (fit, test))
     n = len(x)
-    # A subtraction leaves noise, of the size of what was there, where nothing else is left.
+    # Where nothing remains, the subtraction leaves rounding noise relative to the original size.
     largest = torch.linalg.matrix_norm(fit.scatter[x][:, x], 2)
     left = torch.linalg.matrix_norm(rest_fit[:n, :n], 2)
     rtol = 16 * n * torch.finfo(rest_fit.dtype).eps * float(largest / left.clamp(min=1e-300))
@@ -128,7 +129,7 @@ def _residual(scatter: Tensor, free: Tensor, removed: Tensor, known: Tensor) -> 
 
 
 def weight_cosine(a: Tensor, b: Tensor) -> float:
-    """Return the cosine between two maps, taken as vectors.
+    """Return the cosine between two maps as vectors.
 
     Example:
         >>> round(weight_cosine(torch.eye(2), 3 * torch.eye(2)), 9)

@@ -1,24 +1,20 @@
-"""What is asked: prompts, domains of answers and real-world references."""
+"""Kinds of knowledge: prompts, domains of answers and real-world references."""
 
-from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.audit import (
-    AuditRow,
-    audit,
-    audit_details,
-    audit_rows,
-    audit_table,
-)
-from lincorr_lightning.knowledge.catalogue import Catalogue
-from lincorr_lightning.knowledge.domain import (
+from lincorr_lightning.knowledge.answer_tokens import (
     WHOLE_WORDS,
     Completeness,
+    answer_tokens,
+    unknown_words,
+)
+from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
+from lincorr_lightning.knowledge.audit import audit, audit_details, audit_domains, audit_table
+from lincorr_lightning.knowledge.catalogue import Catalogue
+from lincorr_lightning.knowledge.domain import (
     Domain,
     Dropped,
     Label,
-    answer_tokens,
     build_domain,
     reference_matrix,
-    unknown_words,
 )
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
 from lincorr_lightning.knowledge.tokenized_relation import TokenizedRelation
@@ -28,7 +24,6 @@ __all__ = [
     "LANGUAGES",
     "WHOLE_WORDS",
     "Answer",
-    "AuditRow",
     "Catalogue",
     "Completeness",
     "Domain",
@@ -42,7 +37,7 @@ __all__ = [
     "arithmetic_reference",
     "audit",
     "audit_details",
-    "audit_rows",
+    "audit_domains",
     "audit_table",
     "build_domain",
     "reference_matrix",

@@ -1,4 +1,4 @@
-"""The math family: computed prompts `X+1` ... `X/4` and the references between them."""
+"""The math family: prompts `X+1` to `X/4`, whose answers and references are computed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fractions import Fraction
 from lincorr_lightning.knowledge.schema import Answer, Knowledge
 
 KIND = "number"
-"""The kind of every answer in this family."""
+"""Kind of entity of every answer in this family."""
 
 OPERANDS = range(1, 5)
-"""N of `X+N` (paper, table 12)."""
+"""Second operand N of `X+N` (paper, table 12)."""
 
 NUMBERS = range(11)
-"""The answers, 0 to 10 (paper, table 12: a domain of eleven)."""
+"""Answers (paper, table 12: a domain of eleven)."""
 
-# symbol -> (the operation, its inverse), exact so that 7/2 is no answer instead of 3
+# Operation and inverse by symbol, exact: 7/2 has no answer instead of 3.
 _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
     "+": (lambda x, n: x + n, lambda x, n: x - n),
     "-": (lambda x, n: x - n, lambda x, n: x + n),
@@ -26,7 +26,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:
-    """Make the sixteen prompts of the math family.
+    """Return the sixteen kinds of knowledge of the math family.
 
     Returns:
         `X+1` to `X+4`, then the same with `-`, `*` and `/`.
@@ -52,17 +52,17 @@ def arithmetic_knowledge() -> tuple[Knowledge, ...]:
 
 
 def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
-    """Compute what the answer to one calculation says about another over the same X.
+    """Return the target answer that follows from each source answer.
 
-    The answer n of the source fixes X; the target's answer follows. X itself may be any number
-    (3 is the answer of `X*2` for X = 1.5); the target's answer must be one of `NUMBERS`.
+    The source answer determines X, and X determines the target answer. X may be any number (3 is
+    the answer of `X*2` for X = 1.5); the target answer must be one of `NUMBERS`.
 
     Args:
-        source: Name of the source knowledge, such as `X+1`.
-        target: Name of the target knowledge, such as `X*2`.
+        source: Name of the source, such as `X+1`.
+        target: Name of the target, such as `X*2`.
 
     Returns:
-        Source answer -> the one right target answer, where there is one.
+        The right target answer by source answer; source answers without one are left out.
 
     Example:
         >>> arithmetic_reference("X+1", "X*2")["4"]

@@ -1,4 +1,4 @@
-"""What a piece of knowledge, its answers and a pair of knowledges are."""
+"""Kinds of knowledge, their answers, and relations between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
 """Languages in which entities may be named; each is a key of a knowledge file."""
 
 FAMILIES = ("attribute", "cross_language", "simile", "math")
-"""The paper's four families of prompts (section 3.3)."""
+"""The four families of prompts (paper, section 3.3)."""
 
 UNSPACED_LANGUAGES = frozenset({"zh", "ja"})
 """Languages whose answers follow the prompt without a space, unless a file says otherwise."""
@@ -17,12 +17,12 @@ UNSPACED_LANGUAGES = frozenset({"zh", "ja"})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One way to write one right or wrong answer.
+    """One spelling of an answer.
 
     Attributes:
-        identity: The entity that is meant, by its canonical English name. Aliases ("USA",
-            "America") share one identity.
-        text: The answer as it is written in the prompt's language, without surrounding space.
+        identity: Canonical English name of the entity. Aliases ("USA", "America") share one
+            identity.
+        text: Spelling in the prompt's language, without surrounding space.
     """
 
     identity: str
@@ -31,19 +31,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """A prompt over a subject X with the answers it may have (paper, section 2).
+    """A kind of knowledge: a prompt about a subject, and its possible answers (paper, section 2).
 
     Attributes:
         name: Name in the catalogue, such as `city`, `city_es` or `X+1`.
         family: One of `FAMILIES`.
         language: One of `LANGUAGES`.
-        template: The prompt, with one `{}` for the subject and no space at its end.
-        kind: The kind of entity that answers it; two knowledges of one kind share identities.
-        answers: The domain, in the order of the file.
-        leading_space: Whether a space stands between the prompt and its answer.
-        printed_template: The paper's wording where the paper has a slip, else None.
-        alike: For a simile, the kind of fact that X shares with the answer: of a thing that has
-            X's color, only the color is X's as well. None: all facts of the answer follow.
+        template: Prompt with one `{}` for the subject and no space at its end.
+        kind: Kind of entity of the answers; kinds of knowledge with equal `kind` share identities.
+        answers: All possible answers, in the order of the file.
+        leading_space: Whether a space separates the prompt and its answer.
+        printed_template: Wording in the paper where that has an error, else None.
+        alike: For a simile, the only kind of fact that the subject shares with the answer: an
+            object of the same color as X says nothing else about X. None: all facts of the
+            answer follow.
     """
 
     name: str
@@ -56,32 +57,29 @@ class Knowledge:
     printed_template: str | None = None
     alike: str | None = None
 
-    def prompt(self, x: str) -> str:
-        """Fill the template with a subject.
+    def prompt(self, subject: str) -> str:
+        """Return the prompt for a subject.
 
         Args:
-            x: Any string; braces in it are left as they are.
-
-        Returns:
-            The prompt, without a space at its end.
+            subject: Any string; braces in it are left as they are.
 
         Example:
             >>> city = Knowledge("city", "attribute", "en", "{} lives in the city of", "city", ())
             >>> city.prompt("Ada")
             'Ada lives in the city of'
         """
-        return self.template.replace("{}", x, 1)
+        return self.template.replace("{}", subject, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """An ordered pair of knowledges: does the target follow from the source?
+    """An ordered pair of kinds of knowledge, with the reference of the real world.
 
     Attributes:
-        source: The knowledge that is given.
-        target: The knowledge that should follow.
-        reference: For each source identity that has one, the identities that are right answers
-            of the target; None where no reference is known.
+        source: Knowledge that is given.
+        target: Knowledge that follows from it.
+        reference: Identities of the right target answers by source identity; source identities
+            without any are left out. None if no reference is known.
     """
 
     source: Knowledge
@@ -90,5 +88,5 @@ class Relation:
 
     @property
     def name(self) -> str:
-        """The pair as it is written in configs and tables, `source->target`."""
+        """Name in configs and tables, `source->target`."""
         return f"{self.source.name}->{self.target.name}"

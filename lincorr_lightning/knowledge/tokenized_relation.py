@@ -1,4 +1,4 @@
-"""A relation as one LM is asked about it: prompts, labels, and which labels belong together."""
+"""A relation under one tokenizer: prompts, labels, and the reference over the labels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.knowledge.answer_tokens import WHOLE_WORDS, Completeness
 from lincorr_lightning.knowledge.catalogue import Catalogue
-from lincorr_lightning.knowledge.domain import (
-    WHOLE_WORDS,
-    Completeness,
-    Domain,
-    build_domain,
-    reference_matrix,
-)
+from lincorr_lightning.knowledge.domain import Domain, build_domain, reference_matrix
 from lincorr_lightning.knowledge.schema import Relation
 
 if TYPE_CHECKING:
@@ -26,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizedRelation:
-    """A relation under one tokenizer.
+    """A relation with the domains of its source and target under one tokenizer.
 
     Attributes:
-        relation: The pair of knowledges.
-        source: Labels of the source, n_source of them.
-        target: Labels of the target, n_target of them.
-        right: Which belong together in the world, ``(n_target, n_source)``, laid out like W;
-            nothing is True where no reference is known.
+        relation: The pair of kinds of knowledge.
+        source: Domain of the source, with ``n_source`` labels.
+        target: Domain of the target, with ``n_target`` labels.
+        reference_mask: ``(n_target, n_source)`` bool like W: which target labels are right for each
+            source label; all False if no reference is known.
     """
 
     relation: Relation
     source: Domain
     target: Domain
-    right: npt.NDArray[np.bool_]
+    reference_mask: npt.NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -49,56 +44,56 @@ class TokenizedRelation:
         tokenizer: PreTrainedTokenizerBase,
         subwords: bool = False,
     ) -> TokenizedRelation:
-        """Look a relation up.
+        """Look up a relation and tokenize its answers.
 
         Args:
-            name: As ``city->country``.
-            catalogue: Where it is from.
-            tokenizer: The LM's.
-            subwords: Whether beginnings of words are labels of the target too.
+            name: Name of the relation, such as ``city->country``.
+            catalogue: Catalogue that has the relation.
+            tokenizer: Tokenizer of the LM.
+            subwords: Whether the target's domain also has labels that are beginnings of words.
 
         Raises:
             KnowledgeError: There is no such relation.
-            DomainError: A side has no label in this vocabulary.
+            DomainError: Source or target has no label in this vocabulary.
         """
         relation = catalogue.relation(name)
         source = build_domain(relation.source, tokenizer)
         keep = tuple(Completeness) if subwords else WHOLE_WORDS
         target = build_domain(relation.target, tokenizer, keep)
         if relation.reference is None:
-            right = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
+            mask = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
         else:
-            right = reference_matrix(relation, source, target)
-        return cls(relation, source, target, right)
+            mask = reference_matrix(relation, source, target)
+        return cls(relation, source, target, mask)
 
     @property
     def name(self) -> str:
-        """As ``city->country``."""
+        """Name of the relation, such as ``city->country``."""
         return self.relation.name
 
     @property
     def has_reference(self) -> bool:
-        """Whether some pair of labels is known to belong together."""
-        return bool(self.right.any())
+        """Whether any label has a reference."""
+        return bool(self.reference_mask.any())
 
     def require_reference(self) -> None:
-        """Refuse a relation of which nobody has said what is right.
+        """Raise an error if no label has a reference.
 
         Raises:
-            KnowledgeError: It has no reference among the labels.
+            KnowledgeError: The relation has no reference among the labels.
         """
         if not self.has_reference:
             target, source = self.relation.target.name, self.relation.source.name
             raise KnowledgeError(
-                f"{self.name} has no reference among this LM's labels: nobody has said which "
-                f"{target} belongs to which {source}. Take a relation that has one, such as "
-                "city->country, or add the facts to a YAML file and name it in knowledge_files."
+                f"{self.name} has no reference among this LM's labels: no file says which {target} "
+                f"belongs to which {source}. Choose a relation that has a reference, such as "
+                "city->country, or add the facts to a YAML file and pass it as knowledge_files."
             )
 
     def source_prompts(self, subjects: Sequence[str]) -> list[str]:
-        """The source's prompt over each subject."""
+        """Return the source prompt of each subject."""
         return [self.relation.source.prompt(subject) for subject in subjects]
 
     def target_prompts(self, subjects: Sequence[str]) -> list[str]:
-        """The target's prompt over each subject."""
+        """Return the target prompt of each subject."""
         return [self.relation.target.prompt(subject) for subject in subjects]

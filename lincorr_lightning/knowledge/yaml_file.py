@@ -1,11 +1,11 @@
-"""One knowledge file: YAML in, checked entities and queries out.
+"""Read and check one knowledge file.
 
-A file is read whole and refused whole. Every message has the form `file: key: reason`.
+A file is accepted or refused as a whole. Every message has the form `file: key: reason`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,14 +22,14 @@ except ImportError:  # PyYAML built without libyaml: slower, same result
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 VERSION = 1
-"""The version of the schema that this package reads."""
+"""Version of the schema that this package reads."""
 
 RESERVED_KINDS = frozenset({"number"})
-"""Kinds whose entities are computed, not listed."""
+"""Kinds of entities that are computed, not listed in a file."""
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
-_QUESTION_KEYS = ("family", "language", "template", "answers", "space", "printed", "alike")
-_REQUIRED_QUESTION_KEYS = _QUESTION_KEYS[:4]
+_REQUIRED_KEYS = ("family", "language", "template", "answers")
+_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike")
 _FORBIDDEN_IN_NAMES = ("->", ".", ",", '"', "'", "[", "]", "{", "}")
 
 
@@ -38,26 +38,37 @@ class Entity:
     """Something in the world that can be an answer.
 
     Attributes:
-        identity: Its key in the file.
-        names: Per language the ways to write it, the canonical one first.
-        facts: Per kind the identities that are true of it, such as country -> (France,).
+        identity: Key of the entity in the file, its English name.
+        origin: File that defines the entity.
+        names: Ways to write it by language, the canonical one first.
+        facts: Identities that are true of it by kind, such as country -> (France,).
     """
 
     identity: str
+    origin: str
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def texts(self, language: str) -> tuple[str, ...]:
-        """The ways to write it in a language; in English its identity unless `en` says more."""
+        """Return the ways to write it; in English its identity, unless the file lists others."""
         default = (self.identity,) if language == "en" else ()
         return self.names.get(language, default)
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A knowledge as a file states it: its answers are still a kind or a list of its own."""
+class RawKnowledge:
+    """An entry under `knowledge` in a file, before its answers are looked up.
+
+    Attributes:
+        name: Key of the entry.
+        origin: File that has the entry.
+        answers: A kind of entity, or the answers themselves.
+
+    The other attributes are those of `Knowledge`.
+    """
 
     name: str
+    origin: str
     family: str
     language: str
     template: str
@@ -69,44 +80,40 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeFile:
-    """The checked content of one file.
+    """Checked content of one file.
 
     Attributes:
-        origin: The file as messages call it.
         source: Where the facts come from.
-        entities: kind -> identity -> entity.
-        queries: name -> question.
+        entities: Entities by kind and identity.
+        knowledge: Entries by name.
     """
 
-    origin: str
     source: str
     entities: Mapping[str, Mapping[str, Entity]]
-    queries: Mapping[str, Query]
+    knowledge: Mapping[str, RawKnowledge]
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:
     """Raise a KnowledgeError that names file, key and reason."""
-    place = f"{origin}: {key}" if key else origin
-    raise KnowledgeError(f"{place}: {reason}")
+    raise KnowledgeError(f"{origin}: {key}: {reason}" if key else f"{origin}: {reason}")
 
 
-def near(name: str, known: Iterable[str], ending: str = "") -> str:
-    """Return " Did you mean 'a' or 'b'?" for near matches, else an empty string or the ending."""
+def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
+    """Return " Did you mean 'a' or 'b'?" if there are similar names, else the fallback."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     matches = get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
     if not matches:
-        return ending
+        return fallback
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check one knowledge file.
 
+    Facts that refer to entities of other files are checked when the files are merged.
+
     Args:
         path: A YAML file in UTF-8.
-
-    Returns:
-        Its entities and queries. Facts that point into other files are not checked yet.
 
     Raises:
         KnowledgeError: The file cannot be read or breaks the schema.
@@ -123,11 +130,11 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
 
 
 def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
-    r"""Check the text of one knowledge file.
+    r"""Parse and check the text of one knowledge file.
 
     Args:
         text: YAML.
-        origin: The file as messages shall call it.
+        origin: Name of the file in messages.
 
     Raises:
         KnowledgeError: The text is not YAML or breaks the schema.
@@ -142,29 +149,25 @@ def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
         ...     print(error)
         mine.yaml: entities.pet: no (line 2) reads as a boolean, not as text; quote it: "no"
     """
-    content = _load_yaml(text, origin)
-    if not isinstance(content, dict):
-        fail(origin, "", f"must be a mapping with the keys {', '.join(_TOP_LEVEL_KEYS)}")
-    for key in content:
-        if key not in _TOP_LEVEL_KEYS:
-            hint = near(str(key), _TOP_LEVEL_KEYS, f" Known: {', '.join(_TOP_LEVEL_KEYS)}.")
-            fail(origin, str(key), f"unknown top-level key.{hint}")
-    if "version" not in content:
+    root = _Node(origin, "", _load_yaml(text, origin))
+    root.require_mapping(f"must be a mapping with the keys {', '.join(_TOP_LEVEL_KEYS)}")
+    root.refuse_other_keys(_TOP_LEVEL_KEYS)
+    version = root["version"]
+    if version is None:
         fail(origin, "version", f"is missing; write `version: {VERSION}`")
-    if str(content["version"]) != str(VERSION):
-        found = content["version"]
-        fail(origin, "version", f"is {found}; this package reads version {VERSION}")
+    if str(version.value) != str(VERSION):
+        version.fail(f"is {version.value}; this package reads version {VERSION}")
+    source, entities, knowledge = (root[key] for key in _TOP_LEVEL_KEYS[1:])
     return KnowledgeFile(
-        origin=origin,
-        source=_text(content["source"], origin, "source") if "source" in content else "",
-        entities=_entities(content.get("entities"), origin),
-        queries=_questions(content.get("knowledge"), origin),
+        source=source.text() if source else "",
+        entities=_parse_entities(entities) if entities else {},
+        knowledge=_parse_knowledge(knowledge) if knowledge else {},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Unquoted:
-    """A scalar that YAML would turn into something else than text."""
+    """A scalar that YAML reads as something other than text."""
 
     written: str
     meaning: str
@@ -175,10 +178,10 @@ class _Unquoted:
 
 
 class _Loader(_SafeLoader):
-    """Safe loader that refuses repeated keys and keeps what was written of unquoted scalars."""
+    """Safe loader that refuses repeated keys and keeps unquoted scalars as they are written."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        # PyYAML keeps the last of two equal keys without a word: an entity would vanish.
+        # PyYAML silently keeps the last of two equal keys: an entity would vanish.
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -220,161 +223,177 @@ def _load_yaml(text: str, origin: str) -> Any:
         raise KnowledgeError(f"{origin}: is nested too deeply") from error
 
 
-def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, _Unquoted) and value.meaning == "nothing")
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A value of a file, with the file and the key that messages name."""
+
+    origin: str
+    key: str
+    value: Any
+
+    def __getitem__(self, name: str) -> _Node | None:
+        """Return the value under a key of the mapping; None if the mapping lacks it."""
+        return self.child(name, self.value[name]) if name in self.value else None
+
+    def child(self, name: str, value: Any) -> _Node:
+        return _Node(self.origin, f"{self.key}.{name}" if self.key else name, value)
+
+    def sibling(self, value: Any) -> _Node:
+        """Return another value, such as a list item or a key, that messages locate here."""
+        return _Node(self.origin, self.key, value)
+
+    def fail(self, reason: str) -> NoReturn:
+        fail(self.origin, self.key, reason)
+
+    @property
+    def is_null(self) -> bool:
+        unquoted_null = isinstance(self.value, _Unquoted) and self.value.meaning == "nothing"
+        return self.value is None or unquoted_null
+
+    def require_mapping(self, reason: str) -> None:
+        if not isinstance(self.value, dict):
+            self.fail(reason)
+
+    def refuse_other_keys(self, known: Collection[str]) -> None:
+        for key in self.value:
+            if key not in known:
+                hint = suggest(str(key), known, f" Known: {', '.join(known)}.")
+                self.child(str(key), None).fail(f"unknown key.{hint}")
+
+    def text(self) -> str:
+        value = self.value
+        if isinstance(value, _Unquoted):
+            if not value.written:
+                self.fail(f"is empty (line {value.line}); a text is needed")
+            self.fail(
+                f"{value.written} (line {value.line}) reads as {value.meaning}, not as text; "
+                f'quote it: "{value.written}"'
+            )
+        if not isinstance(value, str):
+            self.fail(f"must be a text, not a {type(value).__name__}")
+        if not value.strip():
+            self.fail("is an empty text")
+        if value != value.strip() or "\n" in value:
+            self.fail(f"{value!r} has space around it or a line break in it")
+        return value
+
+    def texts(self) -> tuple[str, ...]:
+        """Return the items of a list without repetitions; a text counts as a list of one."""
+        if not isinstance(self.value, list):
+            return (self.text(),)
+        if not self.value:
+            self.fail("is an empty list")
+        texts = tuple(self.sibling(item).text() for item in self.value)
+        if len(set(texts)) < len(texts):
+            repeated = next(text for text in texts if texts.count(text) > 1)
+            self.fail(f"{repeated!r} is listed twice")
+        return texts
+
+    def name(self) -> str:
+        """Return a name that can be used in `a->b`, in config keys and in lists."""
+        name = self.text()
+        for forbidden in _FORBIDDEN_IN_NAMES:
+            if forbidden in name:
+                self.child(name, None).fail(f"a name must not contain {forbidden!r}")
+        if any(character.isspace() for character in name):
+            self.child(name, None).fail(
+                "a name must not contain a space; write an underscore instead"
+            )
+        return name
+
+    def choice(self, known: tuple[str, ...]) -> str:
+        text = self.text()
+        if text not in known:
+            self.fail(f"{text!r} is unknown; known: {', '.join(known)}")
+        return text
+
+    def flag(self) -> bool:
+        written = str(self.value).lower() if isinstance(self.value, _Unquoted) else ""
+        if written not in ("true", "false"):
+            self.fail("must be true or false")
+        return written == "true"
+
+    def template(self) -> str:
+        if isinstance(self.value, str) and self.value != self.value.rstrip():
+            self.fail(f"{self.value!r} ends in a space; the space belongs to the answer")
+        template = self.text()
+        count = template.count("{}")
+        if count != 1:
+            self.fail(f"{template!r} has {count} placeholders {{}} for the subject; it needs one")
+        return template
 
 
-def _text(value: Any, origin: str, key: str) -> str:
-    if isinstance(value, _Unquoted):
-        if not value.written:
-            fail(origin, key, f"is empty (line {value.line}); a text is needed")
-        fail(
-            origin,
-            key,
-            f"{value.written} (line {value.line}) reads as {value.meaning}, not as text; "
-            f'quote it: "{value.written}"',
-        )
-    if not isinstance(value, str):
-        fail(origin, key, f"must be a text, not a {type(value).__name__}")
-    if not value.strip():
-        fail(origin, key, "is an empty text")
-    if value != value.strip() or "\n" in value:
-        fail(origin, key, f"{value!r} has space around it or a line break in it")
-    return value
-
-
-def _texts(value: Any, origin: str, key: str) -> tuple[str, ...]:
-    """One text or a list of them, each once."""
-    if not isinstance(value, list):
-        return (_text(value, origin, key),)
-    if not value:
-        fail(origin, key, "is an empty list")
-    texts = tuple(_text(item, origin, key) for item in value)
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        fail(origin, key, f"{twice!r} is listed twice")
-    return texts
-
-
-def _name(value: Any, origin: str, key: str) -> str:
-    """The name of a knowledge or a kind; it must survive in `a->b`, config keys and lists."""
-    name = _text(value, origin, key)
-    for forbidden in _FORBIDDEN_IN_NAMES:
-        if forbidden in name:
-            fail(origin, f"{key}.{name}", f"a name must not contain {forbidden!r}")
-    if any(character.isspace() for character in name):
-        fail(origin, f"{key}.{name}", "a name must not contain a space; write an underscore")
-    return name
-
-
-def _entities(value: Any, origin: str) -> dict[str, dict[str, Entity]]:
-    if _is_nothing(value):
+def _parse_entities(node: _Node) -> dict[str, dict[str, Entity]]:
+    if node.is_null:
         return {}
-    if not isinstance(value, dict):
-        fail(origin, "entities", "must map each kind to its entities")
+    node.require_mapping("must map each kind to its entities")
     entities: dict[str, dict[str, Entity]] = {}
-    for raw_kind, members in value.items():
-        kind = _name(raw_kind, origin, "entities")
-        key = f"entities.{kind}"
+    for raw_kind, value in node.value.items():
+        kind = node.sibling(raw_kind).name()
+        members = node.child(kind, value)
         if kind in LANGUAGES:
-            fail(origin, key, "is the name of a language and cannot be a kind")
+            members.fail("is the name of a language and cannot be a kind")
         if kind in RESERVED_KINDS:
-            fail(origin, key, "is a computed kind; choose another name")
-        if _is_nothing(members) or not members:
-            fail(origin, key, "has no entities")
-        if isinstance(members, list):
-            identities = _texts(members, origin, key)
-            entities[kind] = {identity: Entity(identity) for identity in identities}
-        elif isinstance(members, dict):
-            entities[kind] = {
-                _text(identity, origin, key): _entity(identity, body, origin, key)
-                for identity, body in members.items()
-            }
+            members.fail("is a computed kind; choose another name")
+        if members.is_null or not value:
+            members.fail("has no entities")
+        if isinstance(value, list):
+            parsed = [Entity(identity, node.origin) for identity in members.texts()]
+        elif isinstance(value, dict):
+            parsed = [_parse_entity(members, identity, body) for identity, body in value.items()]
         else:
-            fail(origin, key, "must be a list of names or a mapping from name to facts")
+            members.fail("must be a list of names or a mapping from name to facts")
+        entities[kind] = {entity.identity: entity for entity in parsed}
     return entities
 
 
-def _entity(identity: Any, body: Any, origin: str, key: str) -> Entity:
-    identity = _text(identity, origin, key)
-    key = f"{key}.{identity}"
-    if _is_nothing(body):
-        return Entity(identity)
-    if not isinstance(body, dict):
-        fail(origin, key, "must be a mapping of names by language and facts by kind")
+def _parse_entity(members: _Node, raw_identity: Any, body: Any) -> Entity:
+    identity = members.sibling(raw_identity).text()
+    node = members.child(identity, body)
+    if node.is_null:
+        return Entity(identity, node.origin)
+    node.require_mapping("must be a mapping of names by language and facts by kind")
     names: dict[str, tuple[str, ...]] = {}
     facts: dict[str, tuple[str, ...]] = {}
     for raw_name, value in body.items():
-        name = _text(raw_name, origin, key)
-        (names if name in LANGUAGES else facts)[name] = _texts(value, origin, f"{key}.{name}")
-    return Entity(identity, names, facts)
+        name = node.sibling(raw_name).text()
+        (names if name in LANGUAGES else facts)[name] = node.child(name, value).texts()
+    return Entity(identity, node.origin, names, facts)
 
 
-def _questions(value: Any, origin: str) -> dict[str, Query]:
-    if _is_nothing(value):
+def _parse_knowledge(node: _Node) -> dict[str, RawKnowledge]:
+    if node.is_null:
         return {}
-    if not isinstance(value, dict):
-        fail(origin, "knowledge", "must map each name to its family, language, template, answers")
-    queries = (
-        _question(_name(name, origin, "knowledge"), body, origin) for name, body in value.items()
-    )
-    return {question.name: question for question in queries}
+    node.require_mapping("must map each name to its family, language, template, answers")
+    names = {raw_name: node.sibling(raw_name).name() for raw_name in node.value}
+    return {
+        name: _parse_entry(name, node.child(name, node.value[raw_name]))
+        for raw_name, name in names.items()
+    }
 
 
-def _question(name: str, body: Any, origin: str) -> Query:
-    key = f"knowledge.{name}"
+def _parse_entry(name: str, node: _Node) -> RawKnowledge:
     if name in (*FAMILIES, "all"):
-        fail(origin, key, "is the name of a family and cannot name a knowledge")
-    if not isinstance(body, dict):
-        fail(origin, key, f"must be a mapping with {', '.join(_REQUIRED_QUESTION_KEYS)}")
-    for given in body:
-        if given not in _QUESTION_KEYS:
-            hint = near(str(given), _QUESTION_KEYS, f" Known: {', '.join(_QUESTION_KEYS)}.")
-            fail(origin, f"{key}.{given}", f"unknown key.{hint}")
-    for required in _REQUIRED_QUESTION_KEYS:
-        if required not in body:
-            fail(origin, f"{key}.{required}", "is missing")
-    language = _choice(body["language"], LANGUAGES, origin, f"{key}.language")
-    answers = body["answers"]
-    if _is_nothing(answers) or answers == []:
-        fail(origin, f"{key}.answers", "the domain is empty; name a kind or list the answers")
-    return Query(
-        name=name,
-        family=_choice(body["family"], FAMILIES, origin, f"{key}.family"),
-        language=language,
-        template=_template(body["template"], origin, f"{key}.template"),
-        answers=_texts(answers, origin, f"{key}.answers")
-        if isinstance(answers, list)
-        else _text(answers, origin, f"{key}.answers"),
-        leading_space=_flag(body["space"], origin, f"{key}.space")
-        if "space" in body
-        else language not in UNSPACED_LANGUAGES,
-        printed_template=_text(body["printed"], origin, f"{key}.printed")
-        if "printed" in body
-        else None,
-        alike=_text(body["alike"], origin, f"{key}.alike") if "alike" in body else None,
+        node.fail("is the name of a family and cannot name a kind of knowledge")
+    node.require_mapping(f"must be a mapping with {', '.join(_REQUIRED_KEYS)}")
+    node.refuse_other_keys(_KNOWLEDGE_KEYS)
+    for key in _REQUIRED_KEYS:
+        if key not in node.value:
+            node.child(key, None).fail("is missing")
+    family, language, template, answers = (
+        node.child(key, node.value[key]) for key in _REQUIRED_KEYS
     )
-
-
-def _choice(value: Any, known: tuple[str, ...], origin: str, key: str) -> str:
-    text = _text(value, origin, key)
-    if text not in known:
-        fail(origin, key, f"{text!r} is unknown; known: {', '.join(known)}")
-    return text
-
-
-def _template(value: Any, origin: str, key: str) -> str:
-    if isinstance(value, str) and value != value.rstrip():
-        fail(origin, key, f"{value!r} ends in a space; the space belongs to the answer")
-    template = _text(value, origin, key)
-    if template.count("{}") != 1:
-        count = template.count("{}")
-        fail(origin, key, f"{template!r} has {count} places {{}} for the subject; it needs one")
-    return template
-
-
-def _flag(value: Any, origin: str, key: str) -> bool:
-    written = str(value).lower() if isinstance(value, _Unquoted) else ""
-    if written not in ("true", "false"):
-        fail(origin, key, "must be true or false")
-    return written == "true"
+    if answers.is_null or answers.value == []:
+        answers.fail("the domain is empty; name a kind or list the answers")
+    space, printed, alike = node["space"], node["printed"], node["alike"]
+    return RawKnowledge(
+        name=name,
+        origin=node.origin,
+        language=language.choice(LANGUAGES),
+        family=family.choice(FAMILIES),
+        template=template.template(),
+        answers=answers.texts() if isinstance(answers.value, list) else answers.text(),
+        leading_space=space.flag() if space else language.value not in UNSPACED_LANGUAGES,
+        printed_template=printed.text() if printed else None,
+        alike=alike.text() if alike else None,
+    )

@@ -1,4 +1,4 @@
-"""The summary that a run prints at its end: its headline tables, and the files it left."""
+"""The summary that a run prints at its end: its headline tables and its files."""
 
 from __future__ import annotations
 

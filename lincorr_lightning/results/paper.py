@@ -40,7 +40,7 @@ class Quantity:
 
     @property
     def column(self) -> Column:
-        """A column of such numbers."""
+        """Column that shows the quantity in a table."""
         return Column(self.name, self.heading, self.format)
 
     def of(self, run: SavedRun, relation: str, answer: str = "") -> float | None:

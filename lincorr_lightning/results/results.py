@@ -286,7 +286,7 @@ class Results:
         write_json(path, content)
 
     def write_parts(self, folder: str | Path) -> None:
-        """Write tables and figures alone, as callbacks do in a run that is not theirs.
+        """Write only tables and figures, for callbacks in another module's run.
 
         Args:
             folder: The run's folder.

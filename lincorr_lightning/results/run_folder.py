@@ -27,7 +27,7 @@ _names: WeakKeyDictionary[L.Trainer, str] = WeakKeyDictionary()
 
 
 class RunLogger(TensorBoardLogger):
-    """A TensorBoardLogger whose folder no other run takes.
+    """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do.
     This one makes the folder, and leaves it to others if it is there already.

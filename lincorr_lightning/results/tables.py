@@ -10,7 +10,7 @@ import numpy as np
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    r"""A Markdown table; numbers get three decimals, None an empty cell.
+    r"""Return a Markdown table; numbers get three decimals, None an empty cell.
 
     Args:
         columns: Names of the columns.
@@ -40,7 +40,7 @@ def _cell(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Text of which Markdown makes nothing.
+    r"""Return text with Markdown's special characters escaped.
 
     Example:
         >>> escape("*a_b*")

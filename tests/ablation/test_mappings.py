@@ -31,13 +31,17 @@ def relation(tokenizer):
 
 def test_each_source_has_a_target_of_its_own_while_there_are(world_tokenizer):
     relation = TokenizedRelation.of("city->country", Catalogue.load(), world_tokenizer)
-    countries = {int(np.flatnonzero(column)[0]) for column in relation.right.T if column.any()}
+    countries = {
+        int(np.flatnonzero(column)[0]) for column in relation.reference_mask.T if column.any()
+    }
     few = pair_labels(relation, 12, seed=3)
     assert len(few.sources) == 12
     assert len(set(few.targets)) == 12
     many = pair_labels(relation, len(countries) + 5, seed=3)
     assert len(set(many.targets)) == len(countries)
-    assert all(relation.right[t, s] for s, t in zip(many.sources, many.targets, strict=True))
+    assert all(
+        relation.reference_mask[t, s] for s, t in zip(many.sources, many.targets, strict=True)
+    )
     assert pair_labels(relation, 12, seed=4).sources != few.sources
 
 
@@ -61,9 +65,9 @@ def test_permuted_gives_nobody_what_is_right(world_tokenizer):
 
 
 def test_no_permutation_where_one_target_is_right_for_most(relation, tokenizer):
-    right = np.zeros_like(relation.right)
+    right = np.zeros_like(relation.reference_mask)
     right[0, :] = True
-    pairs = pair_labels(replace(relation, right=right))
+    pairs = pair_labels(replace(relation, reference_mask=right))
     with pytest.raises(ConfigError, match="more than half"):
         map_labels(pairs, "permuted", tokenizer)
 
@@ -89,7 +93,7 @@ def test_letters_need_a_vocabulary_that_spells(relation, tokenizer):
 
 
 def test_too_few_pairs_say_how_many_there_are(relation):
-    usable = int(relation.right.any(0).sum())
+    usable = int(relation.reference_mask.any(0).sum())
     with pytest.raises(SubjectsError, match=f"has {usable} usable pairs.*{usable + 1} are needed"):
         pair_labels(relation, usable + 1)
 
@@ -97,10 +101,10 @@ def test_too_few_pairs_say_how_many_there_are(relation):
 def test_source_labels_must_be_single_tokens_with_a_target(relation):
     with pytest.raises(SubjectsError, match=r"no single token.*'Gotham', 'Metropolis'"):
         pair_labels(relation, only=["Paris", "Gotham", "Metropolis"])
-    right = relation.right.copy()
+    right = relation.reference_mask.copy()
     right[:, relation.source.texts.index("Lima")] = False
     with pytest.raises(SubjectsError, match="no target among the labels for 'Lima'"):
-        pair_labels(replace(relation, right=right), only=["Paris", "Rome", "Lima"])
+        pair_labels(replace(relation, reference_mask=right), only=["Paris", "Rome", "Lima"])
 
 
 def test_a_relation_without_reference_is_refused(tokenizer):

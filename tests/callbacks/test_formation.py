@@ -42,9 +42,9 @@ def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, ma
         assert point.control_label_mean is None
         relation = watch._relations["city->country"]
         hits = [
-            relation.right[weight[:, column].argmax(), column]
+            relation.reference_mask[weight[:, column].argmax(), column]
             for column in range(weight.shape[1])
-            if relation.right[:, column].any()
+            if relation.reference_mask[:, column].any()
         ]
         assert point.influenced == pytest.approx(np.mean(hits))
     assert watch.recall == []  # the dataset knows no facts

@@ -43,7 +43,7 @@ def test_logits_that_are_no_numbers(
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"][3] = torch.tensor(value)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(NonFiniteError, match=r"NaN or infinite logits after prompt.*lives in the city of"):
+    with pytest.raises(NonFiniteError, match=r"NaN or infinite.*lives in the city of"):
         _fit(tmp_path / "runs", str(broken))
     assert _nothing_written(tmp_path / "runs")
 
@@ -157,3 +157,20 @@ def test_every_error_is_one_of_ours(small_lm: str, tmp_path: Path) -> None:
     for bad in ("--model.ridge=-1", "--model.control=nothing", "--data.fit_fraction=2"):
         with pytest.raises(LincorrError):
             _fit(tmp_path, small_lm, bad)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--knowledges=[city]", "knowledges is now knowledge."),
+        ("--revison=main", "did you mean revision?"),
+        ("--precise=true", "there is no option precise"),
+    ],
+)
+def test_unknown_options_of_the_audit(
+    option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["audit", option])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err

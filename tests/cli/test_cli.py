@@ -239,9 +239,9 @@ def test_audit_of_a_tokenizer_alone(
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(small_lm) / name, tmp_path)
-    main(["audit", "--lm", str(tmp_path), "--knowledges", "[city,color]"])
+    main(["audit", "--lm", str(tmp_path), "--knowledge", "[city,color]"])
     alone = capsys.readouterr().out
-    main(["audit", "--lm", small_lm, "--knowledges", "[city,color]"])
+    main(["audit", "--lm", small_lm, "--knowledge", "[city,color]"])
     other = capsys.readouterr().out
     # The folder stands above the table.
     assert alone[alone.index("┏") :] == other[other.index("┏") :]

@@ -99,7 +99,7 @@ def test_sampled_edits_teach_something_new_that_follows_in_the_world(lm, relatio
 def test_answers_cover_the_domain_evenly(lm, relation):
     data = EditsDataModule(lm, n_edits=100)
     counts = Counter(edit.label for edit in data.prepare_edits())
-    assert set(counts) == set(relation.right.any(0).nonzero()[0].tolist())
+    assert set(counts) == set(relation.reference_mask.any(0).nonzero()[0].tolist())
     assert max(counts.values()) - min(counts.values()) <= 3
 
 
@@ -115,9 +115,9 @@ def test_an_lm_that_says_one_country_of_everybody_is_taught_all_others_evenly(
     data = EditsDataModule(lm, n_edits=200)
     edits = data.prepare_edits()
     says = len(relation.target.labels) - 1
-    never = {len(relation.source.labels) - 1, *relation.right[says].nonzero()[0].tolist()}
+    never = {len(relation.source.labels) - 1, *relation.reference_mask[says].nonzero()[0].tolist()}
     counts = Counter(edit.label for edit in edits)
-    assert set(counts) == set(relation.right.any(0).nonzero()[0].tolist()) - never
+    assert set(counts) == set(relation.reference_mask.any(0).nonzero()[0].tolist()) - never
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
@@ -397,10 +397,12 @@ def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
     edit = next(
         edit
         for edit in EditsDataModule(lm, n_edits=4).prepare_edits()
-        if relation.right[edit.target_before].any()
+        if relation.reference_mask[edit.target_before].any()
     )
     # A city that lies in the country that the LM answers already.
-    city = relation.source.texts[int(np.flatnonzero(relation.right[edit.target_before])[0])]
+    city = relation.source.texts[
+        int(np.flatnonzero(relation.reference_mask[edit.target_before])[0])
+    ]
     file = tmp_path / "edits.csv"
     file.write_text(f"subject,answer\n{edit.subject},{city}\n")
     with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):

@@ -129,7 +129,7 @@ def test_scores_are_numpys() -> None:
     )
     right = random.random((3, 4)) < 0.5
     right[0, 0] = True
-    relation = SimpleNamespace(right=right, has_reference=True)
+    relation = SimpleNamespace(reference_mask=right, has_reference=True)
 
     def solve(x, y):
         design = np.column_stack([x[:fit], np.ones(fit)])

@@ -13,7 +13,8 @@ from lincorr_lightning.knowledge import (
     reference_matrix,
     unknown_words,
 )
-from lincorr_lightning.knowledge.domain import sort_answers
+from lincorr_lightning.knowledge.answer_tokens import TokenReader
+from lincorr_lightning.knowledge.domain import label_answers
 
 ALL = tuple(Completeness)
 PLACES = ("Brunei", "Paris", "South Korea", "Rome", "South Africa", "Zagreb", "North Korea")
@@ -193,7 +194,7 @@ def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
         backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert tokenizer.tokenize("X是中国")[-1] == "是中国"
-    domain = sort_answers(ask("中国", template="{}是", space=False), tokenizer)
+    domain = label_answers(ask("中国", template="{}是", space=False), TokenReader(tokenizer))
     assert domain.texts == ([] if mark else ["中国"])
     assert [dropped.reason for dropped in domain.dropped] == (
         ["merges with the prompt"] if mark else []

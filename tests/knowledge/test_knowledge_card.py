@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from lincorr_lightning.knowledge import Catalogue, Completeness, audit_rows, build_domain
+from lincorr_lightning.knowledge import Catalogue, Completeness, audit_domains, build_domain
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
@@ -185,9 +185,9 @@ def test_chinese_after_a_chinese_prompt_has_no_space_mark(chinese_pieces, ask):
 def test_every_label_is_the_next_token(make, request, ask):
     tokenizer = request.getfixturevalue(make)
     places = ask("Paris", "South Korea", "Rome", "South Africa", "Brunei", "Tokyo")
-    (row,) = audit_rows([places], tokenizer)
-    assert row.n_labels == 4
-    for label in row.domain.labels:
+    domain = build_domain(places, tokenizer)
+    assert len(domain.labels) == 4
+    for label in domain.labels:
         for answer in label.answers:
             truth = next_token(tokenizer, places.prompt("X"), " ", answer.text)
             assert truth == label.token_id
@@ -201,5 +201,5 @@ def test_special_tokens_are_collected_once_an_audit(byte_level, ask, monkeypatch
     monkeypatch.setattr(
         kind, "added_tokens_decoder", property(lambda self: times.append(1) or collect(self))
     )
-    audit_rows([ask("Paris", name=str(i)) for i in range(5)], byte_level)
+    audit_domains([ask("Paris", name=str(i)) for i in range(5)], byte_level)
     assert len(times) == 1

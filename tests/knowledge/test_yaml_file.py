@@ -1,4 +1,4 @@
-"""Knowledge files: what they say, and what is said of bad ones."""
+"""Knowledge files: what is read, and how invalid files are refused."""
 
 import pytest
 import yaml
@@ -52,9 +52,9 @@ def test_a_good_file_is_read_as_written(write):
     assert avalon.texts("zh") == ("阿瓦隆", "阿瓦")
     assert avalon.texts("fr") == ()
     assert file.entities["realm"]["Lyonesse"].facts == {}
-    assert file.queries["realm"].leading_space is True
-    assert file.queries["realm_zh"].leading_space is False
-    greeting = file.queries["greeting"]
+    assert file.knowledge["realm"].leading_space is True
+    assert file.knowledge["realm_zh"].leading_space is False
+    greeting = file.knowledge["greeting"]
     assert greeting.answers == ("hello", "good morning")
     assert greeting.leading_space is False
     assert greeting.printed_template == "{} say"
@@ -113,8 +113,11 @@ BAD = {
     "language as kind": (changed("  region: [", "  de: ["), ["entities.de", "language"]),
     "computed kind": (changed("  region: [", "  number: ["), ["entities.number", "computed"]),
     "entity of text": (changed('"No": {region: West}', '"No": West'), ["realm.No", "mapping"]),
-    "no place": (changed("{} rules", "X rules"), ["realm.template", "0 places", "one"]),
-    "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "2 places", "one"]),
+    "no place": (changed("{} rules", "X rules"), ["realm.template", "0 placeholders", "one"]),
+    "two places": (
+        changed("{} rules", "{} of {} rules"),
+        ["realm.template", "2 placeholders", "one"],
+    ),
     "space at the end": (
         changed("rules over", "rules over "),
         ["realm.template", "ends in a space"],
@@ -143,7 +146,7 @@ BAD = {
     ),
     "fact to an unknown entity": (
         changed("region: West}", "region: Wets}"),
-        ["realm.No.region", "no region called 'Wets'", "'West'"],
+        ["realm.No.region", "no region 'Wets'", "'West'"],
     ),
     "unknown kind of answers": (
         changed("answers: realm}", "answers: relm}"),

@@ -229,7 +229,7 @@ def _render(runs: Sequence[SavedRun], sections: Sequence[PageSection]) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """Return text that keeps its direction to itself, with paths that may be broken."""
+    """Return text with its own writing direction and with line breaks allowed in paths."""
     return Markup("<bdi>{}</bdi>").format(Markup(str(escape(clean(text))).replace("/", "/<wbr>")))
 
 

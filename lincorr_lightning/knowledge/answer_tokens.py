@@ -1,0 +1,183 @@
+"""Tokenize answers in running text, and grade how much of an answer its first token says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from lincorr_lightning.knowledge.schema import Answer, Knowledge
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SUBJECT = "X"  # any subject will do to tokenize answers in context
+_SENTENCEPIECE_SPACE = "▁"
+_BROKEN_CHARACTER = "\ufffd"
+
+
+class Completeness(StrEnum):
+    """How much of its answer a label says (paper, appendix K)."""
+
+    WHOLE = "whole"
+    """The token is the whole answer: " China"."""
+    PHRASE = "phrase"
+    """The token is the first word of a longer answer: " South" for South Korea."""
+    SUBWORD = "subword"
+    """The token is the beginning of a word: " Br" for Brunei."""
+
+
+WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)
+"""Labels of the paper (appendix E)."""
+
+
+def answer_tokens(
+    knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int] | None]:
+    """Tokenize the answers of a prompt in running text.
+
+    Tokenized without the prompt, an answer would give "South" instead of " South" with one
+    tokenizer, and a token that never follows a word with another; in context, each tokenizer does
+    what it does for the LM. The exception are scripts without spaces, where one token may cover the
+    end of the prompt and the answer (是中国 in Qwen's vocabulary): the answer is then tokenized by
+    itself, because the LM continues after 是.
+
+    Args:
+        knowledge: Prompt and answers.
+        tokenizer: Any Hugging Face tokenizer.
+
+    Returns:
+        Token ids of each answer, in order; None if its first token overlaps the prompt.
+    """
+    prompt = knowledge.prompt(_SUBJECT)
+    gap = " " if knowledge.leading_space else ""
+    encoded = tokenizer(
+        [prompt, *(f"{prompt}{gap}{answer.text}" for answer in knowledge.answers)],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=tokenizer.is_fast,
+    )
+    head, *rows = encoded["input_ids"]
+    _, *spans = encoded["offset_mapping"] if tokenizer.is_fast else [None] * (len(rows) + 1)
+    found: list[list[int] | None] = []
+    for ids, offsets in zip(rows, spans, strict=True):
+        if ids[: len(head)] == head:
+            found.append(ids[len(head) :])
+        else:
+            start = _first_after(offsets, len(prompt), len(gap)) if offsets else None
+            found.append(None if start is None else ids[start:])
+    if not gap:
+        for index, answer in enumerate(knowledge.answers):
+            found[index] = found[index] or _tokens_alone(head, answer.text, tokenizer)
+    return found
+
+
+def _tokens_alone(
+    head: list[int], text: str, tokenizer: PreTrainedTokenizerBase
+) -> list[int] | None:
+    """Return the tokens of an answer by itself, if they continue the prompt without a space."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole, start = (
+        str(tokenizer.decode(part, clean_up_tokenization_spaces=False))
+        for part in (head + ids, head)
+    )
+    return ids if whole == start + text else None
+
+
+def _first_after(offsets: list[tuple[int, int]], end: int, gap: int) -> int | None:
+    """Return the index of the token that begins where the prompt ends, if there is one."""
+    for index, (start, stop) in enumerate(offsets):
+        if stop > end:
+            return index if end <= start <= end + gap else None
+    return None
+
+
+def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the words of a prompt that a tokenizer has no token for.
+
+    Only tokenizers with a token for unknown words (word-level, WordPiece) have any. An LM cannot
+    be prompted with words that it has never seen.
+
+    Args:
+        knowledge: The prompt.
+        tokenizer: Any Hugging Face tokenizer.
+    """
+    unknown = tokenizer.unk_token_id
+    words = knowledge.template.replace("{}", " ").split()
+    if unknown is None:
+        return []
+    encoded = tokenizer(words, add_special_tokens=False, return_attention_mask=False)
+    return [w for w, ids in zip(words, encoded["input_ids"], strict=True) if unknown in ids]
+
+
+class TokenReader:
+    """Decoder of single tokens, and judge of what they say of an answer.
+
+    Create one for a tokenizer and reuse it: a vocabulary may have thousands of special tokens to
+    collect.
+
+    Args:
+        tokenizer: Any Hugging Face tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids) | {
+            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
+        self._normalize = _normalizer(tokenizer)
+        self._pieces: dict[int, str] = {}
+
+    def piece(self, token_id: int) -> str:
+        """Decode one token, without surrounding space."""
+        if token_id not in self._pieces:
+            text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+            self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
+        return self._pieces[token_id]
+
+    def grade(self, answer: Answer, ids: list[int]) -> Completeness | str:
+        """Return how much of the answer its first token says, or why it cannot be a label."""
+        unknown = self.tokenizer.unk_token_id
+        if not ids or ids[0] == unknown:
+            return "unknown word"
+        if ids[0] in self._special:
+            return "special token"
+        text = self.piece(ids[0])
+        if not text:
+            # The tokenizer splits the space off, so every such answer begins with the same token.
+            return "unknown word" if unknown in ids else "bare space"
+        if _BROKEN_CHARACTER in text:
+            return "part of a character"
+        word = answer.text.split()[0]
+        if text == answer.text or text == self._normalize(answer.text):
+            return Completeness.WHOLE
+        if text == word or text == self._normalize(word):
+            return Completeness.PHRASE
+        if word.startswith(text) or self._normalize(word).startswith(text):
+            return Completeness.SUBWORD
+        return "reads otherwise"
+
+    def unique_texts(self, token_ids: list[int]) -> list[str]:
+        """Return the text of each token; tokens that read alike also have their spelling and id."""
+        counts = Counter(self.piece(token_id) for token_id in token_ids)
+        texts = []
+        for token_id in token_ids:
+            text = self.piece(token_id)
+            if counts[text] > 1:
+                text = f"{text} [{self.tokenizer.convert_ids_to_tokens(token_id)} {token_id}]"
+            texts.append(text)
+        return texts
+
+
+def _normalizer(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    """Return what the tokenizer applies to a text before its lookup, such as lower-casing."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    normalizer = getattr(backend, "normalizer", None)
+    if normalizer is not None:
+        return lambda text: str(
+            normalizer.normalize_str(text).replace(_SENTENCEPIECE_SPACE, " ").strip()
+        )
+    if getattr(tokenizer, "do_lower_case", False):
+        return str.lower
+    return str
