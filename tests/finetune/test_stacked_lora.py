@@ -314,7 +314,7 @@ def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
     with stack.rows([0, 1, 2]):
         model(input_ids=ids)
         # Some of the tokens, as an expert of a mixture gets them.
-        with pytest.raises(LanguageModelError, match=r"mlp.up_proj gets .*cannot be told apart"):
+        with pytest.raises(LanguageModelError, match=r"mlp.up_proj gets .*cannot be separated"):
             layer(torch.zeros(5, 16, dtype=torch.float64))
         with pytest.raises(LanguageModelError, match=r"input of shape \(6, 2, 16\)"):
             layer(torch.zeros(6, 2, 16, dtype=torch.float64))
