@@ -25,12 +25,12 @@ _MEASURED = 3
 
 
 def peak_gib() -> float:
-    """Most memory that this process has held so far."""
+    """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def statistics(n_columns: int, seed: int) -> torch.Tensor:
-    """A scatter matrix of full rank: of 2,000 rows with a common factor, and a ridge."""
+    """Return a scatter matrix of full rank: 2,000 rows with a common factor, and a ridge."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(2000, n_columns, generator=generator, dtype=torch.float64)
     rows += 3 * torch.randn(2000, 1, generator=generator, dtype=torch.float64)
@@ -40,7 +40,7 @@ def statistics(n_columns: int, seed: int) -> torch.Tensor:
 
 
 def solve_all(scatter: torch.Tensor, mean: torch.Tensor, sizes: list[int]) -> int:
-    """W and b from every knowledge to all others; returns how many pairs that was."""
+    """Solve W and b from every kind of knowledge to all others, and return the number of pairs."""
     n_pairs, start = 0, 0
     maps = []
     for size in sizes:
@@ -53,13 +53,13 @@ def solve_all(scatter: torch.Tensor, mean: torch.Tensor, sizes: list[int]) -> in
 
 
 def published_seconds(sizes: list[int], n_fit: int, seed: int) -> tuple[float, list[str]]:
-    """Mean seconds of a pair the published way, over three pairs: a cheap, a middling, a dear one.
+    """Return the mean seconds per pair of the published way, and those of three pairs.
 
-    They are the middles of three equal parts of all pairs, ordered by what a regression costs.
+    They are the medians of three equal parts of all pairs, ordered by the cost of a regression.
     """
     rng = np.random.default_rng(seed)
     pairs = sorted(permutations(sizes, 2), key=lambda pair: pair[0] ** 2 * pair[1])
-    seconds, told = [], []
+    seconds, shown = [], []
     for part in range(_MEASURED):
         n_source, n_target = pairs[(2 * part + 1) * len(pairs) // (2 * _MEASURED)]
         x, y = rng.normal(size=(n_fit, n_source)), rng.normal(size=(n_fit, n_target))
@@ -67,17 +67,17 @@ def published_seconds(sizes: list[int], n_fit: int, seed: int) -> tuple[float, l
         for label in range(n_target):
             LinearRegression().fit(x, y[:, label])
         seconds.append(time.perf_counter() - start)
-        told.append(f"{n_source} x {n_target}: {seconds[-1]:.1f} s")
-    return float(np.mean(seconds)), told
+        shown.append(f"{n_source} x {n_target}: {seconds[-1]:.1f} s")
+    return float(np.mean(seconds)), shown
 
 
 def main(n_fit: int = 5000, scale: float = 1.0, seed: int = 0) -> None:
     """Time both ways.
 
     Args:
-        n_fit: X's of the fit half, for the published way; ours does not depend on it.
-        scale: Of the domain sizes; below 1 for a quick look.
-        seed: Of the statistics.
+        n_fit: Number of subjects of the fit half; only the published way depends on it.
+        scale: Factor of the domain sizes; below 1 for a quick look.
+        seed: Seed of the statistics.
     """
     answers = [len(knowledge.answers) for knowledge in Catalogue.load().select(["all"])]
     sizes = [max(2, round(scale * n)) for n in answers]
@@ -88,11 +88,11 @@ def main(n_fit: int = 5000, scale: float = 1.0, seed: int = 0) -> None:
     n_pairs = solve_all(scatter, mean, sizes)
     ours = time.perf_counter() - start
     peak = peak_gib()
-    theirs, told = published_seconds(sizes, n_fit, seed)
+    theirs, shown = published_seconds(sizes, n_fit, seed)
     print(
         f"{len(sizes)} kinds of knowledge, {sum(sizes):,} labels, {n_pairs:,} pairs, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}\n"
-        f"published way, {n_fit:,} X's, measured: {'; '.join(told)}\n"
+        f"published way, {n_fit:,} subjects, measured: {'; '.join(shown)}\n"
     )
     print("| way | seconds | peak memory |")
     print("|---|---:|---:|")

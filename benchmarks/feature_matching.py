@@ -105,8 +105,8 @@ def main(
         row += [f"{own:.1f}", f"{own / least[bare][1]:.2f}"]
         row += ["" if name == bare else f"{memory[name]:,.0f}", f"{clock * share:,.0f}"]
         rows.append([name, *row])
-    place = f"{threads} threads" if device == "cpu" else torch.cuda.get_device_name()
-    print(f"{n_features:,} features of width {width:,} against three times as many; {place}\n")
+    where = f"{threads} threads" if device == "cpu" else torch.cuda.get_device_name()
+    print(f"{n_features:,} features of width {width:,} against three times as many; {where}\n")
     columns = ["", "s per layer", "x bare", "processor s", "x bare", "MiB beyond decoders"]
     columns += [f"s for {n_layers} layers"]
     print(markdown_table(columns, rows))

@@ -7,6 +7,7 @@ teaches edits of another seed than the config's, and scores forecasts with sever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -19,6 +20,11 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.tables import markdown_table
+
+
+def cells(scores: Mapping[str, float | None]) -> list[str]:
+    """Return AUROC and accuracy; AUROC is empty where all or no edits generalized."""
+    return ["" if scores[key] is None else f"{scores[key]:.2f}" for key in ("auroc", "accuracy")]
 
 
 def main(
@@ -56,10 +62,9 @@ def main(
     for lead in leads or [0.0, 3.0, 6.0, 9.0, 12.0, 15.0, 18.0]:
         forecasts = forecast_edits(model, data.prepare_edits(), tokenized, [0.0], lead=lead)
         scores = forecasts.scores(after, outcomes)
-        found = scores["virtual_step"]
-        rows.append([f"{lead:g}", f"{found['auroc']:.2f}", f"{found['accuracy']:.2f}"])
+        rows.append([f"{lead:g}", *cells(scores["virtual_step"])])
     for name in ("first_order", "map_0", "answer_before"):
-        rows.append([name, f"{scores[name]['auroc']:.2f}", f"{scores[name]['accuracy']:.2f}"])
+        rows.append([name, *cells(scores[name])])
     print(markdown_table(["lead", "AUROC", "accuracy"], rows))
 
 

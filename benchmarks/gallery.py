@@ -43,7 +43,7 @@ PICTURES = (
             "clusters": "clusters",
             "instance_matrix": "instance_matrix",
             "std_matrix": "std_matrix",
-            "ranking": "ties",
+            "ranking": "ranking",
             "transitivity": "transitivity",
         },
     ),
@@ -90,7 +90,7 @@ def main(only: str = "") -> None:
     for drawn in PICTURES:
         if only not in drawn.command:
             continue
-        # There, so that no figure tells the path of a temporary folder.
+        # Relative paths, so that no figure shows the path of a temporary folder.
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             more = ["--trainer.default_root_dir=runs", "--trainer.enable_progress_bar=false"]
             taught = ""

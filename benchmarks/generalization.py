@@ -1,4 +1,4 @@
-"""What edits of one knowledge do to another: the paper's table 5, on an LM of your own.
+"""The effect of edits of the source on the target: the paper's table 5, on an LM of your own.
 
     python benchmarks/generalization.py
 
@@ -41,7 +41,7 @@ FORECASTERS = ("answer_before", "map_0", "map_auto", "first_order", "virtual_ste
 
 
 def taught(relation: str, lm: str, n_edits: int, folder: str) -> dict[str, Any]:
-    """The numbers of a fine-tune on one relation."""
+    """Return the numbers of a fine-tune on one relation."""
     cli = lincorr(
         ["fit", "--config", "configs/source_finetune.yaml", f"--data.relation={relation}",
          f"--data.n_edits={n_edits}", f"--model.lm.name_or_path={lm}",
@@ -53,7 +53,7 @@ def taught(relation: str, lm: str, n_edits: int, folder: str) -> dict[str, Any]:
 
 
 def row(results: dict[str, Any]) -> list[str]:
-    """One line of the table."""
+    """Return a row of the table."""
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
     gradients = results["gradients"]
     auto = gradients[results["relation"]]["gradient_correlation_auto"]
@@ -69,7 +69,7 @@ def row(results: dict[str, Any]) -> list[str]:
 
 
 def forecasts(results: dict[str, Any]) -> list[str]:
-    """How well the edits of one line were forecast."""
+    """Return the AUROC of each forecaster on the edits of one relation."""
     scores = [results["forecast"][name]["auroc"] for name in FORECASTERS]
     return [
         results["relation"].replace("->", "→"),
@@ -82,7 +82,7 @@ def main(lm: str = "tiny-world", n_edits: int = 150) -> None:
 
     Args:
         lm: A folder, a hub id or tiny-world.
-        n_edits: Edits of each relation.
+        n_edits: Number of edits of each relation.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = [taught(relation, lm, n_edits, folder) for relation in RELATIONS]

@@ -1,12 +1,13 @@
-"""What reading an LM in half precision does to logits, r and W, against float32.
+"""The effect of half precision on logits, r and W, against float32.
 
     python benchmarks/half_precision.py
 
-fits linear maps between some pairs on half of the subjects, in each precision, and prints
-for each pair: how far the logits differ (root mean square, of their standard deviation over X's),
-mean label-wise r on the held-out half, how far W is from float32's (Frobenius norm, of W's own),
-for each ridge; and Hit@1 of W against the reference, where there is one. Weights, forward and
-hidden states are in half precision; the head's product, the moments and the fit are in float64.
+fits linear maps of some pairs on half of the subjects, in each precision, and prints for each pair:
+the difference of the logits (root mean square, relative to their standard deviation over subjects),
+and for each ridge the mean label-wise r on the held-out half, the difference of W from float32's
+(Frobenius norm, relative to W), and Hit@1 of W against the reference, where there is one. Weights,
+forward and hidden states are in half precision; the head's product, the moments and the fit are in
+float64.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def fit(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
 
 def hits(weight: Tensor, right: np.ndarray) -> float:
     """Share of source labels with a reference whose largest weight is on a right target."""
-    asked = right.any(0)
+    known = right.any(0)
     best = weight.numpy().argmax(0)
-    return float(right[best, np.arange(len(best))][asked].mean())
+    return float(right[best, np.arange(len(best))][known].mean())
 
 
 def main(
@@ -56,30 +57,30 @@ def main(
 
     Args:
         lm: The LM, a folder, hub id or tiny-world.
-        pairs: Pairs of kinds of knowledge.
+        pairs: Pairs, as city->country.
         ridges: Ridge strengths.
-        n_subjects: Number of X's; half of them fit.
-        words_per_subject: Vocabulary strings joined to one X.
+        n_subjects: Number of subjects; half of them fit.
+        words_per_subject: Vocabulary strings joined to one subject.
         subwords: Whether labels may be the first tokens of longer words.
     """
     catalogue = Catalogue.load()
     relations = [catalogue.relation(pair) for pair in pairs]
-    asked = list({k.name: k for r in relations for k in (r.source, r.target)}.values())
+    chosen = list({k.name: k for r in relations for k in (r.source, r.target)}.values())
     keep = tuple(Completeness) if subwords else WHOLE_WORDS
     logits: dict[str, dict[str, Tensor]] = {}
     for precision in PRECISIONS:
         model = LanguageModel.from_pretrained(lm, dtype=precision)
         xs = sample_subjects(model.tokenizer, n_subjects, words_per_subject)
         domains = {
-            knowledge.name: build_domain(knowledge, model.tokenizer, keep) for knowledge in asked
+            knowledge.name: build_domain(knowledge, model.tokenizer, keep) for knowledge in chosen
         }
-        tokens = [domains[knowledge.name].token_ids for knowledge in asked]
-        joint = model.joint_logits([[k.prompt(x) for x in xs] for k in asked], tokens)
+        tokens = [domains[knowledge.name].token_ids for knowledge in chosen]
+        joint = model.joint_logits([[k.prompt(x) for x in xs] for k in chosen], tokens)
         parts = torch.split(joint, [len(ids) for ids in tokens], dim=1)
         logits[precision] = dict(zip(domains, parts, strict=True))
 
     half = n_subjects // 2
-    print(f"{lm}, {n_subjects} X's, torch {torch.__version__}\n")
+    print(f"{lm}, {n_subjects} subjects, torch {torch.__version__}\n")
     print("| pair | precision | target logits | ridge | mean r | W | Hit@1 |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for relation in relations:

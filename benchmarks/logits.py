@@ -1,19 +1,20 @@
-"""How fast an LM is asked: the published way, batches, shared prefixes, and bare matrix products.
+"""Domain logits per second: the published way, batches, shared prefixes, bare matrix products.
 
     python benchmarks/logits.py --threads 2
-    python benchmarks/logits.py --device cuda --shape llama-3-8b --dtypes [bfloat16] --inputs 10000
+    python benchmarks/logits.py --device cuda --shape llama-3-8b --dtypes [bfloat16] \
+        --n_subjects 10000
 
-builds an LM of a known shape with random weights (no download) and asks it for domain logits: of
-two attributes about `inputs` X's, and of all attributes about `attribute_inputs` X's (on a GPU, as
-many as of two). The published way is one prompt at a time, logits of the whole vocabulary copied to
-the processor; it is measured on `published` prompts. The bare matrix products are those of the
-LM's linear layers, with as many rows as each of our forwards had tokens: no attention, activation,
-norm, or head. All ways take turns, a part of the X's each, so that a busy machine is so for all.
+builds an LM of a known shape with random weights (no download) and reads domain logits: of two
+attributes of `n_subjects` subjects, and of all attributes of `n_attribute_subjects` subjects. The
+published way is one prompt at a time, with the logits of the whole vocabulary copied to the CPU; it
+is measured on `published` prompts. The bare matrix products are those of the LM's linear layers,
+with as many rows as each of our forwards had tokens: no attention, activation, norm, or head. All
+ways take turns, a part of the subjects each, so that a busy machine slows all of them.
 
-Of each way are shown: seconds, and the processor's seconds; prompts per second; against the
-published way; the rate of the bare products of the same forwards (in brackets, by the processor's
-seconds, which other programs lengthen less); and the share of the peak, the products' operations
-for true tokens per second, against one large matrix product.
+For each way the tables show seconds and CPU seconds; prompts per second; the speed-up over the
+published way; the rate of the bare products of the same forwards (in brackets in CPU seconds, which
+other programs affect less); and the share of the peak: the operations of the products for real
+tokens per second, against one large matrix product.
 """
 
 from __future__ import annotations
@@ -184,15 +185,15 @@ def published(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
 @torch.no_grad()
 def measure(
     lms: Sequence[LanguageModel],
-    kinds: Sequence[Knowledge],
-    inputs: Sequence[str],
+    knowledge: Sequence[Knowledge],
+    subjects: Sequence[str],
     n_published: int,
     batch: int,
     timer: Timer,
 ) -> tuple[list[Way], list[float]]:
     """Ask in all ways, in turns; how far the logits differ from the published way's."""
     one_by_one, model = lms[0], lms[0].model
-    domains = [domain_of(knowledge, one_by_one) for knowledge in kinds]
+    domains = [domain_of(each, one_by_one) for each in knowledge]
     weights = weights_of(model)
     ways = [Way("published"), Way("ours, prompts one by one"), Way("ours, shared prefixes")]
     differences = [0.0, 0.0]
@@ -201,10 +202,10 @@ def measure(
         lambda _, args, kwargs: shapes.append(tuple((*args, kwargs.get("input_ids"))[0].shape)),
         with_kwargs=True,
     )
-    starts = range(0, len(inputs), batch)
+    starts = range(0, len(subjects), batch)
     for part, start in enumerate((0, *starts)):  # the first one warms up
-        xs = inputs[start : start + batch]
-        prompts = [[knowledge.prompt(x) for x in xs] for knowledge in kinds]
+        xs = subjects[start : start + batch]
+        prompts = [[each.prompt(x) for x in xs] for each in knowledge]
         n_alone = max(1, n_published // len(starts) // len(prompts))
         alone = [about[:n_alone] for about in prompts]
         their, *took = timer(lambda alone=alone: [published(one_by_one, p) for p in alone])
@@ -271,8 +272,8 @@ def main(
     tokenizer: str = "tiny-world",
     device: str = "cpu",
     dtypes: list[str] | None = None,
-    inputs: int = 1000,
-    attribute_inputs: int | None = None,
+    n_subjects: int = 1000,
+    n_attribute_subjects: int | None = None,
     published: int = 200,
     batch: int = 256,
     threads: int | None = None,
@@ -280,21 +281,24 @@ def main(
     """Measure.
 
     Args:
-        shape: The LM's: gpt2-small, llama-3-8b, or small, to try the script with.
-        tokenizer: tiny-world's, or a folder or hub id.
+        shape: Shape of the LM: gpt2-small, llama-3-8b, or small, to try the script.
+        tokenizer: Folder or hub id of the tokenizer, or tiny-world.
         device: cpu or cuda.
         dtypes: Precisions; null: float32, and bfloat16 where the device has it.
-        inputs: Number of X's that are asked for two attributes.
-        attribute_inputs: Number of X's that are asked for all; null: a tenth, on a GPU all.
-        published: Prompts that are asked the published way, of each table.
-        batch: X's per batch.
-        threads: Of a CPU; null: as torch has it.
+        n_subjects: Number of subjects for the two attributes.
+        n_attribute_subjects: Number of subjects for all attributes; null takes a tenth, on a GPU
+            all.
+        published: Number of prompts of the published way, for each table.
+        batch: Subjects per batch.
+        threads: Number of CPU threads; null takes torch's default.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     where = torch.device(device)
     names = dtypes or (["float32", "bfloat16"] if has_bfloat16(where) else ["float32"])
-    n_all = attribute_inputs or (inputs if where.type == "cuda" else max(1, inputs // 10))
+    n_all = n_attribute_subjects or (
+        n_subjects if where.type == "cuda" else max(1, n_subjects // 10)
+    )
     catalogue = Catalogue.load()
     two = [catalogue["city"], catalogue["country"]]
     timer = Timer(where)
@@ -303,16 +307,16 @@ def main(
         lms = random_lm(shape, tokenizer, dtype, where)
         n_weights = sum(weight.numel() for weight in weights_of(lms[0].model))
         most = peak(timer, dtype)
-        words = 1 if inputs <= len(usable_strings(lms[0].tokenizer)) else 2
-        xs = sample_subjects(lms[0].tokenizer, inputs, words_per_subject=words)
+        words = 1 if n_subjects <= len(usable_strings(lms[0].tokenizer)) else 2
+        xs = sample_subjects(lms[0].tokenizer, n_subjects, words_per_subject=words)
         print(
             f"{machine(where)}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
             f"transformers {hf.__version__}; {shape}, {n_weights / 1e6:.0f}M weights in linear "
             f"layers, {name}; tokenizer of {tokenizer}; peak {most / 1e12:.3g} TFLOP/s\n"
         )
-        for asked, about in ((two, xs), (catalogue.select(["attribute"]), xs[:n_all])):
-            print(f"{len(about):,} X's x {len(asked)} prompts, {name}\n")
-            show(*measure(lms, asked, about, published, batch, timer), n_weights, most)
+        for knowledge, subjects in ((two, xs), (catalogue.select(["attribute"]), xs[:n_all])):
+            print(f"{len(subjects):,} subjects x {len(knowledge)} prompts, {name}\n")
+            show(*measure(lms, knowledge, subjects, published, batch, timer), n_weights, most)
 
 
 if __name__ == "__main__":

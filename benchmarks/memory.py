@@ -1,8 +1,8 @@
-"""Peak memory of a probe against the number of X's: the statistics do not grow with them.
+"""Peak memory of a probe against the number of subjects: the statistics do not grow with it.
 
     python benchmarks/memory.py
 
-runs `lincorr fit` once per number of X's, each in a process of its own, and prints a table.
+runs `lincorr fit` once per number of subjects, each in a process of its own, and prints a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jsonargparse import auto_cli
 
 
 def peak_of(n_subjects: int, lm: str, knowledge: str) -> tuple[float, float, int]:
-    """Peak resident memory in MiB, seconds, and the number of X's that were really used."""
+    """Return the peak resident memory in MiB, seconds, and the number of subjects used."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
@@ -30,7 +30,7 @@ def peak_of(n_subjects: int, lm: str, knowledge: str) -> tuple[float, float, int
         ]  # fmt: skip
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # wait4 tells the peak of this very process, not of the largest so far
+        # wait4 gives the peak of this process, not that of the largest child so far.
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         if status:
@@ -48,12 +48,12 @@ def main(
     """Measure.
 
     Args:
-        n_subjects: Numbers of X's.
+        n_subjects: Numbers of subjects.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledge: What is probed.
+        knowledge: Kinds of knowledge that are probed.
     """
-    print(f"{lm}, {knowledge}, X's of two vocabulary strings\n")
-    print("| X's | peak memory | seconds |")
+    print(f"{lm}, {knowledge}, subjects of two vocabulary strings\n")
+    print("| subjects | peak memory | seconds |")
     print("|---:|---:|---:|")
     for n in n_subjects:
         peak, seconds, used = peak_of(n, lm, knowledge)

@@ -2,9 +2,9 @@
 
     python benchmarks/processes.py
 
-runs `lincorr fit` on the CPU, once for each number of processes. Starting Python, which every
-process does, is told apart: it is the time of a run on the fewest X's there can be. All numbers
-must be those of one process to 1e-6.
+runs `lincorr fit` on the CPU, once for each number of processes. Start-up, which every
+process pays, is shown on its own: it is the time of a run on the fewest possible subjects. All
+numbers must equal those of one process to 1e-6.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jsonargparse import auto_cli
 
 from lincorr_lightning.results.tables import markdown_table
 
-# Of these each half has a batch for two processes.
+# Each half of these subjects has a batch for two processes.
 _FEWEST = 80
 
 
 def probed(
     n_processes: int, n_subjects: int, lm: str, knowledge: str
 ) -> tuple[float, float, list[Any]]:
-    """Seconds of a run, the processor's seconds of all its processes, and its pairs' results."""
+    """Return the seconds of a run, the CPU seconds of its processes, and its pairs."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
@@ -67,13 +67,13 @@ def main(
 
     Args:
         n_processes: Numbers of processes; 1 must be the first.
-        n_subjects: Number of X's.
+        n_subjects: Number of subjects.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledge: What is probed.
+        knowledge: Kinds of knowledge that are probed.
     """
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, a thread a process, "
-        f"torch {torch.__version__}; {lm}, {knowledge}, {n_subjects:,} X's\n"
+        f"{platform.machine()}, {os.cpu_count()} cores, one thread per process, "
+        f"torch {torch.__version__}; {lm}, {knowledge}, {n_subjects:,} subjects\n"
     )
     rows, alone, whole = [], 0.0, []
     for n in n_processes:
@@ -93,9 +93,9 @@ def main(
     names = (
         "processes",
         "run",
-        "of it start and end",
+        "start-up and end",
         "work",
-        "processor's work",
+        "CPU time of the work",
         "faster",
         "r differs by",
     )

@@ -1,8 +1,8 @@
-"""The published notebook's way against ours: same LM, same X's, one process.
+"""The published notebook's way against ours: same LM, same subjects, one process.
 
 The published way, written from its description: one prompt at a time through the LM, logits of the
-whole vocabulary kept, then one scikit-learn regression per target label on half of the X's. Ours:
-batches, only the domain's rows of the head, second moments, one solve.
+whole vocabulary kept, then one scikit-learn regression per target label on half of the subjects.
+Ours: batches, only the domain's rows of the head, second moments, one solve.
 
     python benchmarks/published_method.py --n_subjects 2000
 
@@ -58,7 +58,7 @@ def published_fit(x: np.ndarray, y: np.ndarray) -> list[LinearRegression]:
 def our_moments(
     lm: LanguageModel, prompts: list[list[str]], ids: list[list[int]], batch: int
 ) -> Moments:
-    """Second moments of both domains' logits over the X's."""
+    """Second moments of the domain logits of source and target over the subjects."""
     moments = JointMoments(sum(map(len, ids)))
     for start in range(0, len(prompts[0]), batch):
         part = slice(start, start + batch)
@@ -87,17 +87,17 @@ def main(
 
     Args:
         lm: The LM, a folder, hub id or tiny-world.
-        n_subjects: Number of X's; half of them fit.
+        n_subjects: Number of subjects; half of them fit.
         source: Source knowledge.
         target: Target knowledge.
-        batch: X's per batch of ours.
+        batch: Subjects per batch of our way.
     """
     model = LanguageModel.from_pretrained(lm)
     catalogue = Catalogue.load()
-    asked = [catalogue[source], catalogue[target]]
-    ids = [list(build_domain(knowledge, model.tokenizer).token_ids) for knowledge in asked]
-    inputs = sample_subjects(model.tokenizer, n_subjects)
-    prompts = [[knowledge.prompt(x) for x in inputs] for knowledge in asked]
+    pair = [catalogue[source], catalogue[target]]
+    ids = [list(build_domain(knowledge, model.tokenizer).token_ids) for knowledge in pair]
+    subjects = sample_subjects(model.tokenizer, n_subjects)
+    prompts = [[knowledge.prompt(x) for x in subjects] for knowledge in pair]
     half = n_subjects // 2
     published_logits(model, prompts[0][:20])  # warm up
     model.domain_logits(prompts[0][:20], ids[0])
@@ -116,7 +116,8 @@ def main(
     ours = x[half:].astype(np.float64) @ weight.numpy().T + bias.numpy()
     difference = np.abs(ours - theirs).max() / np.abs(theirs).max()
     print(
-        f"{lm}, {source}->{target}, {n_subjects} X's, {torch.get_num_threads()} thread(s), ", end=""
+        f"{lm}, {source}->{target}, {n_subjects} subjects, {torch.get_num_threads()} thread(s), ",
+        end="",
     )
     print(f"torch {torch.__version__}")
     print(f"labels: {len(ids[0])} -> {len(ids[1])}; predictions differ by {difference:.1e}\n")

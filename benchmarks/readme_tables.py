@@ -30,7 +30,7 @@ FAMILIES = (
     "city", "city_es", "city_zh", "country", "country_es", "country_zh", "job", "job_zh",
     "object_color", "simile_color", "X+1", "X+2", "X*2",
 )  # fmt: skip
-TIES = (
+RANKED = (
     ("country", "food"), ("city", "country"), ("country", "city"), ("ceo", "company"),
     ("color", "personality"), ("city", "color"), ("city", "gender"), ("color", "sport"),
 )  # fmt: skip
@@ -42,12 +42,12 @@ RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 
 
 def two(value: float | None) -> str:
-    """Two digits, as the paper writes them."""
+    """Return a number with two digits, as the paper writes them."""
     return "" if value is None else f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
 
 
 def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
-    """Label-wise r between kinds of knowledge, source row, target column."""
+    """Return the label-wise r of some pairs: source row, target column."""
     r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
     rows = [
         [source, *(two(r[source, t]) if source != t else "–" for t in shown)] for source in shown
@@ -56,7 +56,7 @@ def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
 
 
 def nulls(results: dict[str, Any]) -> str:
-    """A tied and an untied pair beside their nulls."""
+    """Return related and unrelated pairs beside their nulls."""
     rows = []
     for pair in results["pairs"]:
         name = f"{pair['source']}->{pair['target']}"
@@ -67,7 +67,7 @@ def nulls(results: dict[str, Any]) -> str:
 
 
 def ridge_path(results: dict[str, Any]) -> str:
-    """Correlation and Hit@1 of city->country along the ridge."""
+    """Return the correlation and Hit@1 of city->country along the ridge."""
     (path,) = (
         entry["path"]
         for entry in results["ridge_path"]
@@ -83,12 +83,12 @@ def ridge_path(results: dict[str, Any]) -> str:
     return markdown_table(header, rows)
 
 
-def ties(results: dict[str, Any]) -> str:
-    """How many pairs are tied, and some of them with their standard errors."""
+def ranking(results: dict[str, Any]) -> str:
+    """Return the number of pairs above their control, and some of them with standard errors."""
     found = [pair for pair in results["pairs"] if pair["q"] <= FINDING]
     rows = []
     for pair in results["pairs"]:
-        if (pair["source"], pair["target"]) in TIES:
+        if (pair["source"], pair["target"]) in RANKED:
             error = f"{two(pair['excess'])} ± {two(pair['excess_error'])}"
             given = (pair["partial_label_mean"], pair["through_given"])
             rows.append(
@@ -96,41 +96,43 @@ def ties(results: dict[str, Any]) -> str:
                  "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}", *map(two, given)]
             )  # fmt: skip
     table = markdown_table(
-        ["pair", "r", "above control", "adjusted p", "r given pet", "share through pet"], rows
+        ["pair", "r", "above control", "adjusted p", "partial r (pet)", "share through pet"], rows
     )
     n = len(results["pairs"])
     return f"{len(found)} of {n} pairs are above their control:\n\n{table}"
 
 
 def transitivity(results: dict[str, Any]) -> str:
-    """Two maps end to end beside the pair's own map."""
+    """Return the composed maps beside the map of the pair."""
     rows = [
         [f"{one['source']}→{one['via']}→{one['target']}",
          *(two(one[key]) for key in ("direct", "composed", "elsewhere"))]
         for one in results["transitivity"]
         if (one["source"], one["via"], one["target"]) in COMPOSED
     ]  # fmt: skip
-    header = ["source→via→target", "own map", "two maps", "through others, median"]
+    header = ["source→via→target", "direct map", "composed maps", "through others, median"]
     return markdown_table(header, rows)
 
 
 def tables(
     results: dict[str, Any], families: dict[str, Any], attributes: dict[str, Any]
 ) -> dict[str, str]:
-    """Every table, by its marker: of the probe, of all families, and of the attributes."""
-    matrix_note = f"Label-wise r on {results['n_test']:,} held-out X's, source row → target column:"
+    """Return every table by its marker."""
+    matrix_note = (
+        f"Label-wise r on {results['n_test']:,} held-out subjects, source row → target column:"
+    )
     null_note = "and beside its nulls:"
     return {
         "probe": f"{matrix_note}\n\n{matrix(results)}\n\n{null_note}\n\n{nulls(results)}",
         "path": ridge_path(results),
         "families": matrix(families, FAMILIES),
-        "ties": ties(attributes),
+        "ranking": ranking(attributes),
         "transitivity": transitivity(attributes),
     }
 
 
 def placed(readme: str, contents: dict[str, str]) -> str:
-    """The README with each table between its markers."""
+    """Return the README with each table between its markers."""
     for name, text in contents.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, _, rest = readme.partition(begin)
@@ -140,7 +142,7 @@ def placed(readme: str, contents: dict[str, str]) -> str:
 
 
 def read(run: str) -> dict[str, Any]:
-    """The numbers of a run."""
+    """Return the numbers of a run."""
     results: dict[str, Any] = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
     return results
 
@@ -151,7 +153,7 @@ def main(run: str, families_run: str, attributes_run: str, check: bool = False) 
     Args:
         run: Folder of a run of configs/linear_probe.yaml.
         families_run: Folder of a run of configs/correlation_matrix.yaml over all families.
-        attributes_run: Folder of a run of it over all attributes, given pet.
+        attributes_run: Folder of a run of it over all attributes, with pet partialled out.
         check: Only say whether the README's are the same; exit 1 if not.
     """
     before = README.read_text(encoding="utf-8")

@@ -49,10 +49,10 @@ def main(
     Args:
         n_source: Labels of the source.
         n_targets: Labels of all its targets together.
-        n_subjects: X's of the fit half.
-        threads: Of the processor.
-        repeats: How often each is measured.
-        device: cpu or cuda.
+        n_subjects: Subjects of the fit half.
+        threads: Number of CPU threads.
+        repeats: Number of runs of each row.
+        device: Device, cpu or cuda.
     """
     torch.set_num_threads(threads)
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{threads} thread(s)"

@@ -76,18 +76,18 @@ def main(
         steps: AdamW steps of each edit.
         rank: Rank of the adapters.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledge: What is taught.
-        repeats: How often each is measured.
+        knowledge: Kind of knowledge that is taught.
+        repeats: Number of runs of each row.
     """
-    asked = LanguageModel.from_pretrained(lm)
-    model = asked.model
+    language_model = LanguageModel.from_pretrained(lm)
+    model = language_model.model
     taught = Catalogue.load()[knowledge]
-    tokens = build_domain(taught, asked.tokenizer).token_ids
-    prompts = [taught.prompt(x) for x in sample_subjects(asked.tokenizer, n_edits)]
+    tokens = build_domain(taught, language_model.tokenizer).token_ids
+    prompts = [taught.prompt(x) for x in sample_subjects(language_model.tokenizer, n_edits)]
     answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)])
 
     def rows_of(edits: range) -> dict[str, Tensor]:
-        return dict(asked.encode([prompts[i] for i in edits]))
+        return dict(language_model.encode([prompts[i] for i in edits]))
 
     print(f"{lm}, {steps} AdamW steps, rank {rank}, {torch.get_num_threads()} thread(s), ", end="")
     print(f"torch {torch.__version__}\n")

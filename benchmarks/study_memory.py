@@ -2,9 +2,9 @@
 
     python benchmarks/study_memory.py
 
-runs `lincorr` on each config in a process of its own, as it ships; trainings that go on for many
-minutes (see `CUT`) are cut short, which their peak does not depend on. Most of what a small study
-holds are the libraries: the first row is a process that only imports them.
+runs `lincorr` on each config in a process of its own, as it ships; trainings of many minutes
+(see `CUT`) are cut short, which does not change their peak. Most of the memory of a small study is
+the libraries': the first row is a process that only imports them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ CUT = {
 
 
 def peak_of(command: Sequence[str]) -> tuple[float, float]:
-    """Peak resident memory in MiB, and seconds."""
+    """Return the peak resident memory in MiB, and seconds."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # wait4 tells the peak of this very process, not of the largest so far
+    # wait4 gives the peak of this process, not that of the largest child so far.
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"`{' '.join(command)}` failed")
@@ -59,7 +59,7 @@ def main(studies: list[str] | None = None, options: list[str] = []) -> None:  # 
 
     Args:
         studies: Names of configs; null takes all.
-        options: Laid over each, such as --trainer.max_steps=10.
+        options: Options added to each command, such as --trainer.max_steps=10.
     """
     print(
         f"{platform.machine()}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s), "

@@ -100,17 +100,17 @@ def random_walk(n_layers: int, n_tokens: int, width: int) -> Tensor:
     return hidden
 
 
-def ask_dadapy(
+def run_dadapy(
     python: str, hidden: Tensor, range_max: int, ks: tuple[int, ...], threads: int
 ) -> dict[str, list[float]]:
     """Run DADApy under the interpreter that has it."""
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "hidden.npy", hidden.numpy())
-        asked = json.dumps([folder, range_max, list(ks), threads])
+        arguments = json.dumps([folder, range_max, list(ks), threads])
         environment = os.environ | dict.fromkeys(
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
         )
-        command = [python, "-W", "ignore", "-c", DADAPY, asked]
+        command = [python, "-W", "ignore", "-c", DADAPY, arguments]
         subprocess.run(command, check=True, env=environment)
         return json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
 
@@ -211,7 +211,7 @@ def main(
     agreement = ""
     if dadapy is not None:
         part = hidden[:dadapy_layers].cpu()
-        theirs = ask_dadapy(dadapy, part, deepest, ks, threads)
+        theirs = run_dadapy(dadapy, part, deepest, ks, threads)
         whole = n_layers / dadapy_layers
         gride, naive, shared = (part * whole for part in theirs["seconds"])
         order |= {"DADApy": gride, "naive overlap": naive, "DADApy, neighbors shared": shared}
@@ -238,8 +238,8 @@ def main(
         ]
         for name, s in order.items()
     ]
-    place = f"{threads} threads" if device == "cpu" else torch.cuda.get_device_name()
-    print(f"{n_layers} layers of {n_tokens:,} tokens, width {width:,}; {place}\n")
+    where = f"{threads} threads" if device == "cpu" else torch.cuda.get_device_name()
+    print(f"{n_layers} layers of {n_tokens:,} tokens, width {width:,}; {where}\n")
     print(markdown_table(["", "s", "x bare", "MiB beyond hidden states"], rows))
     print(agreement)
 

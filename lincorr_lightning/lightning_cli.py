@@ -23,7 +23,7 @@ import lincorr_lightning.flow
 import lincorr_lightning.geometry
 import lincorr_lightning.pretraining
 import lincorr_lightning.probe
-import lincorr_lightning.sae  # noqa: F401
+import lincorr_lightning.sae.module  # noqa: F401
 from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError

@@ -12,10 +12,8 @@ Rows = Callable[[str], list[list[str]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ways_of_asking(
-    dtype: str, capsys: pytest.CaptureFixture[str], script: Script, rows: Rows
-) -> None:
-    script("logits").main(shape="small", inputs=40, published=12, batch=20, dtypes=[dtype])
+def test_logits(dtype: str, capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
+    script("logits").main(shape="small", n_subjects=40, published=12, batch=20, dtypes=[dtype])
     text = capsys.readouterr().out
     assert f"small, 0M weights in linear layers, {dtype}" in text
     table = rows(text)
@@ -28,10 +26,12 @@ def test_ways_of_asking(
         for row in (published, *ours):
             ratio = float(row[4].replace(",", "")) / float(published[4].replace(",", ""))
             assert float(row[5].removesuffix("x")) == pytest.approx(ratio, rel=0.01, abs=0.06)
-    told = re.findall(r"differ from the published way's by (\S+) one by one and (\S+) shared", text)
-    assert len(told) == 2
+    shown = re.findall(
+        r"differ from the published way's by (\S+) one by one and (\S+) shared", text
+    )
+    assert len(shown) == 2
     bound = 1e-4 if dtype == "float32" else 0.1
-    assert all(0 < float(far) < bound for line in told for far in line)
+    assert all(0 < float(far) < bound for line in shown for far in line)
 
 
 def test_bare_products_are_those_of_the_linear_layers(script: Script) -> None:

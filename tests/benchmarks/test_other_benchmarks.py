@@ -1,12 +1,19 @@
 """The other scripts, on sizes that take seconds."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import scipy.linalg
+import torch
+
+from lincorr_lightning.functional import LeastSquares
+from lincorr_lightning.knowledge import Catalogue
 
 Script = Callable[[str], ModuleType]
 Rows = Callable[[str], list[list[str]]]
@@ -53,6 +60,11 @@ def test_watching(
     table = rows(capsys.readouterr().out)
     assert len(table) == 6
     assert float(table[0][2].removesuffix("x")) == 1
+    bare = float(table[0][1].split()[0])
+    for row in table:
+        # A step is printed to 0.1 ms.
+        ratio = float(row[1].split()[0]) / bare
+        assert float(row[2].removesuffix("x")) == pytest.approx(ratio, rel=0.1 / bare, abs=0.01)
 
 
 def test_stacked_edits(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
@@ -64,23 +76,121 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], script: Script, rows:
 
 def test_published_method(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("published_method").main(n_subjects=120, batch=60)
-    assert rows(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    (difference,) = re.findall(r"predictions differ by (\S+)", text)
+    assert 0 < float(difference) < 1e-3
+    logits, fit, total = rows(text)
+    for column in (1, 2):
+        parts = [float(row[column].split()[0]) for row in (logits, fit, total)]
+        assert parts[0] + parts[1] == pytest.approx(parts[2], abs=2e-3)
+    assert float(total[1].split()[0]) > float(total[2].split()[0]) > 0
 
 
 def test_all_pairs(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("all_pairs").main(n_fit=50, scale=0.03)
-    assert rows(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    names = [name for name, _ in catalogue_sizes()]
+    sizes = [max(2, round(0.03 * n)) for _, n in catalogue_sizes()]
+    n_pairs = len(names) * (len(names) - 1)
+    assert f"{len(names)} kinds of knowledge, {sum(sizes):,} labels, {n_pairs:,} pairs" in text
+    measured = [float(s) for s in re.findall(r"\d+ x \d+: ([\d.]+) s", text)]
+    assert len(measured) == 3
+    published, ours = rows(text)
+    # Seconds are rounded to a tenth in the text.
+    extrapolated = float(published[1].replace(",", ""))
+    assert extrapolated == pytest.approx(sum(measured) / 3 * n_pairs, abs=0.05 * n_pairs + 1)
+    assert 0 < float(ours[2].split()[0]) < 16
+
+
+def catalogue_sizes() -> list[tuple[str, int]]:
+    return [(each.name, len(each.answers)) for each in Catalogue.load().select(["all"])]
+
+
+def test_all_pairs_are_solved(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The maps against scipy's, on statistics of four kinds of knowledge."""
+    module = script("all_pairs")
+    sizes = [3, 2, 4, 5]
+    scatter = module.statistics(sum(sizes), seed=1)
+    weights = []
+
+    class Recorded(LeastSquares):
+        def weight(self, ridge: float | torch.Tensor) -> torch.Tensor:
+            weights.append(super().weight(ridge))
+            return weights[-1]
+
+    monkeypatch.setattr(module, "LeastSquares", Recorded)
+    assert module.solve_all(scatter, torch.zeros(sum(sizes), dtype=torch.float64), sizes) == 12
+    start = 0
+    for size, weight in zip(sizes, weights, strict=True):
+        source = slice(start, start + size)
+        expected = scipy.linalg.solve(scatter[source, source].numpy(), scatter[source].numpy()).T
+        np.testing.assert_allclose(weight.numpy(), expected, atol=1e-9)
+        start += size
 
 
 def test_feature_matching(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("feature_matching").main(
-        n_features=64, width=16, n_layers=3, ks=(1,), threads=1, repeats=1
+        n_features=2048, width=256, n_layers=4, ks=(1, 5), threads=1, repeats=1
     )
-    assert rows(capsys.readouterr().out)
+    bare, *matched = rows(capsys.readouterr().out)
+    assert [row[0] for row in (bare, *matched)] == ["bare products", "top-1", "top-5"]
+    assert bare[2] == bare[4] == "1.00"
+    for row in (bare, *matched):
+        # Three predecessors were timed; of four layers, the first has two. Rounding: 0.05 and 0.5.
+        assert float(row[6]) == pytest.approx(float(row[1]) * 11 / 3, abs=0.05 * 11 / 3 + 0.5)
 
 
-def test_token_geometry(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
+FAKE_DADAPY = """
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.spatial.distance import cdist
+
+class Data:
+    def __init__(self, coordinates, maxk=None, n_jobs=1):
+        distances = cdist(coordinates, coordinates)
+        self.dist_indices = np.argsort(distances, axis=1, kind="stable")
+        self.distances = np.sort(distances, axis=1)
+
+    def remove_identical_points(self):
+        pass
+
+    def compute_distances(self):
+        pass
+
+    def return_id_scaling_gride(self, range_max):
+        ids = []
+        for n2 in 2 ** np.arange(1, int(np.log2(range_max)) + 1):
+            mu, n1 = self.distances[:, n2] / self.distances[:, n2 // 2], n2 // 2
+            def loss(d):
+                likelihood = (1 - 1 / len(mu)) * np.log(d) + (n2 - n1 - 1) * np.log(mu**d - 1)
+                return -np.sum(likelihood - ((n2 - 1) * d + 1) * np.log(mu))
+            ids.append(minimize_scalar(loss, bounds=(0.01, 100), method="bounded").x)
+        return np.array(ids), None, None
+"""
+
+
+def test_token_geometry(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    rows: Rows,
+) -> None:
+    """Beside a stand-in for DADApy, which estimates dimensions and overlap the naive way."""
+    (tmp_path / "dadapy.py").write_text(FAKE_DADAPY, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script("token_geometry").main(
-        n_layers=2, n_tokens=64, width=16, range_scalings=(2, 4), ks=(1, 2), threads=1, repeats=1
-    )
-    assert rows(capsys.readouterr().out)
+        n_layers=3, n_tokens=128, width=32, range_scalings=(4, 8), ks=(1, 2), threads=1, repeats=1,
+        dadapy=sys.executable, dadapy_layers=3,
+    )  # fmt: skip
+    text = capsys.readouterr().out
+    (far,) = re.findall(r"ID differs from DADApy's by at most (\S+) of it", text)
+    assert float(far) < 1e-3
+    assert "overlap is equal to the naive count" in text
+    table = {row[0]: row for row in rows(text)}
+    assert list(table) == [
+        "bare products", "nearest tokens", "intrinsic dimension", "overlap", "all three", "DADApy",
+        "naive overlap", "DADApy, neighbors shared",
+    ]  # fmt: skip
+    parts = [float(table[name][1]) for name in ("nearest tokens", "intrinsic dimension", "overlap")]
+    assert float(table["all three"][1]) == pytest.approx(sum(parts), abs=0.021)

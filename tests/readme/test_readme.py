@@ -1,15 +1,18 @@
-"""Every command and snippet of README runs, in its order, in one folder, and tells its numbers."""
+"""Every command and snippet of README.md runs, in its order, in one folder.
+
+By default in small form; nightly, its tables are compared with full runs.
+"""
 
 import importlib.util
 import json
 import re
-import runpy
 import shlex
 from collections.abc import Iterator
 from contextlib import chdir
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,26 +20,40 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.sae.formats import load_saes
 
-SHORTER = {
-    "configs/correlation_matrix.yaml": ["--data.n_subjects=400"],
-    "configs/pretraining.yaml": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
-    "configs/formation.yaml": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
-    "configs/sparse_autoencoders.yaml": ["--data.n_tokens=70000", "--data.n_held_out=500"],
-    "configs/knowledge_geometry.yaml": ["--data.n_subjects=200"],
-    "--data.words_per_subject": ["--data.n_subjects=400"],
+PROBE = ["--data.n_subjects=400"]
+# Options that make a command of a config take seconds.
+SMALL = {
+    "linear_probe": PROBE,
+    "correlation_matrix": PROBE,
+    "resilience": PROBE,
+    "knowledge_geometry": ["--data.n_subjects=200", "--model.n_permutations=99"],
+    "token_geometry": ["--data.n_texts=8"],
+    "source_finetune": ["--data.n_edits=16"],
+    "source_finetune_lora": ["--data.n_edits=16"],
+    "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
+    "vocabulary_ablation": ["--model.compose.epochs=2", "--model.learn.epochs=2"],
+    "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
+    "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
+    "sparse_autoencoders": ["--data.n_tokens=70000", "--data.n_held_out=500"],
+    "feature_flow": [
+        "--model.training_tokens=70000", "--model.sae.n_features=512", "--model.n_subjects=400",
+        "--model.deactivation.n_cases=100", "--model.steering.strengths=[0, 1]",
+        "--model.steering.n_prompts=16", "--model.steering.n_texts=16", "--data.n_texts=500",
+    ],
 }  # fmt: skip
-# Whoever shares a line follows from one another in the tiny world.
-TIED = (
+# Kinds of knowledge on one line determine one another in the tiny world.
+RELATED = (
     "city birthplace country continent language landmark food drink flower vacation music mother "
     "father",
     "ceo company job vehicle",
     "sport hobby",
     "color personality",
 )
-CORRELATION_MATRIX = ["fit", "--config", "configs/correlation_matrix.yaml"]
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -46,77 +63,89 @@ def blocks(language: str) -> list[str]:
 
 def lincorr_commands() -> list[list[str]]:
     """Arguments of every `lincorr` in the README's shell blocks."""
-    whole = [block.replace("\\\n", " ") for block in blocks("bash")]
-    lines = [line for block in whole for line in block.splitlines()]
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [shlex.split(part)[1:] for part in parts if part.startswith("lincorr ")]
 
 
-def commands_with_tables() -> list[list[str]]:
-    """Those of the probe whose numbers the README shows."""
-    told = ("configs/linear_probe.yaml", "simile_color", "--model.given")
-    return [
-        next(command for command in lincorr_commands() if word in " ".join(command))
-        for word in told
-    ]
+def config_of(command: list[str]) -> str:
+    """Name of the study's config; empty if the command has none."""
+    return Path(command[2]).stem if command[1] == "--config" else ""
+
+
+def needs_other_files(command: list[str]) -> bool:
+    """Whether a command reads files that are not here, or starts processes itself."""
+    return any(
+        "configs/lm/" in part or "texts.txt" in part or part == "configs/trainer/ddp_cpu.yaml"
+        for part in command
+    )
+
+
+def with_own_files(command: list[str]) -> list[str]:
+    """Replace the paths that stand for the reader's own files."""
+    saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
+    paths = {
+        "path/to/checkpoint": str(files("lincorr_lightning.lm").joinpath("tiny_world")),
+        "folder/of/one": f"{saes}/residual.0",
+        "folder/of/another": f"{saes}/mlp_out.0",
+    }
+    for name, path in paths.items():
+        command = [part.replace(name, path) for part in command]
+    return command
+
+
+def run_folder_of(command: list[str]) -> Path | None:
+    """Run a command and return its run folder, if it has one."""
+    trainer = getattr(main(command), "trainer", None)
+    found = trainer is not None and trainer.log_dir is not None
+    return Path(trainer.log_dir).absolute() if found else None
+
+
+TRAINER_COMMANDS = [command for command in lincorr_commands() if config_of(command)]
+
+
+@pytest.mark.parametrize("command", TRAINER_COMMANDS, ids=" ".join)
+def test_command_parses(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--print_config"])
+    assert stop.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["class_path"].startswith("lincorr_lightning.")
+    overlays = {Path(path).stem for path in command if path.endswith(".yaml")}
+    assert config["trainer"]["accelerator"] == ("cuda" if "gpu" in overlays else "cpu")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Run all of it in an empty folder, which is left as the current one.
+def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+    """Run all commands in small form, in the README's order, in an empty folder.
 
     Yields:
-        The run's folder of each command that has one.
+        The run folders. The empty folder is the current one.
     """
-    tiny_world = str(files("lincorr_lightning.lm").joinpath("tiny_world"))
-    folders: dict[str, Path] = {}
+    folders = []
     with chdir(tmp_path_factory.mktemp("user")):
         for command in lincorr_commands():
-            asked = " ".join(command)
-            if "configs/trainer/ddp_cpu.yaml" in command:
-                continue  # a launcher cannot start this test again; tests/processes runs it
-            if command == CORRELATION_MATRIX:
-                continue  # run in full by tests/cli
-            if any("configs/lm/" in part or "texts.txt" in part for part in command):
-                # Its checkpoint is not here: everything up to loading it must be right.
-                with pytest.raises(SystemExit) as stop:
-                    main([*command, "--print_config"])
-                assert stop.value.code in (0, None)
-                continue
-            # Minutes as they stand; a little shows that they run.
-            if command not in commands_with_tables():
-                command = [*command, *next((s for c, s in SHORTER.items() if c in command), [])]
-            if any("configs/source_finetune" in part for part in command):
-                # tests/cli runs the configs as they stand.
-                command = [*command, "--data.n_edits=16"]
-            if any("configs/vocabulary_ablation" in part for part in command):
-                command = [*command, "--model.compose.epochs=2", "--model.learn.epochs=2"]
-            saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
-            places = {"path/to/checkpoint": tiny_world, "folder/of/one": f"{saes}/residual.0",
-                      "folder/of/another": f"{saes}/mlp_out.0"}  # fmt: skip
-            for name, place in places.items():
-                command = [part.replace(name, place) for part in command]
-            trainer = getattr(main(command), "trainer", None)
-            if trainer is not None and trainer.log_dir is not None:
-                folders[asked] = Path(trainer.log_dir).absolute()
-        yield folders
+            if not needs_other_files(command):
+                small = [*with_own_files(command), *SMALL.get(config_of(command), [])]
+                folders.append(run_folder_of(small))
+        yield [folder for folder in folders if folder is not None]
 
 
 @pytest.mark.slow
-def test_commands_run_in_order(ran: dict[str, Path]) -> None:
-    assert "fit --config configs/linear_probe.yaml" in ran
-    assert len(ran) > 20
-    assert all(folder.is_dir() for folder in ran.values())
+def test_commands_run_in_order(small_runs: list[Path]) -> None:
+    studies = {folder.parent.name for folder in small_runs}
+    assert studies == set(SMALL)
+    files = [folder / "results.json" for folder in small_runs]
+    # Only the predictions of the linear probe have no results of their own.
+    assert [path.parents[1].name for path in files if not path.is_file()] == ["linear_probe"]
+    assert Path("runs/report/index.html").is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ran")
+@pytest.mark.usefixtures("small_runs")
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_world = str(files("lincorr_lightning.lm").joinpath("tiny_world"))
     capsys.readouterr()
-    probe, own_module, features = (
-        code.replace("path/to/checkpoint", tiny_world) for code in blocks("python")
-    )
+    probe, own_module, features = with_own_files(blocks("python"))
     exec(compile(probe, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() in {
         answer.text.split()[0] for answer in Catalogue.load()["country"].answers
@@ -140,42 +169,69 @@ def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_file_named_exists() -> None:
-    root = Path(__file__).resolve().parents[2]
     for name in re.findall(r"(?:configs|benchmarks|tests|\.ci)/[\w./-]*\w", README):
-        assert (root / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
-@pytest.mark.slow
-def test_numbers_are_those_of_a_fresh_run(ran: dict[str, Path]) -> None:
-    """To the last digit but one: other processors round otherwise."""
-    spec = importlib.util.spec_from_file_location(
-        "readme_tables", Path(__file__).resolve().parents[2] / "benchmarks" / "readme_tables.py"
-    )
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    results = [script.read(str(ran[" ".join(command)])) for command in commands_with_tables()]
+    return script
+
+
+def full_run(words: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Run the first command that has these words as the README has it."""
+    command = next(one for one in lincorr_commands() if words in " ".join(one))
+    run = run_folder_of([*command, f"--trainer.default_root_dir={folder}"])
+    assert run is not None
+    return run, json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+
+def test_tables_have_the_headings_that_the_scripts_write() -> None:
+    markers = set(re.findall(r"<!-- (\w+): begin -->", README))
+    assert markers == set(re.findall(r"<!-- (\w+): end -->", README))
+    assert markers >= {"probe", "path", "families", "ranking", "transitivity"}
+    generalization, ablation = benchmark("generalization"), benchmark("vocabulary_ablation")
+    formation = benchmark("formation")
+    headings = [
+        generalization.COLUMNS, ("relation", *generalization.FORECASTERS), ablation.COLUMNS,
+        formation.COLUMNS,
+    ]  # fmt: skip
+    for columns in headings:
+        assert f"{markdown_table(columns, []).splitlines()[0]}\n" in README
+
+
+@pytest.mark.nightly
+def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
+    """To the last digit but one: other processors round otherwise."""
+    script = benchmark("readme_tables")
+    results = [
+        full_run(words, tmp_path)[1]
+        for words in ("configs/linear_probe.yaml", "simile_color", "--model.partial_out")
+    ]
     fresh = script.placed(README, script.tables(*results))
-    tied = {pair for group in TIED for pair in permutations(group.split(), 2)}
+    related = {pair for group in RELATED for pair in permutations(group.split(), 2)}
     found = [pair for pair in results[2]["pairs"] if pair["q"] <= script.FINDING]
-    assert {(pair["source"], pair["target"]) for pair in found} == tied
+    assert {(pair["source"], pair["target"]) for pair in found} == related
     number = re.compile(r"(?<![\w.])-?\d*\.\d+")
-    stands, should = number.findall(README), number.findall(fresh)
-    assert len(stands) == len(should)
-    for ours, theirs in zip(stands, should, strict=True):
+    shown, expected = number.findall(README), number.findall(fresh)
+    assert len(shown) == len(expected)
+    for ours, theirs in zip(shown, expected, strict=True):
         assert float(ours) == pytest.approx(float(theirs), abs=0.0201)
+    assert number.sub("", README) == number.sub("", fresh)
 
 
-@pytest.mark.slow
-def test_predecessors_of_features_count_as_told(
-    ran: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.nightly
+def test_feature_flow_tables_are_those_of_a_full_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Matched predecessors switch features off at least three times as often as random ones.
 
-    And the features that carry both answers of city->country are what the tie runs through.
+    And the features that carry both answers of city->country carry its correlation.
     """
-    folder = ran["test --config configs/feature_flow.yaml"]
-    results = json.loads((folder / "results.json").read_text())
+    folder, results = full_run("configs/feature_flow.yaml", tmp_path)
     for method in ("top-1", "top-5"):
         entry = results["deactivation"][method]
         assert entry["n"] >= 1000
@@ -190,21 +246,20 @@ def test_predecessors_of_features_count_as_told(
     graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
     assert max(graphs) > steering["single"]["score"]
 
-    # The README tells of this run. On another processor SAEs are trained a little otherwise.
-    root = Path(__file__).resolve().parents[2]
+    # On another processor, SAEs are trained a little differently.
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["feature_flow.py", str(folder)])
-    runpy.run_path(str(root / "benchmarks" / "feature_flow.py"), run_name="__main__")
+    benchmark("feature_flow").main()
     tables = [t for t in capsys.readouterr().out.split("\n\n") if t.startswith("| ")]
     assert len(tables) == 3
-    number = re.compile(r"0\.\d{3}|1\.000")
+    number = re.compile(r"(?<!\d)(?:0\.\d{3}|1\.000)")
     for table in tables:
         head, _, *fresh = table.strip().splitlines()
-        _, _, *stands = README[README.index(head) :].split("\n\n")[0].splitlines()
-        assert len(stands) == len(fresh)
-        for ours, theirs in zip(stands, fresh, strict=True):
+        _, _, *shown = README[README.index(head) :].split("\n\n")[0].splitlines()
+        assert len(shown) == len(fresh)
+        for ours, theirs in zip(shown, fresh, strict=True):
             assert ours.split("|")[1] == theirs.split("|")[1]
-            told, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
-            assert told == pytest.approx(found, abs=0.08), ours
+            values, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
+            assert values == pytest.approx(found, abs=0.08), ours
     saes = load_saes(folder / "sparse_autoencoders").values()
     assert f"of {sum(sae.n_features for sae in saes):,} features" in README
