@@ -47,11 +47,6 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> Outp
 
     It works for any architecture: each matrix of the layer is tried on its own input.
 
-    Args:
-        model: A Hugging Face causal LM.
-        hook_point: Hook point of the kind ``attention_out``.
-        path: File of the SAE, for messages.
-
     Raises:
         SparseAutoencoderError: The LM has no such hook point, or no linear map gives the output: in
             Gemma 2 and 3 a norm follows the projection.
@@ -117,11 +112,6 @@ def at_output(
     With W of full column rank, ``z = W⁺ (y - b)``: the features are those of z, and the
     reconstruction is W and b applied to that of z. The map is exact up to rounding, which grows by
     up to W's condition number from y to z: an LM in float32 is better than one in bfloat16.
-
-    Args:
-        sae: SAE that reads and writes z.
-        projection: W and b.
-        path: File of the SAE, for messages.
 
     Raises:
         SparseAutoencoderError: The LM's heads and the SAE differ in width, or W does not have full

@@ -38,12 +38,7 @@ _PANELS = {
 
 
 def quality_figure(scores: Sequence[SAEScore], subtitle: str) -> Figure:
-    """Draw the scores of SAEs by layer, a panel per score.
-
-    Args:
-        scores: Scores of each SAE.
-        subtitle: LM and size of the SAEs.
-    """
+    """Draw the scores of SAEs by layer, a panel per score."""
     layers = sorted({score.layer for score in scores})
     width = min(max(3.2, 1.6 + 0.16 * len(layers)), 6.0)
     figure = new_figure(2 * width + 0.6, 5.2, "Sparse autoencoders by layer", subtitle)
@@ -87,13 +82,7 @@ def _draw_score(axes: Axes, scores: Sequence[SAEScore], name: str) -> None:
 def density_figure(
     hook_points: Sequence[str], density: npt.NDArray[np.float64], subtitle: str
 ) -> Figure:
-    """Draw how often features are active, as a heat map with a row per hook point.
-
-    Args:
-        hook_points: Ids of the hook points.
-        density: Histograms, see `feature_densities`.
-        subtitle: LM and size of the SAEs.
-    """
+    """Draw how often features are active, as a heat map with a row per hook point."""
     n_rows, n_columns = density.shape
     row = min(max(6 / n_rows, 0.14), 0.3)  # inches
     figure = new_figure(
@@ -120,12 +109,7 @@ def density_figure(
 
 
 def training_figure(history: History, lm: str) -> Figure:
-    """Draw the training curves, a panel per curve and kind of hook point if one is not enough.
-
-    Args:
-        history: (step, value) pairs by tag, as ``dead/residual.3``.
-        lm: Short name of the LM.
-    """
+    """Draw the training curves, a panel per curve and kind of hook point if one is not enough."""
     title = f"Training of {lm}'s SAEs"
     names = {name for tag in history if (name := tag.partition("/")[2])}
     if len(names) <= MAX_CURVES:

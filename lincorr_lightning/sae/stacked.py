@@ -101,12 +101,6 @@ class StackedAutoencoders(nn.Module):
     loss of a hook point is its squared error as a share of the variance, so that all hook points
     have equal weight; dead features learn the error by an auxiliary loss (Gao et al., 2024, arXiv
     2406.04093, section 2.4).
-
-    Args:
-        hook_points: Hook points.
-        width: Width of the activations.
-        settings: Settings of each SAE.
-        seed: Seed of the initial weights, which do not depend on the other hook points.
     """
 
     input_scale: Tensor
@@ -286,11 +280,7 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def export(self, lm: str | None = None) -> dict[HookPoint, SparseAutoencoder]:
-        """Return a copy of each SAE, as used after training.
-
-        Args:
-            lm: Name of the LM.
-        """
+        """Return a copy of each SAE, as used after training."""
         activation = self.settings.activation
         saes = {}
         for i, hook_point in enumerate(self.hook_points):
