@@ -129,9 +129,6 @@ def assign_features(targets: Tensor, sources: Tensor) -> Assignment:
         sources: Decoder to search, ``(n_sources, width)``. If there are fewer sources than targets,
             some targets have none.
 
-    Raises:
-        ValueError: The widths differ.
-
     Example:
         >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()
         [1, 0]

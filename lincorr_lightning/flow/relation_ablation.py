@@ -45,17 +45,7 @@ def relation_logits(
     subjects: Sequence[str],
     interventions: Interventions | None = None,
 ) -> RelationLogits:
-    """Return the domain logits of a relation's prompts, with interventions.
-
-    Args:
-        lm: The loaded LM.
-        relation: The relation.
-        subjects: The subjects.
-        interventions: Interventions during the forward pass.
-
-    Raises:
-        NonFiniteError: Logits are NaN or infinite.
-    """
+    """Return the domain logits of a relation's prompts, with interventions."""
     with edited(lm.model, interventions or {}):
         source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
         target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
@@ -65,15 +55,7 @@ def relation_logits(
 def ablation(
     saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
 ) -> Interventions:
-    """Return interventions that remove features wherever they are active.
-
-    Args:
-        saes: SAE of each hook point.
-        features: Features to remove, each once.
-
-    Raises:
-        SparseAutoencoderError: A hook point has no SAE, or an SAE no such feature.
-    """
+    """Return interventions that remove features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
         indices.setdefault(feature.hook_point, []).append(feature.index)

@@ -22,13 +22,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
 @dataclass(frozen=True)
 class DrawnFlow:
-    """A flow to draw: the graphs of one feature, or of the features of two answers.
-
-    Attributes:
-        name: Name of the figure's file, after ``flow_``.
-        title: Title of the figure.
-        graphs: Graph of each start.
-    """
+    """A flow to draw: the graphs of one feature, or of the features of two answers."""
 
     name: str
     title: str
@@ -37,19 +31,7 @@ class DrawnFlow:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that the study measured.
-
-    Attributes:
-        n_texts: Number of texts read.
-        n_tokens: Number of tokens counted.
-        groups: Groups of each layer.
-        transitions: Explained variances of transition matrices.
-        cuts: Effects of rescaling predecessors.
-        steering: Effects of steering.
-        relation: Flow of the relation, if there is one.
-        flows: Flows to draw.
-        names: Names of features by their id.
-    """
+    """Everything that the study measured."""
 
     n_texts: int
     n_tokens: int
@@ -68,14 +50,7 @@ def feature_flow_results(
     saes: Iterable[HookPoint],
     settings: Mapping[str, Any],
 ) -> Results:
-    """Build the results of the study.
-
-    Args:
-        found: What was measured.
-        lm: Description of the LM, as `LanguageModel.info`.
-        saes: Hook points that have an SAE.
-        settings: Settings of the run.
-    """
+    """Build the results of the study."""
     deactivation = summarize_cuts(found.cuts)
     steering = best_steering(found.steering)
     values = {
@@ -106,15 +81,7 @@ _IN_FIGURES = ("histograms", "joint")
 
 
 def write_graphs(flows: Iterable[DrawnFlow], folder: Path) -> None:
-    """Write the graph of each start as JSON and GraphML.
-
-    Args:
-        flows: Flows of the run.
-        folder: Folder for the files.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Write the graph of each start as JSON and GraphML."""
     for graph in {graph.start: graph for flow in flows for graph in flow.graphs}.values():
         graph.write_json(folder / f"{graph.start.id}.json")
         graph.write_graphml(folder / f"{graph.start.id}.graphml")
@@ -127,9 +94,6 @@ def summarize_cuts(cuts: Sequence[CutEffect]) -> dict[str, dict[str, Any]]:
     """Return the effect of each method beside its random control, over all layers and groups.
 
     It is that at the lowest r: predecessors are removed if r = 0 was measured.
-
-    Args:
-        cuts: Effects of rescaling predecessors.
     """
     r = lowest_r(cuts)
     at_r = [cut for cut in cuts if (cut.sources, cut.group, cut.r) == ("all", "all", r)]
@@ -148,11 +112,7 @@ def summarize_cuts(cuts: Sequence[CutEffect]) -> dict[str, dict[str, Any]]:
 
 
 def best_steering(points: Sequence[SteeringPoint]) -> dict[str, dict[str, Any]]:
-    """Return the strength with the highest mean score over the answers, by strategy.
-
-    Args:
-        points: Effects of steering.
-    """
+    """Return the strength with the highest mean score over the answers, by strategy."""
     best: dict[str, dict[str, Any]] = {}
     for row in mean_steering(points):
         strategy = row.pop("strategy")

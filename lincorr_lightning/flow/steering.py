@@ -143,14 +143,7 @@ def steering_amounts(
 def answer_probability(
     lm: LanguageModel, rows: Rows, token_id: int, interventions: Interventions | None = None
 ) -> float:
-    """Return the mean probability of a token after some prompts, over the whole vocabulary.
-
-    Args:
-        lm: The loaded LM.
-        rows: Token ids of the prompts.
-        token_id: Token of the answer.
-        interventions: Interventions during the forward pass.
-    """
+    """Return the mean probability of a token after some prompts, over the whole vocabulary."""
     found = torch.empty(len(rows), dtype=torch.float64)
 
     def record(forward: Forward) -> None:
@@ -197,26 +190,13 @@ class SteeringScore(NamedTuple):
 
 
 def steering_score(behaviour: float, loss: float, loss_before: float) -> SteeringScore:
-    """Combine what steering gains and what it costs.
-
-    Args:
-        behaviour: Probability of the answer, from `answer_probability`.
-        loss: Loss on other texts with steering, from `text_loss`.
-        loss_before: Loss on these texts without steering.
-    """
+    """Combine what steering gains and what it costs."""
     coherence = min(1.0, float(torch.tensor(loss_before - loss, dtype=torch.float64).exp()))
     return SteeringScore(behaviour, coherence, behaviour * coherence)
 
 
 class SteeredAnswer(NamedTuple):
-    """An answer to steer towards.
-
-    Attributes:
-        label: Text of the answer.
-        token_id: Token of the answer.
-        graph: Flow graph of the feature that carries the answer.
-        prompts: Token ids of prompts with another answer.
-    """
+    """An answer to steer towards."""
 
     label: str
     token_id: int
@@ -257,16 +237,7 @@ def measure_steering(
     texts: Rows,
     settings: SteeringSettings,
 ) -> list[SteeringPoint]:
-    """Steer towards each answer at every strength by every strategy.
-
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        activity: Activity of their features, for typical activations.
-        answers: Answers to steer towards.
-        texts: Token ids of other texts, for coherence.
-        settings: Strategies and strengths.
-    """
+    """Steer towards each answer at every strength by every strategy."""
     if not answers:
         return []
     points = []
@@ -300,9 +271,6 @@ def measure_steering(
 
 def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
     """Return the means over the answers for each strategy and strength.
-
-    Args:
-        points: Effects of steering.
 
     Returns:
         Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and
