@@ -46,12 +46,7 @@ _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
 
 
 def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level."""
     n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
     panels = [(f"{_NAMES['dimension']}, n2 = {n2}", profiles.layers, profiles.dimension[..., 0])]
     if profiles.overlap.shape[2]:
@@ -71,12 +66,7 @@ def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
 
 
 def scalings_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw ID by layer, a curve per range scaling and a panel per shuffling level.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw ID by layer, a curve per range scaling and a panel per shuffling level."""
     shown = profiles.shuffles[:_MAX_PANELS]
     figure, axes = _panels(
         len(shown), 3, f"Intrinsic dimension of {lm} by range scaling",
@@ -98,10 +88,6 @@ def overlap_sizes_figure(profiles: TokenProfiles, lm: str) -> Figure:
 
     For a deep LM there is a panel for each of some ks, and x is the layer; for one of few layers a
     panel for each two consecutive ones, and x is k.
-
-    Args:
-        profiles: What was observed, in two layers or more.
-        lm: Name of the LM for the title.
     """
     n_pairs = profiles.overlap.shape[2]
     deep = n_pairs > _MAX_PANELS
@@ -129,12 +115,7 @@ def overlap_sizes_figure(profiles: TokenProfiles, lm: str) -> Figure:
 
 
 def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts."""
     level = list(profiles.shuffles).index(0) if 0 in profiles.shuffles else 0
     tests = [profiles.dimension_loss(level, j, 0) for j in range(len(profiles.layers))]
     known = [(layer, t) for layer, t in zip(profiles.layers, tests, strict=True) if t is not None]
@@ -177,12 +158,7 @@ def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
 
 
 def next_token_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw contextual entropy against the ID of the LM's probabilities and against its loss.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw contextual entropy against the ID of the LM's probabilities and against its loss."""
     n2 = profiles.range_scalings[0]
     figure, axes = _panels(
         2, 2, f"Next-token entropy of {lm}", f"{_prompts(profiles)}; a point per prompt"
@@ -202,12 +178,7 @@ def next_token_figure(profiles: TokenProfiles, lm: str) -> Figure:
 
 
 def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw overlap and difference of log ID against the scores of the maps, a point per pair."""
     k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
     rows = list(closeness.score_matrices)
     wording = closeness.test("wording", "", "r")
@@ -233,12 +204,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw a heat map of the overlap of all pairs, on average over layers.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw a heat map of the overlap of all pairs, on average over layers."""
     k = closeness.ks[closeness.middle_k]
     matrix = closeness.overlap_matrix(closeness.middle_k)
     chance = k / (closeness.n_subjects - 1)
@@ -256,12 +222,7 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw the ID of each cloud by layer and by range scaling.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw the ID of each cloud by layer and by range scaling."""
     names = closeness.names[:_MAX_CLOUDS]
     deep = len(closeness.layers) > 1
     left_out = len(closeness.names) - len(names)
@@ -300,12 +261,7 @@ def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw rho of closeness and the scores of the maps by layer.
-
-    Args:
-        closeness: What was found, in two layers or more.
-        lm: Name of the LM for the title.
-    """
+    """Draw rho of closeness and the scores of the maps by layer."""
     kinds = (("overlap", f"k={closeness.ks[closeness.middle_k]}"),
              ("dimension_difference", f"n2={closeness.range_scalings[0]}"))  # fmt: skip
     figure = new_figure(

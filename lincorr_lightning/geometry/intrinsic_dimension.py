@@ -51,10 +51,6 @@ def intrinsic_dimension(
     makes 2NN unbiased, and ratios above ``q50 + 20 (q95 - q50)`` are left out: such a token has an
     almost identical neighbor.
 
-    Args:
-        nearest: Result of `nearest_tokens`, up to the largest range scaling.
-        range_scalings: Range scalings n2, even, at least 2.
-
     Raises:
         ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
             named, has fewer than n2 + 1 distinct tokens.

@@ -218,14 +218,7 @@ class KnowledgeGeometry(FrozenLMModule):
 
 
 def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
-    """Fit the maps of all pairs and score them on other subjects.
-
-    Args:
-        layout: Columns of the joint rows, and the pairs.
-        fit: Moments of the rows that maps are fitted on.
-        test: Moments of the rows that they are scored on.
-        ridge: Penalty on ``|W|^2``.
-    """
+    """Fit the maps of all pairs and score them on other subjects."""
     found = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)
@@ -246,10 +239,6 @@ def wording_similarity(
     tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
     """Return the fraction of the tokens of two prompts that both have (Jaccard index).
-
-    Args:
-        tokenizer: The LM's tokenizer.
-        prompts: Prompts without a subject, by kind of knowledge.
 
     Returns:
         The similarity of each pair, in the order of `prompts`.

@@ -78,18 +78,8 @@ def read_last_states(
 ) -> Tensor:
     """Return the hidden state of each prompt's last token after each layer.
 
-    Args:
-        lm: The LM.
-        prompts: The prompts, of any lengths.
-        embedding_layer: Whether the token embedding comes first.
-
     Returns:
         ``(n_prompts, n_layers, d)``, in the LM's dtype, on its device.
-
-    Raises:
-        NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        LanguageModelError: The LM does not return its layers' hidden states.
-        SubjectsError: A prompt has no tokens, or more than the LM can read.
     """
     rows = lm.rows(prompts)
     found: dict[int, Tensor] = {}

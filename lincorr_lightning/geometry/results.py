@@ -35,14 +35,7 @@ def token_geometry_results(
     settings: Mapping[str, Any],
     included: Sequence[Results] = (),
 ) -> Results:
-    """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573).
-
-    Args:
-        profiles: What was observed.
-        lm: The LM, see `LanguageModel.info`.
-        settings: Hyper-parameters of the study and its data.
-        included: Results of callbacks.
-    """
+    """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
     n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
     dimension_loss, said = list(_dimension_loss_rows(profiles)), list(_said_rows(profiles))
     spearman = list(_spearman_rows(profiles))
@@ -284,14 +277,7 @@ def knowledge_geometry_results(
     settings: Mapping[str, Any],
     included: Sequence[Results] = (),
 ) -> Results:
-    """Return the results of `KnowledgeGeometry`.
-
-    Args:
-        closeness: What was found.
-        lm: The LM, see `LanguageModel.info`.
-        settings: Hyper-parameters of the study and its data.
-        included: Results of callbacks.
-    """
+    """Return the results of `KnowledgeGeometry`."""
     pairs = list(_pair_rows(closeness))
     tests = [_test_row(test) for test in closeness.tests]
     ks, scalings = closeness.ks, closeness.range_scalings
