@@ -225,11 +225,6 @@ def select_logit_method(
 ) -> LogitMethod:
     """Return the fastest method that gives the LM's own logits on a short text.
 
-    Args:
-        model: The LM.
-        probe: Token ids of a short text, at least two.
-        vocab_size: Number of rows of the head.
-
     Raises:
         LanguageModelError: A token changes the logits of an earlier position: the LM is not causal,
             so no position of a prompt predicts the next token.

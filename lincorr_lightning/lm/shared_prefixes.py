@@ -64,13 +64,6 @@ def plan_reading(
 ) -> Plan:
     """Decide whether the prompts of a subject share the computation of their common prefix.
 
-    Args:
-        model: The LM.
-        rows: Token ids of each domain's prompts, one for each subject.
-        wanted: `LMConfig.share_prefixes`.
-        max_tokens: Maximum tokens of a forward pass, if set.
-        sharing_error: Function that returns why this LM does not support sharing, or None.
-
     Raises:
         LanguageModelError: `wanted` is True and the LM does not support it.
     """
@@ -114,14 +107,6 @@ def logits_of_trees(
     pad_id: int,
 ) -> Tensor:
     """Return the logits of each domain after its prompts, side by side.
-
-    Args:
-        model: The LM, in eval mode.
-        trees: Trees of all prompts.
-        n_subjects: Number of subjects.
-        tokens: Token ids of each domain, on the LM's device.
-        batches: Splits the trees into forward passes.
-        pad_id: Any token id.
 
     Returns:
         ``(n_subjects, n_labels of all domains)``, float64.
@@ -173,14 +158,7 @@ def read_trees(
 def prefix_sharing_error(
     model: PreTrainedModel, method: LogitMethod, probe: Sequence[int], vocab_size: int
 ) -> str | None:
-    """Return why an LM does not support prefix sharing, or None if it does.
-
-    Args:
-        model: The LM.
-        method: Method that reads the logits of single prompts.
-        probe: Token ids of a short text, at least three.
-        vocab_size: Number of rows of the head.
-    """
+    """Return why an LM does not support prefix sharing, or None if it does."""
     if method is not LogitMethod.ROWS:
         return "its head is not a plain linear layer"
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
