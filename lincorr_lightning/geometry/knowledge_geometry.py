@@ -266,7 +266,7 @@ def _observe_cloud(cloud: Tensor, settings: CloudSettings, name: str) -> tuple[T
             f"{cloud.shape[1]} in layer {layer + 1}; range scaling {needed - 1} needs {needed}. "
             "Raise data.n_subjects, or name smaller model.range_scalings."
         )
-    dimension = intrinsic_dimension(nearest, settings.range_scalings).dimension
+    dimension = intrinsic_dimension(nearest, settings.range_scalings)
     return neighborhoods(nearest, max(settings.ks)), dimension
 
 

@@ -58,7 +58,7 @@ def token_observables(
     angles = neighbor_angles(hidden, nearest)
     cosines = cosine_statistics(hidden)
     return TokenObservables(
-        intrinsic_dimension(nearest, range_scalings).dimension,
+        intrinsic_dimension(nearest, range_scalings),
         consecutive_overlap(nearest, ks).mean(-2),
         cosines.mean,
         cosines.std,

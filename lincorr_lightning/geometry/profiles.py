@@ -174,7 +174,7 @@ def _corpus_dimension(
         n_distinct = int(nearest.distinct.sum(-1).min())
         possible = [n2 for n2 in possible if n2 < n_distinct]
     if possible:
-        found = intrinsic_dimension(nearest, possible).dimension
+        found = intrinsic_dimension(nearest, possible)
         dimension[:, : len(possible)] = found.cpu().numpy()
     return dimension
 

@@ -252,20 +252,12 @@ def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
 
 def _token_figures(profiles: TokenProfiles, lm: str) -> list[Figure]:
     n2 = profiles.range_scalings[0]
-    figures = [
+    return [
         Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
                partial(draw.profiles_figure, profiles, lm)),
-        Figure("range_scalings", "Intrinsic dimension by layer and range scaling",
-               partial(draw.scalings_figure, profiles, lm)),
-        Figure("overlap_sizes", "Overlap with the next layer by size of the neighborhood",
-               partial(draw.overlap_sizes_figure, profiles, lm)),
         Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
                partial(draw.dimension_loss_figure, profiles, lm)),
-        Figure("said", "Contextual entropy, the dimension of the probabilities, and the loss",
-               partial(draw.next_token_figure, profiles, lm)),
     ]  # fmt: skip
-    has_overlap = profiles.overlap.shape[2] > 0
-    return [figure for figure in figures if has_overlap or figure.name != "overlap_sizes"]
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------

@@ -184,5 +184,5 @@ def _logits_dimension(logits: Tensor, settings: CloudSettings) -> Tensor:
     dimension = torch.full((len(settings.range_scalings),), torch.nan, dtype=torch.float64)
     scalings = [n2 for n2 in settings.range_scalings if n2 < n_distinct]
     if scalings:
-        dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings).dimension[0].cpu()
+        dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings)[0].cpu()
     return dimension
