@@ -77,8 +77,7 @@ def predecessors_by_method(
         "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
         "top-5": {source: found.indices for source, found in matches.items()},
         "one-to-one": {
-            source: assign_features(targets, matcher.decoder(source)).indices[:, None]
-            for source in matches
+            source: assign_features(targets, matcher.decoder(source)).indices for source in matches
         },
     }
 

@@ -108,30 +108,6 @@ def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
     return finish(figure)
 
 
-def joint_activation_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
-    """Draw how often a predecessor is active with its feature, by the cosine of their decoders."""
-    figure = new_figure(
-        5.6, 3.1, f"Cosine and joint activation: {short_name(lm)}",
-        "share of a feature’s activations at which its predecessor (top-1) is active too",
-    )  # fmt: skip
-    axes = figure.add_subplot()
-    for kind, colour in _KIND_COLOURS.items():
-        rows = np.array([each.joint[kind] for each in groups if kind in each.joint], float)
-        if not len(rows):
-            continue
-        middle = (np.arange(rows.shape[1]) + 0.5) / rows.shape[1]
-        mean = [_mean(column) for column in rows.T.tolist()]
-        axes.plot(middle, mean, "o-", color=colour, label=f"from {SHORT[kind]}", markersize=4)
-        if len(rows) > 1:
-            axes.plot(middle, rows.T, color=colour, alpha=0.18, linewidth=0.8)
-    plain_axes(axes, "", "cosine of the decoders", "active together")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
-    return finish(figure)
-
-
 def transitions_figure(transitions: Sequence[Transition], lm: str) -> Figure:
     """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
     kinds = [kind for kind in SHORT if any(row.kind == kind for row in transitions)]

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import (
-    LeastSquares,
-    labelwise_pearson,
-    moments_of,
-    summarize,
-)
+from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Interventions
@@ -140,15 +136,14 @@ def score_relation(
     )
 
 
-def _fit(logits: RelationLogits, n_fit: int) -> tuple[Tensor, Tensor]:
-    """W and b of least squares, as the linear probe fits them."""
-    n_source = logits.source.shape[1]
+def _fit(logits: RelationLogits, n_fit: int) -> Solution:
+    """Return the map of least squares, as the linear probe fits it."""
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
-    scatter = moments.scatter
-    weight = LeastSquares(scatter[:n_source, :n_source], scatter[:n_source, n_source:]).weight(0.0)
-    return weight, moments.mean[n_source:] - weight @ moments.mean[:n_source]
+    source, target = torch.arange(len(moments.mean)).split(
+        [logits.source.shape[1], logits.target.shape[1]]
+    )
+    return RidgeSolver(moments, source, target).solve(0.0)
 
 
-def _label_mean(linear_map: tuple[Tensor, Tensor], source: Tensor, target: Tensor) -> float | None:
-    weight, bias = linear_map
-    return number(summarize(labelwise_pearson(source @ weight.T + bias, target)).mean)
+def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:
+    return number(summarize(labelwise_pearson(linear_map(source), target)).mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ def feature_flow_results(
         "n_texts": found.n_texts,
         "n_tokens": found.n_tokens,
         "groups": [
-            {key: value for key, value in asdict(each).items() if key not in _IN_FIGURES}
+            {key: value for key, value in asdict(each).items() if key != "histograms"}
             for each in found.groups
         ],
         "transitions": [asdict(each) for each in found.transitions],
@@ -75,9 +75,6 @@ def feature_flow_results(
         lm=lm,
         settings=settings,
     )
-
-
-_IN_FIGURES = ("histograms", "joint")
 
 
 def write_graphs(flows: Iterable[DrawnFlow], folder: Path) -> None:
@@ -301,54 +298,30 @@ def _relation_tables(found: RelationFlow) -> Iterable[Table]:
 
 
 def _figures(found: Measurements, lm: str) -> list[Figure]:
-    drawn = [
-        Figure(
-            "groups", "Share of activations by the matched predecessors that are active too.",
-            partial(figures.groups_figure, found.groups, lm, found.n_tokens),
-        ),
-        Figure(
-            "cosines", "Activations of each group by the cosine of their predecessors.",
-            partial(figures.cosines_figure, found.groups, lm),
-        ),
-        Figure(
-            "joint_activation", "How often a predecessor is active with its feature, by cosine.",
-            partial(figures.joint_activation_figure, found.groups, lm),
-        ),
+    relation = "" if found.relation is None else found.relation.relation.name
+    drawn: list[tuple[str, str, Callable[..., Any], Any]] = [
+        ("groups", "Share of activations by the matched predecessors that are active too.",
+         partial(figures.groups_figure, n_tokens=found.n_tokens), found.groups),
+        ("cosines", "Activations of each group by the cosine of their predecessors.",
+         figures.cosines_figure, found.groups),
+        ("transitions", "Variance that the features of a predecessor explain.",
+         figures.transitions_figure, found.transitions),
+        ("deactivation", "Features switched off with their predecessors.",
+         figures.deactivation_figure, found.cuts),
+        ("rescaling", "Activations and losses as predecessors are rescaled.",
+         figures.rescaling_figure, found.cuts),
+        ("steering", "Behaviour, coherence and their product by steering strength.",
+         figures.steering_figure, found.steering),
+        ("relation", f"{relation} with features of its answers removed.",
+         figures.relation_figure, found.relation),
     ]  # fmt: skip
-    if found.transitions:
-        drawn.append(
-            Figure(
-                "transitions", "Variance that the features of a predecessor explain.",
-                partial(figures.transitions_figure, found.transitions, lm),
-            )
-        )  # fmt: skip
-    if found.cuts:
-        drawn += [
-            Figure(
-                "deactivation", "Features switched off with their predecessors.",
-                partial(figures.deactivation_figure, found.cuts, lm),
-            ),
-            Figure(
-                "rescaling", "Activations and losses as predecessors are rescaled.",
-                partial(figures.rescaling_figure, found.cuts, lm),
-            ),
-        ]  # fmt: skip
-    if found.steering:
-        drawn.append(
-            Figure(
-                "steering", "Behaviour, coherence and their product by steering strength.",
-                partial(figures.steering_figure, found.steering, lm),
-            )
-        )  # fmt: skip
-    if found.relation is not None:
-        drawn.append(
-            Figure(
-                "relation", f"{found.relation.relation.name} with features of its answers removed.",
-                partial(figures.relation_figure, found.relation, lm),
-            )
-        )  # fmt: skip
     names = safe_names(flow.name for flow in found.flows)
-    for flow in found.flows:
-        draw = partial(figures.flow_figure, flow.graphs, flow.title, found.names, lm)
-        drawn.append(Figure(f"flow_{names[flow.name]}", f"{flow.title}.", draw))
-    return drawn
+    flows = [
+        Figure(
+            f"flow_{names[flow.name]}", f"{flow.title}.",
+            partial(figures.flow_figure, flow.graphs, flow.title, found.names, lm),
+        )
+        for flow in found.flows
+    ]  # fmt: skip
+    own = [Figure(name, caption, partial(f, data, lm)) for name, caption, f, data in drawn if data]
+    return own + flows
