@@ -14,7 +14,7 @@ from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings
 
 
 class FrozenLMModule(L.LightningModule):
@@ -76,13 +76,7 @@ class FrozenLMModule(L.LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters of the study and, under ``data``, those of its data."""
-        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
-        # LightningCLI adds keys of its own, which begin with an underscore.
-        own, data = (
-            {key: value for key, value in hparams.items() if not key.startswith("_")}
-            for hparams in (self.hparams, data)
-        )
-        return {**own, "data": data}
+        return run_settings(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the LM out, and note which one it was."""

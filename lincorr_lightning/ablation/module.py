@@ -30,7 +30,7 @@ from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.loggers import log_scalars
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,8 @@ class VocabularyAblation(L.LightningModule):
             cases(texts, self.networks, embedding.tokenizer),
             seconds,
         )
-        settings = {**self.hparams, "data": self._data_settings}
+        settings = run_settings(self.trainer)
         write_results(self.trainer, ablation_results(texts.corpus, embedding, found, settings))
-
-    @property
-    def _data_settings(self) -> dict[str, Any]:
-        return dict(getattr(getattr(self.trainer, "datamodule", None), "hparams", {}))
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -336,7 +332,7 @@ class VocabularyAblation(L.LightningModule):
         """Store the settings, the fingerprint of the embedding, and the scores so far."""
         checkpoint["ablation"] = {
             "hparams": dict(self.hparams),
-            "data": self._data_settings,
+            "data": run_settings(self.trainer)["data"],
             "embedding": self._fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
@@ -363,7 +359,7 @@ class VocabularyAblation(L.LightningModule):
             f"{kind}.{name}"
             for kind, key, ours in (
                 ("model", "hparams", self.hparams),
-                ("data", "data", self._data_settings),
+                ("data", "data", run_settings(self.trainer)["data"]),
             )
             for name, value in stored[key].items()
             if name not in ("lm", "texts_file") and name[0] != "_" and ours.get(name) != value

@@ -39,6 +39,7 @@ from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
     run_folder,
+    run_settings,
     write_results,
 )
 
@@ -400,18 +401,12 @@ class SourceFinetune(L.LightningModule):
                 for key, points in getattr(callback, "history", {}).items()
             },
         )
-        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
-        # LightningCLI adds keys of its own, which begin with an underscore.
-        settings, data = (
-            {key: value for key, value in hparams.items() if not key.startswith("_")}
-            for hparams in (self.hparams, data)
-        )
         results = finetune_results(
             run,
             collect_callback_results(self.trainer),
             self.forecasts,
             self._lm_info,
-            {**settings, "data": data},
+            run_settings(self.trainer),
         )
         write_results(self.trainer, results)
 

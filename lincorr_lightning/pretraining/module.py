@@ -27,6 +27,7 @@ from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
     run_folder,
+    run_settings,
     write_results,
 )
 
@@ -273,7 +274,6 @@ class Pretraining(L.LightningModule):
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / MODEL_FOLDER
         save_llama(lm, corpus, self.hparams["save_dtype"], folder)
-        data = getattr(self.trainer, "datamodule", None)
         results = pretraining_results(
             corpus,
             folder,
@@ -283,7 +283,7 @@ class Pretraining(L.LightningModule):
             self._recall,
             self.trainer.global_step,
             seconds,
-            {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
+            run_settings(self.trainer),
             collect_callback_results(self.trainer),
         )
         write_results(self.trainer, results)

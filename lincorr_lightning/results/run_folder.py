@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,23 @@ def study_name(module: object) -> str:
     if isinstance(study, str):
         return study
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+
+
+def run_settings(trainer: L.Trainer) -> dict[str, Any]:
+    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule.
+
+    Args:
+        trainer: The run's Trainer.
+    """
+    datamodule = getattr(trainer, "datamodule", None)
+    return {**_hparams(trainer.lightning_module), "data": _hparams(datamodule)}
+
+
+def _hparams(holder: Any) -> dict[str, Any]:
+    """Return hyper-parameters without the keys that LightningCLI adds to them."""
+    hparams = getattr(holder, "hparams", {})
+    parameters = inspect.signature(type(holder)).parameters if hparams else {}
+    return {key: value for key, value in hparams.items() if key in parameters}
 
 
 def write_results(trainer: L.Trainer, results: Results) -> None:
