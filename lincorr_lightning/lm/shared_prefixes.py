@@ -127,7 +127,7 @@ def logits_of_trees(
         indices = to_device(torch.tensor(list(chain.from_iterable(ends))).T.contiguous(), device)
         parts = torch.split(indices, [len(ends[domain]) for domain in present], dim=1)
         blocks = [(part[1], tokens[domain]) for domain, part in zip(present, parts, strict=True)]
-        read = read_trees(model, batch, blocks)
+        read = _read(model, batch, blocks)
         for domain, part, values in zip(present, parts, read, strict=True):
             columns[domain][part[0]] = values.to(device)
 
@@ -135,20 +135,9 @@ def logits_of_trees(
     return logits
 
 
-def read_trees(
+def _read(
     model: PreTrainedModel, batch: TreeBatch, blocks: Sequence[tuple[Tensor, Tensor]]
 ) -> list[Tensor]:
-    """Return logits of different tokens at different nodes.
-
-    Args:
-        model: The LM.
-        batch: The trees.
-        blocks: Pairs of nodes in the flattened rows, ``(n_nodes,)``, and tokens to read there,
-            ``(n_tokens,)``.
-
-    Returns:
-        ``(n_nodes, n_tokens)`` for each block, float64.
-    """
     return read_positions(
         model, batch.input_ids, blocks,
         attention_mask=batch.attention_mask, position_ids=batch.position_ids,
@@ -179,7 +168,7 @@ def prefix_sharing_error(
     length = batch.input_ids.shape[1]
     nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:
-        (shared,) = read_trees(model, batch, [(nodes.to(device), tokens.to(device))])
+        (shared,) = _read(model, batch, [(nodes.to(device), tokens.to(device))])
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
         if oom_reason(error):
             raise
