@@ -138,17 +138,9 @@ def at_output(
     decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
     if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
-    return SparseAutoencoder(
-        hook_point=sae.hook_point,
+    return sae.replaced(
         encoder=encoder.float(),
         decoder=(sae.decoder.double() @ weight.T).float(),
         encoder_bias=encoder_bias.float(),
         decoder_bias=decoder_bias.float(),
-        activation=sae.activation,
-        threshold=sae.threshold,
-        k=sae.k,
-        score_scale=sae.score_scale,
-        input_scale=sae.input_scale,
-        subtract_decoder_bias=sae.subtract_decoder_bias,
-        lm=sae.lm,
     )
