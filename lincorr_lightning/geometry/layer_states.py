@@ -73,9 +73,7 @@ def read_layers(
 
 
 @torch.no_grad()
-def read_last_states(
-    lm: LanguageModel, prompts: Sequence[str], embedding_layer: bool = False
-) -> Tensor:
+def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the hidden state of each prompt's last token after each layer.
 
     Returns:
@@ -88,7 +86,7 @@ def read_last_states(
     def read(batch: list[int]) -> None:
         tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
         names = [repr(prompts[i]) for i in batch]
-        states = read_layers(lm, tokens, names, embedding_layer, logits=False)
+        states = read_layers(lm, tokens, names, logits=False)
         found.update(zip(batch, states.hidden[:, :, -1].clone(), strict=True))
 
     # Batches of one length need no padding, whatever the architecture.
