@@ -322,8 +322,8 @@ class TextsDataModule(L.LightningDataModule):
             SubjectsError: A file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
-        # Hyper-parameters of a run from the command line also hold links of other datamodules.
-        own = set(inspect.signature(TextsDataModule).parameters) - {"lm"}
+        # LightningCLI adds keys of its own to the hyper-parameters.
+        own = inspect.signature(TextsDataModule).parameters
         settings = {name: value for name, value in self.hparams.items() if name in own}
         settings |= {"n_tokens": n_tokens, "knowledge": None, "n_held_out": 1, "n_texts": None}
         other = TextsDataModule(self._lm, **settings)

@@ -139,10 +139,8 @@ def score_relation(
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:
     """Return the map of least squares, as the linear probe fits it."""
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
-    source, target = torch.arange(len(moments.mean)).split(
-        [logits.source.shape[1], logits.target.shape[1]]
-    )
-    return RidgeSolver(moments, source, target).solve(0.0)
+    columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
+    return RidgeSolver(moments, columns[:n_source], columns[n_source:]).solve(0.0)
 
 
 def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:

@@ -267,7 +267,7 @@ def test_remove_restores(small: SimpleNamespace) -> None:
         (["lm_head"], "'lm_head'.*output layer.* are: q_proj"),
         (["embed_tokens"], "'embed_tokens'.*not a linear layer"),
         (["mlp"], "'mlp'.*not a linear layer"),
-        ([], "no target module is named"),
+        ([], "target_modules is empty"),
     ],
 )
 def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace) -> None:
