@@ -33,7 +33,6 @@ from torch import Tensor
 from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
-    IntrinsicDimension,
     intrinsic_dimension,
 )
 from lincorr_lightning.geometry.neighborhoods import consecutive_overlap
@@ -176,7 +175,7 @@ def main(
     hidden = hidden.to(device)
     deepest = max(*range_scalings, *ks)
     nearest: list[NearestTokens] = []
-    found: list[IntrinsicDimension] = []
+    found: list[Tensor] = []
     overlap: list[Tensor] = []
 
     def find() -> None:
@@ -218,7 +217,7 @@ def main(
         ranks = [2**i for i in range(1, int(np.log2(deepest)) + 1)]
         columns = [ranks.index(n2) for n2 in range_scalings]
         dimension = torch.tensor(theirs["dimension"]).double()[:, columns]
-        ours = found[0].dimension[:dadapy_layers].cpu()
+        ours = found[0][:dadapy_layers].cpu()
         far = float((ours / dimension - 1).abs().max())
         counted = torch.tensor(theirs["overlap"], dtype=torch.float64)
         same = torch.equal(overlap[0][: dadapy_layers - 1].cpu(), counted)

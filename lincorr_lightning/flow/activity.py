@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class Peak(NamedTuple):
-    """The token at which a feature is most active.
-
-    Attributes:
-        activation: Activation of the feature.
-        context: Token ids of the text up to the token.
-        predicted: Token id that the LM finds most likely next.
-    """
+    """The token at which a feature is most active."""
 
     activation: float
     context: list[int]
@@ -30,10 +24,6 @@ class Peak(NamedTuple):
 
 class FeatureActivity:
     """Activity of the features of one hook point; memory does not grow with the number of texts.
-
-    Args:
-        n_features: Number of features of the SAE.
-        n_context: Number of tokens kept of the text up to a peak.
 
     Attributes:
         n_tokens: Number of tokens seen.
@@ -92,11 +82,6 @@ def name_features(
     features: Sequence[Feature],
 ) -> dict[str, str]:
     """Name features by the last tokens where each is most active, and the most likely next one.
-
-    Args:
-        tokenizer: Tokenizer of the LM.
-        activity: Activity of the features of each hook point.
-        features: Features to name.
 
     Returns:
         Name of each feature by its id, as ``Paris is → in``; features that are never active are

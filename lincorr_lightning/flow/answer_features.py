@@ -49,13 +49,7 @@ class AnswerFeatures:
 def last_activations(
     lm: LanguageModel, rows: Sequence[Sequence[int]], hook_points: Sequence[HookPoint]
 ) -> dict[HookPoint, Tensor]:
-    """Return the activations at each prompt's last position, ``(n_prompts, width)`` on the CPU.
-
-    Args:
-        lm: The loaded LM.
-        rows: Token ids of the prompts.
-        hook_points: Hook points to read.
-    """
+    """Return the activations at each prompt's last position, ``(n_prompts, width)`` on the CPU."""
     found: dict[HookPoint, Tensor] = {}
 
     def record(forward: Forward) -> None:
@@ -93,15 +87,7 @@ def find_answer_features(
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """What the features of a source answer and a target answer have in common.
-
-    Attributes:
-        source: Label of the source.
-        target: Label of the target.
-        is_reference: Whether the target is a reference answer for the source.
-        shared: Features in the backward flows of both.
-        carriers: Features that carry both answers at a hook point below the last one.
-    """
+    """What the features of a source answer and a target answer have in common."""
 
     source: int
     target: int

@@ -68,10 +68,6 @@ def predecessors_by_method(
 ) -> dict[str, dict[HookPoint, Tensor]]:
     """Return the predecessors of every feature of a hook point by each of `METHODS`.
 
-    Args:
-        matcher: The decoders.
-        hook_point: Hook point of the features.
-
     Returns:
         By method and hook point of the predecessors, ``(n_features, k)``; -1 is none.
     """
@@ -81,8 +77,7 @@ def predecessors_by_method(
         "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
         "top-5": {source: found.indices for source, found in matches.items()},
         "one-to-one": {
-            source: assign_features(targets, matcher.decoder(source)).indices[:, None]
-            for source in matches
+            source: assign_features(targets, matcher.decoder(source)).indices for source in matches
         },
     }
 
@@ -112,12 +107,7 @@ class Cases:
         return len(self.texts)
 
     def control(self, chosen: Chosen, generator: torch.Generator) -> dict[HookPoint, Tensor]:
-        """Draw as many other features that are active at the same token.
-
-        Args:
-            chosen: Features chosen in each case.
-            generator: Random generator on the CPU.
-        """
+        """Draw as many other features that are active at the same token."""
         drawn = {}
         for hook_point, active in self.active.items():
             index = chosen.get(hook_point)
@@ -363,18 +353,7 @@ def measure_deactivation(
     generator: torch.Generator,
     n_skipped: int = 0,
 ) -> list[CutEffect]:
-    """Rescale the predecessors of one layer's features by every method, and random controls.
-
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        matcher: Their decoders.
-        rows: Token ids of texts.
-        groups: Groups of the layer.
-        settings: Number of cases and strengths.
-        generator: Random generator on the CPU that draws cases and controls.
-        n_skipped: Number of tokens at the beginning of each text that do not count.
-    """
+    """Rescale the predecessors of one layer's features by every method, and random controls."""
     cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):
         return []
@@ -413,12 +392,7 @@ def lowest_r(cuts: Sequence[CutEffect]) -> float:
 
 
 def mean_over_cases(cuts: Sequence[CutEffect], name: str) -> float | None:
-    """Return the mean of an effect over the cases of all layers; None if it is not known.
-
-    Args:
-        cuts: Effects to average.
-        name: Attribute of `CutEffect`, such as ``success``.
-    """
+    """Return the mean of an effect over the cases of all layers; None if it is not known."""
     known = [(cut.n, getattr(cut, name)) for cut in cuts if getattr(cut, name) is not None]
     n = sum(count for count, _ in known)
     return number(sum(count * value for count, value in known) / n) if n else None

@@ -51,13 +51,7 @@ _STRATEGY_COLOURS = dict(zip(STRATEGIES, (GREY, BLUE, ORANGE, GREEN), strict=Tru
 
 
 def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figure:
-    """Draw the share of each group by layer (figures 5, 12, 18).
-
-    Args:
-        groups: Groups of each layer.
-        lm: Name of the LM.
-        n_tokens: Number of tokens counted.
-    """
+    """Draw the share of each group by layer (figures 5, 12, 18)."""
     layers = [each.layer for each in groups]
     figure = new_figure(
         max(5.6, 0.5 * len(layers) + 3.6), 3.2,
@@ -87,12 +81,7 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
 
 
 def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
-    """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14).
-
-    Args:
-        groups: Groups of each layer.
-        lm: Name of the LM.
-    """
+    """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
     kinds = [kind for kind in SHORT if any(kind in each.histograms for each in groups)]
     figure = new_figure(
         3.3 * len(kinds) + 1.9, 2.9, f"Cosines separate the groups: {short_name(lm)}",
@@ -119,42 +108,8 @@ def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
     return finish(figure)
 
 
-def joint_activation_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
-    """Draw how often a predecessor is active with its feature, by the cosine of their decoders.
-
-    Args:
-        groups: Groups of each layer.
-        lm: Name of the LM.
-    """
-    figure = new_figure(
-        5.6, 3.1, f"Cosine and joint activation: {short_name(lm)}",
-        "share of a feature’s activations at which its predecessor (top-1) is active too",
-    )  # fmt: skip
-    axes = figure.add_subplot()
-    for kind, colour in _KIND_COLOURS.items():
-        rows = np.array([each.joint[kind] for each in groups if kind in each.joint], float)
-        if not len(rows):
-            continue
-        middle = (np.arange(rows.shape[1]) + 0.5) / rows.shape[1]
-        mean = [_mean(column) for column in rows.T.tolist()]
-        axes.plot(middle, mean, "o-", color=colour, label=f"from {SHORT[kind]}", markersize=4)
-        if len(rows) > 1:
-            axes.plot(middle, rows.T, color=colour, alpha=0.18, linewidth=0.8)
-    plain_axes(axes, "", "cosine of the decoders", "active together")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
-    return finish(figure)
-
-
 def transitions_figure(transitions: Sequence[Transition], lm: str) -> Figure:
-    """Draw the explained variance of transition matrices by k and weights (figures 21 to 23).
-
-    Args:
-        transitions: Explained variances.
-        lm: Name of the LM.
-    """
+    """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
     kinds = [kind for kind in SHORT if any(row.kind == kind for row in transitions)]
     figure = new_figure(
         2.8 * len(kinds) + 2.4, 2.9,
@@ -187,12 +142,7 @@ def transitions_figure(transitions: Sequence[Transition], lm: str) -> Figure:
 
 
 def deactivation_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
-    """Draw the share of features switched off with their predecessors, and controls (figure 6).
-
-    Args:
-        cuts: Effects of rescaling predecessors.
-        lm: Name of the LM.
-    """
+    """Draw the share of features switched off with their predecessors, and controls (figure 6)."""
     r = lowest_r(cuts)
     rows = [row for row in cuts if row.r == r and row.sources == "all"]
     groups = [group for group in ("all", *GROUPS) if any(row.group == group for row in rows)]
@@ -236,12 +186,7 @@ def deactivation_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
 
 
 def rescaling_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
-    """Draw activations and losses as predecessors are rescaled (figures 7, 8).
-
-    Args:
-        cuts: Effects of rescaling predecessors.
-        lm: Name of the LM.
-    """
+    """Draw activations and losses as predecessors are rescaled (figures 7, 8)."""
     rows = [row for row in cuts if row.group == "all" and row.sources == "all"]
     figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {short_name(lm)}",
                         "mean over all cases; solid: matched, dotted: random active features of "
@@ -270,12 +215,7 @@ def rescaling_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
 
 
 def steering_figure(points: Sequence[SteeringPoint], lm: str) -> Figure:
-    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17).
-
-    Args:
-        points: Effects of steering.
-        lm: Name of the LM.
-    """
+    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
     rows = mean_steering(points)
     labels = list(dict.fromkeys(point.label for point in points))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
@@ -306,12 +246,7 @@ def steering_figure(points: Sequence[SteeringPoint], lm: str) -> Figure:
 
 
 def relation_figure(found: RelationFlow, lm: str) -> Figure:
-    """Draw the scores of a relation with and without the features that its answers share.
-
-    Args:
-        found: Flow of the relation.
-        lm: Name of the LM.
-    """
+    """Draw the scores of a relation with and without the features that its answers share."""
     titles = {
         "fixed": "r, unchanged map", "target_only": "r, removed in the\ntarget’s prompt",
         "refitted": "r, refitted map", "recall": "target answers\nstill correct",
@@ -361,12 +296,6 @@ def flow_figure(
 
     There is a row of boxes for each residual stream, the last one on top, and below each a row for
     the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
-
-    Args:
-        graphs: Graph of each start.
-        title: Title of the figure.
-        names: Names of features by their id, written below their numbers.
-        lm: Name of the LM.
     """
     starts = {graph.start for graph in graphs}
     edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}

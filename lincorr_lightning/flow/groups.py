@@ -31,8 +31,6 @@ class LayerGroups:
             active too from the others; None if it always or never is.
         histograms: By kind of predecessor and group, activations by the predecessor's cosine in
             bins of equal width from 0 to 1.
-        joint: By kind of predecessor, the share of activations at which it is active too, in the
-            same bins; None for an empty bin.
         zero_norm: Number of features left out because their decoder is zero, by the id of their
             hook point: this one and its predecessors.
     """
@@ -42,7 +40,6 @@ class LayerGroups:
     shares: Mapping[str, float]
     auroc: Mapping[str, float | None]
     histograms: Mapping[str, Mapping[str, Sequence[int]]]
-    joint: Mapping[str, Sequence[float | None]]
     zero_norm: Mapping[str, int]
 
 
@@ -160,30 +157,12 @@ class FeatureGroups:
         found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
         return found.index_add_(0, binned, self.counts[known]).T
 
-    def joint_activation(self, kind: HookKind, n_bins: int = 20) -> tuple[Tensor, Tensor]:
-        """Return how often a predecessor is active with the feature, by their cosine.
-
-        Args:
-            kind: Kind of the predecessor.
-            n_bins: Number of bins of equal width from 0 to 1.
-
-        Returns:
-            Share of each bin's activations at which the predecessor is active too, ``(n_bins,)``
-            float64, NaN for an empty bin; and the number of activations, ``(n_bins,)`` int64.
-        """
-        by_group = self.histogram(kind, n_bins)
-        bit = 1 << KINDS.index(kind)
-        n = by_group.sum(0)
-        both = by_group[[code for code in range(len(GROUPS)) if code & bit]].sum(0)
-        return torch.where(n > 0, both.double() / n, torch.nan), n
-
     def summarize(self, n_bins: int = 20) -> LayerGroups:
         """Return the counts of this layer as plain data.
 
         Args:
             n_bins: Number of bins of the cosines.
         """
-        joint = {kind: self.joint_activation(kind, n_bins)[0].tolist() for kind in self.kinds}
         return LayerGroups(
             layer=self.hook_point.layer,
             n_activations=int(self.counts.sum()),
@@ -193,6 +172,5 @@ class FeatureGroups:
                 kind: dict(zip(GROUPS, self.histogram(kind, n_bins).tolist(), strict=True))
                 for kind in self.kinds
             },
-            joint={kind: [number(share) for share in joint[kind]] for kind in joint},
             zero_norm=self._zero_norm,
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 # Cosines held in memory at a time: 16 million float32 numbers are 64 MiB.
 _TILE_SIZE = 2**24
@@ -25,24 +26,6 @@ class Matches(NamedTuple):
         cosines: Their cosines, ``(n_targets, k)``, float32; NaN where there is none.
         n_zero_targets: Number of targets left out because their norm is zero.
         n_zero_sources: Number of sources left out because their norm is zero.
-        full: All cosines, ``(n_targets, n_sources)``, with `return_full`; NaN where a norm is zero.
-    """
-
-    indices: Tensor
-    cosines: Tensor
-    n_zero_targets: int
-    n_zero_sources: int
-    full: Tensor | None = None
-
-
-class Assignment(NamedTuple):
-    """One source per target, each source at most once.
-
-    Attributes:
-        indices: Source of each target, ``(n_targets,)``, int64; -1 where there is none.
-        cosines: Its cosine, ``(n_targets,)``, float32; NaN where there is none.
-        n_zero_targets: Number of targets left out because their norm is zero.
-        n_zero_sources: Number of sources left out because their norm is zero.
     """
 
     indices: Tensor
@@ -52,19 +35,16 @@ class Assignment(NamedTuple):
 
 
 @torch.no_grad()
-def match_features(
-    targets: Tensor, sources: Tensor, k: int = 1, return_full: bool = False
-) -> Matches:
+def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
     """Find the k sources with the highest cosine to each target.
 
-    Cosines are computed in float32 for a tile of targets at a time. The whole matrix, a gibibyte
-    for 16k features against 16k, is held only with `return_full`.
+    Cosines are computed in float32 for a tile of targets at a time: the whole matrix is a gibibyte
+    for 16k features against 16k.
 
     Args:
         targets: Decoder of the features to match, ``(n_targets, width)``.
         sources: Decoder to search, ``(n_sources, width)``.
         k: Number of sources per target; 1 and 5 in the paper.
-        return_full: Whether to return all cosines too.
 
     Raises:
         ValueError: The widths differ, or k is below 1.
@@ -94,8 +74,6 @@ def match_features(
 
     indices = targets.new_full((n_targets, k), -1, dtype=torch.int64)
     cosines = targets.new_full((n_targets, k), torch.nan, dtype=torch.float32)
-    shape = (n_targets, n_sources)
-    full = targets.new_full(shape, torch.nan, dtype=torch.float32) if return_full else None
     rows = max(1, min(n_targets, _TILE_SIZE // max(1, len(sources))))
     tile = sources.new_empty(rows, len(sources))
     inverse = 1 / source_norm
@@ -111,15 +89,12 @@ def match_features(
         indices[start:stop, :n_kept] = torch.where(
             norm > 0, best if kept is None else kept[best], -1
         )
-        if full is not None:
-            columns = slice(None) if kept is None else kept
-            full[start:stop, columns] = torch.where(norm > 0, product / norm, torch.nan)
     n_zero_targets = n_targets - int((target_norm > 0).sum())
-    return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, n_zero_sources, full)
+    return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, n_zero_sources)
 
 
 @torch.no_grad()
-def assign_features(targets: Tensor, sources: Tensor) -> Assignment:
+def assign_features(targets: Tensor, sources: Tensor) -> Matches:
     """Match features one to one with the highest sum of cosines ("SAE Match", arXiv 2410.07656).
 
     The whole matrix of cosines is held in float64: 2 GiB for 16k features against 16k.
@@ -129,28 +104,28 @@ def assign_features(targets: Tensor, sources: Tensor) -> Assignment:
         sources: Decoder to search, ``(n_sources, width)``. If there are fewer sources than targets,
             some targets have none.
 
-    Raises:
-        ValueError: The widths differ.
+    Returns:
+        One source per target, each source at most once.
 
     Example:
         >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()
-        [1, 0]
+        [[1], [0]]
     """
     from scipy.optimize import linear_sum_assignment
 
-    matches = match_features(targets, sources, return_full=True)
-    full = matches.full
-    assert full is not None
-    known = ~full.isnan()
-    target_kept = known.any(1).nonzero().squeeze(1)
-    source_kept = known.any(0).nonzero().squeeze(1)
-    cost = full[target_kept][:, source_kept].double().cpu().numpy()
-    rows, columns = linear_sum_assignment(cost, maximize=True)
-    to = targets.device
-    chosen = target_kept[torch.from_numpy(rows).to(to)]
-    found = source_kept[torch.from_numpy(columns).to(to)]
-    indices = torch.full_like(matches.indices[:, 0], -1)
-    cosines = torch.full_like(matches.cosines[:, 0], torch.nan)
-    indices[chosen] = found
-    cosines[chosen] = full[chosen, found].clamp(-1, 1)
-    return Assignment(indices, cosines, matches.n_zero_targets, matches.n_zero_sources)
+    target_kept, source_kept = (d.float().norm(dim=1).nonzero()[:, 0] for d in (targets, sources))
+    cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
+    rows, columns = map(
+        torch.from_numpy, linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
+    )
+    rows, columns = rows.to(targets.device), columns.to(targets.device)
+    found = Matches(
+        targets.new_full((len(targets), 1), -1, dtype=torch.int64),
+        targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),
+        len(targets) - len(target_kept),
+        len(sources) - len(source_kept),
+    )
+    chosen = target_kept[rows]
+    found.indices[chosen, 0] = source_kept[columns]
+    found.cosines[chosen, 0] = cosines[rows, columns].clamp(-1, 1)
+    return found

@@ -191,11 +191,7 @@ class FeatureFlow(FrozenLMModule):
         return data
 
     def configure_model(self) -> None:
-        """Load the LM.
-
-        Raises:
-            SparseAutoencoderError: An SAE does not fit it, or no feature can have a predecessor.
-        """
+        """Load the LM."""
         super().configure_model()
         if self.saes:
             self._check_saes()
@@ -242,10 +238,6 @@ class FeatureFlow(FrozenLMModule):
     @torch.no_grad()
     def test_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Count the groups and the activity of features on some texts.
-
-        Args:
-            batch: Texts.
-            batch_idx: Number of the batch.
 
         Raises:
             ConfigError: The batch is of another type.

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import (
-    LeastSquares,
-    labelwise_pearson,
-    moments_of,
-    summarize,
-)
+from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Interventions
@@ -45,17 +41,7 @@ def relation_logits(
     subjects: Sequence[str],
     interventions: Interventions | None = None,
 ) -> RelationLogits:
-    """Return the domain logits of a relation's prompts, with interventions.
-
-    Args:
-        lm: The loaded LM.
-        relation: The relation.
-        subjects: The subjects.
-        interventions: Interventions during the forward pass.
-
-    Raises:
-        NonFiniteError: Logits are NaN or infinite.
-    """
+    """Return the domain logits of a relation's prompts, with interventions."""
     with edited(lm.model, interventions or {}):
         source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
         target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
@@ -65,15 +51,7 @@ def relation_logits(
 def ablation(
     saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
 ) -> Interventions:
-    """Return interventions that remove features wherever they are active.
-
-    Args:
-        saes: SAE of each hook point.
-        features: Features to remove, each once.
-
-    Raises:
-        SparseAutoencoderError: A hook point has no SAE, or an SAE no such feature.
-    """
+    """Return interventions that remove features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
         indices.setdefault(feature.hook_point, []).append(feature.index)
@@ -158,15 +136,12 @@ def score_relation(
     )
 
 
-def _fit(logits: RelationLogits, n_fit: int) -> tuple[Tensor, Tensor]:
-    """W and b of least squares, as the linear probe fits them."""
-    n_source = logits.source.shape[1]
+def _fit(logits: RelationLogits, n_fit: int) -> Solution:
+    """Return the map of least squares, as the linear probe fits it."""
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
-    scatter = moments.scatter
-    weight = LeastSquares(scatter[:n_source, :n_source], scatter[:n_source, n_source:]).weight(0.0)
-    return weight, moments.mean[n_source:] - weight @ moments.mean[:n_source]
+    columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
+    return RidgeSolver(moments, columns[:n_source], columns[n_source:]).solve(0.0)
 
 
-def _label_mean(linear_map: tuple[Tensor, Tensor], source: Tensor, target: Tensor) -> float | None:
-    weight, bias = linear_map
-    return number(summarize(labelwise_pearson(source @ weight.T + bias, target)).mean)
+def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:
+    return number(summarize(labelwise_pearson(linear_map(source), target)).mean)

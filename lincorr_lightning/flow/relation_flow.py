@@ -86,9 +86,6 @@ class RelationFlow:
 
         Pairs in which both answers have a feature come first, then those that share most.
 
-        Args:
-            n: Number of pairs.
-
         Returns:
             Name of each pair, and the features that carry its answers in the last residual stream.
         """
@@ -124,13 +121,6 @@ class RelationFlow:
 
         The flow of the feature is followed with one predecessor per hook point: adding many
         features of an LM at once steers nowhere.
-
-        Args:
-            lm: The LM.
-            matcher: The decoders.
-            thresholds: Minimum cosine of an edge.
-            n_answers: Number of answers.
-            n_prompts: Number of prompts with another answer, for each.
         """
         target = self.features["target"][self.last]
         carried = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
 @dataclass(frozen=True)
 class DrawnFlow:
-    """A flow to draw: the graphs of one feature, or of the features of two answers.
-
-    Attributes:
-        name: Name of the figure's file, after ``flow_``.
-        title: Title of the figure.
-        graphs: Graph of each start.
-    """
+    """A flow to draw: the graphs of one feature, or of the features of two answers."""
 
     name: str
     title: str
@@ -37,19 +31,7 @@ class DrawnFlow:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that the study measured.
-
-    Attributes:
-        n_texts: Number of texts read.
-        n_tokens: Number of tokens counted.
-        groups: Groups of each layer.
-        transitions: Explained variances of transition matrices.
-        cuts: Effects of rescaling predecessors.
-        steering: Effects of steering.
-        relation: Flow of the relation, if there is one.
-        flows: Flows to draw.
-        names: Names of features by their id.
-    """
+    """Everything that the study measured."""
 
     n_texts: int
     n_tokens: int
@@ -68,21 +50,14 @@ def feature_flow_results(
     saes: Iterable[HookPoint],
     settings: Mapping[str, Any],
 ) -> Results:
-    """Build the results of the study.
-
-    Args:
-        found: What was measured.
-        lm: Description of the LM, as `LanguageModel.info`.
-        saes: Hook points that have an SAE.
-        settings: Settings of the run.
-    """
+    """Build the results of the study."""
     deactivation = summarize_cuts(found.cuts)
     steering = best_steering(found.steering)
     values = {
         "n_texts": found.n_texts,
         "n_tokens": found.n_tokens,
         "groups": [
-            {key: value for key, value in asdict(each).items() if key not in _IN_FIGURES}
+            {key: value for key, value in asdict(each).items() if key != "histograms"}
             for each in found.groups
         ],
         "transitions": [asdict(each) for each in found.transitions],
@@ -102,19 +77,8 @@ def feature_flow_results(
     )
 
 
-_IN_FIGURES = ("histograms", "joint")
-
-
 def write_graphs(flows: Iterable[DrawnFlow], folder: Path) -> None:
-    """Write the graph of each start as JSON and GraphML.
-
-    Args:
-        flows: Flows of the run.
-        folder: Folder for the files.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Write the graph of each start as JSON and GraphML."""
     for graph in {graph.start: graph for flow in flows for graph in flow.graphs}.values():
         graph.write_json(folder / f"{graph.start.id}.json")
         graph.write_graphml(folder / f"{graph.start.id}.graphml")
@@ -127,9 +91,6 @@ def summarize_cuts(cuts: Sequence[CutEffect]) -> dict[str, dict[str, Any]]:
     """Return the effect of each method beside its random control, over all layers and groups.
 
     It is that at the lowest r: predecessors are removed if r = 0 was measured.
-
-    Args:
-        cuts: Effects of rescaling predecessors.
     """
     r = lowest_r(cuts)
     at_r = [cut for cut in cuts if (cut.sources, cut.group, cut.r) == ("all", "all", r)]
@@ -148,11 +109,7 @@ def summarize_cuts(cuts: Sequence[CutEffect]) -> dict[str, dict[str, Any]]:
 
 
 def best_steering(points: Sequence[SteeringPoint]) -> dict[str, dict[str, Any]]:
-    """Return the strength with the highest mean score over the answers, by strategy.
-
-    Args:
-        points: Effects of steering.
-    """
+    """Return the strength with the highest mean score over the answers, by strategy."""
     best: dict[str, dict[str, Any]] = {}
     for row in mean_steering(points):
         strategy = row.pop("strategy")
@@ -341,54 +298,30 @@ def _relation_tables(found: RelationFlow) -> Iterable[Table]:
 
 
 def _figures(found: Measurements, lm: str) -> list[Figure]:
-    drawn = [
-        Figure(
-            "groups", "Share of activations by the matched predecessors that are active too.",
-            partial(figures.groups_figure, found.groups, lm, found.n_tokens),
-        ),
-        Figure(
-            "cosines", "Activations of each group by the cosine of their predecessors.",
-            partial(figures.cosines_figure, found.groups, lm),
-        ),
-        Figure(
-            "joint_activation", "How often a predecessor is active with its feature, by cosine.",
-            partial(figures.joint_activation_figure, found.groups, lm),
-        ),
+    relation = "" if found.relation is None else found.relation.relation.name
+    drawn: list[tuple[str, str, Callable[..., Any], Any]] = [
+        ("groups", "Share of activations by the matched predecessors that are active too.",
+         partial(figures.groups_figure, n_tokens=found.n_tokens), found.groups),
+        ("cosines", "Activations of each group by the cosine of their predecessors.",
+         figures.cosines_figure, found.groups),
+        ("transitions", "Variance that the features of a predecessor explain.",
+         figures.transitions_figure, found.transitions),
+        ("deactivation", "Features switched off with their predecessors.",
+         figures.deactivation_figure, found.cuts),
+        ("rescaling", "Activations and losses as predecessors are rescaled.",
+         figures.rescaling_figure, found.cuts),
+        ("steering", "Behaviour, coherence and their product by steering strength.",
+         figures.steering_figure, found.steering),
+        ("relation", f"{relation} with features of its answers removed.",
+         figures.relation_figure, found.relation),
     ]  # fmt: skip
-    if found.transitions:
-        drawn.append(
-            Figure(
-                "transitions", "Variance that the features of a predecessor explain.",
-                partial(figures.transitions_figure, found.transitions, lm),
-            )
-        )  # fmt: skip
-    if found.cuts:
-        drawn += [
-            Figure(
-                "deactivation", "Features switched off with their predecessors.",
-                partial(figures.deactivation_figure, found.cuts, lm),
-            ),
-            Figure(
-                "rescaling", "Activations and losses as predecessors are rescaled.",
-                partial(figures.rescaling_figure, found.cuts, lm),
-            ),
-        ]  # fmt: skip
-    if found.steering:
-        drawn.append(
-            Figure(
-                "steering", "Behaviour, coherence and their product by steering strength.",
-                partial(figures.steering_figure, found.steering, lm),
-            )
-        )  # fmt: skip
-    if found.relation is not None:
-        drawn.append(
-            Figure(
-                "relation", f"{found.relation.relation.name} with features of its answers removed.",
-                partial(figures.relation_figure, found.relation, lm),
-            )
-        )  # fmt: skip
     names = safe_names(flow.name for flow in found.flows)
-    for flow in found.flows:
-        draw = partial(figures.flow_figure, flow.graphs, flow.title, found.names, lm)
-        drawn.append(Figure(f"flow_{names[flow.name]}", f"{flow.title}.", draw))
-    return drawn
+    flows = [
+        Figure(
+            f"flow_{names[flow.name]}", f"{flow.title}.",
+            partial(figures.flow_figure, flow.graphs, flow.title, found.names, lm),
+        )
+        for flow in found.flows
+    ]  # fmt: skip
+    own = [Figure(name, caption, partial(f, data, lm)) for name, caption, f, data in drawn if data]
+    return own + flows

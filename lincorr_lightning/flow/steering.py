@@ -126,31 +126,10 @@ def steering_weights(
     return {feature: weight(step) for feature, step in steps.items()}
 
 
-def steering_amounts(
-    weights: Mapping[Feature, float], strength: float, typical: Mapping[Feature, float]
-) -> dict[Feature, float]:
-    """Return how much of each feature is added: ``strength * weight * typical activation``.
-
-    Args:
-        weights: Weights of `steering_weights`.
-        strength: Strength; 1 adds as much of the start as its mean activation where it is active.
-        typical: Mean activation of each feature where it is active; features that are never active
-            add nothing.
-    """
-    return {feature: strength * w * typical.get(feature, 0.0) for feature, w in weights.items()}
-
-
 def answer_probability(
     lm: LanguageModel, rows: Rows, token_id: int, interventions: Interventions | None = None
 ) -> float:
-    """Return the mean probability of a token after some prompts, over the whole vocabulary.
-
-    Args:
-        lm: The loaded LM.
-        rows: Token ids of the prompts.
-        token_id: Token of the answer.
-        interventions: Interventions during the forward pass.
-    """
+    """Return the mean probability of a token after some prompts, over the whole vocabulary."""
     found = torch.empty(len(rows), dtype=torch.float64)
 
     def record(forward: Forward) -> None:
@@ -182,41 +161,8 @@ def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None
     return float(torch.stack(sums).sum()) / max(1, sum(counts))
 
 
-class SteeringScore(NamedTuple):
-    """Effect of steering at one strength.
-
-    Attributes:
-        behaviour: Mean probability of the steered answer after the prompts.
-        coherence: Perplexity of other texts without steering by that with steering, at most 1.
-        score: Product of the two.
-    """
-
-    behaviour: float
-    coherence: float
-    score: float
-
-
-def steering_score(behaviour: float, loss: float, loss_before: float) -> SteeringScore:
-    """Combine what steering gains and what it costs.
-
-    Args:
-        behaviour: Probability of the answer, from `answer_probability`.
-        loss: Loss on other texts with steering, from `text_loss`.
-        loss_before: Loss on these texts without steering.
-    """
-    coherence = min(1.0, float(torch.tensor(loss_before - loss, dtype=torch.float64).exp()))
-    return SteeringScore(behaviour, coherence, behaviour * coherence)
-
-
 class SteeredAnswer(NamedTuple):
-    """An answer to steer towards.
-
-    Attributes:
-        label: Text of the answer.
-        token_id: Token of the answer.
-        graph: Flow graph of the feature that carries the answer.
-        prompts: Token ids of prompts with another answer.
-    """
+    """An answer to steer towards."""
 
     label: str
     token_id: int
@@ -257,16 +203,7 @@ def measure_steering(
     texts: Rows,
     settings: SteeringSettings,
 ) -> list[SteeringPoint]:
-    """Steer towards each answer at every strength by every strategy.
-
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        activity: Activity of their features, for typical activations.
-        answers: Answers to steer towards.
-        texts: Token ids of other texts, for coherence.
-        settings: Strategies and strengths.
-    """
+    """Steer towards each answer at every strength by every strategy."""
     if not answers:
         return []
     points = []
@@ -282,17 +219,21 @@ def measure_steering(
         for strategy, strength in product(settings.strategies, settings.strengths):
             weights = steering_weights(answer.graph, strategy, settings.decay)
             typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
-            added = steering_amounts(weights, strength, typical)
+            added = {f: strength * weight * typical[f] for f, weight in weights.items()}
             key = frozenset((feature, amount) for feature, amount in added.items() if amount)
             if key not in known:
                 interventions = add_features(saes, added)
                 behaviour = answer_probability(lm, answer.prompts, answer.token_id, interventions)
                 known[key] = behaviour, text_loss(lm, texts, interventions)
-            score = steering_score(*known[key], loss_before)
-            start = answer.graph.start.id
+            behaviour, loss = known[key]
+            # A perplexity that falls is no more than coherent.
+            coherence = math.exp(min(0.0, loss_before - loss))
             points.append(
-                SteeringPoint(answer.label, start, strategy, strength, len(weights), *score)
-            )
+                SteeringPoint(
+                    answer.label, answer.graph.start.id, strategy, strength, len(weights),
+                    behaviour, coherence, behaviour * coherence,
+                )
+            )  # fmt: skip
             bar.update()
     bar.close()
     return points
@@ -300,9 +241,6 @@ def measure_steering(
 
 def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
     """Return the means over the answers for each strategy and strength.
-
-    Args:
-        points: Effects of steering.
 
     Returns:
         Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and

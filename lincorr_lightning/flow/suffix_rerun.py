@@ -62,9 +62,6 @@ def rerun_suffixes(
         interventions: Function that returns the interventions of a forward pass from its numbers
             and the position of its first token.
         progress: Function called with the number of variants after each forward pass.
-
-    Raises:
-        LanguageModelError: The memory does not suffice.
     """
     supported = supports_suffix_rerun(lm, layer, max(map(len, rows), default=0))
     begins = list(positions) if supported else [0] * len(rows)
@@ -100,11 +97,6 @@ def supports_suffix_rerun(lm: LanguageModel, layer: int, longest: int) -> bool:
 
     That is tried on a short text. LMs with sliding windows shorter than the texts, compiled LMs,
     and LMs that pass more than the residual stream from layer to layer do not.
-
-    Args:
-        lm: The loaded LM.
-        layer: Layer from which the end is read, counted from 0.
-        longest: Number of tokens of the longest text.
     """
     window = narrowest_window(lm.model)
     if lm.config.compile or (window is not None and longest > window):

@@ -19,18 +19,7 @@ _N_SAMPLED = 2048
 
 
 class TextStatistics:
-    """Statistics of the features on texts, batch by batch.
-
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point, on the LM's device.
-        matcher: Their decoders.
-
-    Attributes:
-        groups: Groups of each residual stream that has a predecessor.
-        activity: Activity of the features of each hook point.
-        n_texts: Number of texts seen.
-    """
+    """Statistics of the features on texts, batch by batch."""
 
     def __init__(
         self,
@@ -60,12 +49,7 @@ class TextStatistics:
         return {at: torch.cat(parts) for at, parts in self._sample.items()}
 
     def update(self, rows: Sequence[Sequence[int]], n_skipped: int = 0) -> None:
-        """Read some texts.
-
-        Args:
-            rows: Token ids of each text.
-            n_skipped: Number of tokens at the beginning of each text that do not count.
-        """
+        """Read some texts."""
         self.n_texts += len(rows)
         run_with_hooks(
             self._lm,

@@ -53,8 +53,7 @@ def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
     similar to the target, else 0.
 
     Args:
-        indices: Sources of each target, ``(n_targets, k)`` of `match_features` or ``(n_targets,)``
-            of `assign_features`; -1 is none.
+        indices: Sources of each target, ``(n_targets, k)``; -1 is none.
         n_sources: Number of features of the source.
 
     Returns:
@@ -67,7 +66,6 @@ def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
         >>> transition_matrix(torch.tensor([[1, 0], [1, -1]]), 2).to_dense().tolist()
         [[1.0, 0.0], [1.0, 1.0]]
     """
-    indices = indices.reshape(len(indices), -1)
     if indices.numel() and int(indices.max()) >= n_sources:
         raise ValueError(
             f"source {int(indices.max())} is out of range: there are {n_sources}, counted from 0"

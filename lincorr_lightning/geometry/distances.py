@@ -111,10 +111,6 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
 def layer_name(position: int, leading: tuple[int, ...]) -> str:
     """Return the name of a layer for messages.
 
-    Args:
-        position: Position in the flattened leading dimensions.
-        leading: The leading dimensions, layers last.
-
     Example:
         >>> layer_name(7, (9,)), layer_name(7, (2, 5))
         ('layer 7', 'layer 2 of prompt 1')

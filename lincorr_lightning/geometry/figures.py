@@ -28,10 +28,8 @@ from lincorr_lightning.results.style import (
 )
 
 _PANEL = (3.4, 2.5)  # inches
-_MAX_PANELS = 6
 _MAX_CLOUDS = 24
 _MAX_MARKED_LAYERS = 12
-_SHOWN_KS = (1, 2, 4, 8, 16, 31)
 _ALPHA = 0.01
 _MANTEL_ALPHA = 0.05
 _NAMES = {
@@ -46,12 +44,7 @@ _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
 
 
 def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level."""
     n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
     panels = [(f"{_NAMES['dimension']}, n2 = {n2}", profiles.layers, profiles.dimension[..., 0])]
     if profiles.overlap.shape[2]:
@@ -60,7 +53,7 @@ def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
     for name in ("cosine_mean", "angle_mean"):
         panels.append((_NAMES[name], profiles.layers, profiles.profiles[name]))
     figure, axes = _panels(
-        len(panels), 2, f"Token geometry of {lm}", f"{_prompts(profiles)}; {_BANDS}"
+        len(panels), f"Token geometry of {lm}", f"{_prompts(profiles)}; {_BANDS}"
     )
     for panel, (title, layers, values) in zip(axes, panels, strict=True):
         for i, (label, colour) in enumerate(_levels(profiles)):
@@ -70,77 +63,14 @@ def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
     return finish(figure)
 
 
-def scalings_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw ID by layer, a curve per range scaling and a panel per shuffling level.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
-    shown = profiles.shuffles[:_MAX_PANELS]
-    figure, axes = _panels(
-        len(shown), 3, f"Intrinsic dimension of {lm} by range scaling",
-        f"{_prompts(profiles)}; {_BANDS}",
-    )  # fmt: skip
-    colours = _colours(len(profiles.range_scalings))
-    for i, (panel, (label, _)) in enumerate(zip(axes, _levels(profiles), strict=False)):
-        for j, n2 in enumerate(profiles.range_scalings):
-            values = profiles.dimension[:, i, :, j]
-            _curve(panel, profiles.layers, values, f"n2 = {n2}", colours[j])
-        _finish(panel, label, profiles.layers)
-    _alike(axes)
-    _legend(figure, axes)
-    return finish(figure)
-
-
-def overlap_sizes_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw the overlap with the next layer at many ks, a curve per shuffling level.
-
-    For a deep LM there is a panel for each of some ks, and x is the layer; for one of few layers a
-    panel for each two consecutive ones, and x is k.
-
-    Args:
-        profiles: What was observed, in two layers or more.
-        lm: Name of the LM for the title.
-    """
-    n_pairs = profiles.overlap.shape[2]
-    deep = n_pairs > _MAX_PANELS
-    chosen = [i for i, k in enumerate(profiles.ks) if k in _SHOWN_KS]
-    chosen = chosen or list(range(len(profiles.ks)))
-    panels = chosen[:_MAX_PANELS] if deep else list(range(n_pairs))
-    note = "; all k: tables/layers.csv" if deep else ""
-    figure, axes = _panels(
-        len(panels), 3, f"Neighborhood overlap of {lm} with the next layer",
-        f"{_prompts(profiles)}; {_BANDS}{note}",
-    )  # fmt: skip
-    for panel, at in zip(axes, panels, strict=True):
-        for i, (label, colour) in enumerate(_levels(profiles)):
-            values = profiles.overlap[:, i, :, at] if deep else profiles.overlap[:, i, at]
-            _curve(panel, profiles.layers[:-1] if deep else profiles.ks, values, label, colour)
-        if deep:
-            _finish(panel, f"k = {profiles.ks[at]}", profiles.layers)
-        else:
-            title = f"layers {profiles.layers[at]} and {profiles.layers[at + 1]}"
-            plain_axes(panel, title, "k", "")
-            panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    _alike(axes)
-    _legend(figure, axes)
-    return finish(figure)
-
-
 def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
+    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts."""
     level = list(profiles.shuffles).index(0) if 0 in profiles.shuffles else 0
     tests = [profiles.dimension_loss(level, j, 0) for j in range(len(profiles.layers))]
     known = [(layer, t) for layer, t in zip(profiles.layers, tests, strict=True) if t is not None]
     n2 = profiles.range_scalings[0]
     figure, (left, right) = _panels(
-        2, 2, f"Intrinsic dimension and loss over prompts, {lm}",
+        2, f"Intrinsic dimension and loss over prompts, {lm}",
         f"{_prompts(profiles)}; S = {profiles.shuffles[level]}, n2 = {n2}; band: 95% confidence; "
         f"filled: p < {_ALPHA:g}",
     )  # fmt: skip
@@ -162,7 +92,14 @@ def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
         left.plot(layer, t.pearson, "o", color=BLUE, markerfacecolor=face, markersize=5)
     layer, strongest = max(known, key=lambda pair: abs(pair[1].pearson))
     x = profiles.dimension[:, level, list(profiles.layers).index(layer), 0]
-    _scatter(right, x, profiles.loss[:, level], BLUE, fitted=True)
+    y = profiles.loss[:, level]
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    right.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+    if len(x) > 1 and np.ptp(x) > 0:
+        slope, offset = np.polyfit(np.log(x), np.log(y), 1)
+        ends = np.array([x.min(), x.max()])
+        right.plot(ends, np.exp(offset) * ends**slope, color=ORANGE, linewidth=1.5)
     numbers = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
     title = f"layer {layer}, the strongest: {numbers}"
     plain_axes(right, title, "intrinsic dimension", "loss (nats)")
@@ -176,38 +113,11 @@ def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
     return finish(figure)
 
 
-def next_token_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw contextual entropy against the ID of the LM's probabilities and against its loss.
-
-    Args:
-        profiles: What was observed.
-        lm: Name of the LM for the title.
-    """
-    n2 = profiles.range_scalings[0]
-    figure, axes = _panels(
-        2, 2, f"Next-token entropy of {lm}", f"{_prompts(profiles)}; a point per prompt"
-    )
-    for i, (label, colour) in enumerate(_levels(profiles)):
-        entropy = profiles.entropy[:, i]
-        _scatter(axes[0], entropy, profiles.logits_dimension[:, i, 0], colour, label=label)
-        _scatter(axes[1], entropy, profiles.loss[:, i], colour)
-    plain_axes(axes[0], f"ID of the cloud of probabilities, n2 = {n2}", "mean entropy (nats)",
-               "intrinsic dimension")  # fmt: skip
-    plain_axes(axes[1], "loss", "mean entropy (nats)", "loss (nats)")
-    _legend(figure, axes)
-    return finish(figure)
-
-
 # -- knowledge geometry ----------------------------------------------------------------------------
 
 
 def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw overlap and difference of log ID against the scores of the maps, a point per pair."""
     k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
     rows = list(closeness.score_matrices)
     wording = closeness.test("wording", "", "r")
@@ -233,12 +143,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw a heat map of the overlap of all pairs, on average over layers.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw a heat map of the overlap of all pairs, on average over layers."""
     k = closeness.ks[closeness.middle_k]
     matrix = closeness.overlap_matrix(closeness.middle_k)
     chance = k / (closeness.n_subjects - 1)
@@ -256,12 +161,7 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw the ID of each cloud by layer and by range scaling.
-
-    Args:
-        closeness: What was found.
-        lm: Name of the LM for the title.
-    """
+    """Draw the ID of each cloud by layer and by range scaling."""
     names = closeness.names[:_MAX_CLOUDS]
     deep = len(closeness.layers) > 1
     left_out = len(closeness.names) - len(names)
@@ -300,12 +200,7 @@ def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw rho of closeness and the scores of the maps by layer.
-
-    Args:
-        closeness: What was found, in two layers or more.
-        lm: Name of the LM for the title.
-    """
+    """Draw rho of closeness and the scores of the maps by layer."""
     kinds = (("overlap", f"k={closeness.ks[closeness.middle_k]}"),
              ("dimension_difference", f"n2={closeness.range_scalings[0]}"))  # fmt: skip
     figure = new_figure(
@@ -367,12 +262,11 @@ def _colours(n: int) -> list[str]:
     return [matplotlib.colors.to_hex(viridis(x)) for x in np.linspace(0, 0.86, n)]
 
 
-def _panels(n: int, n_columns: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
-    n_columns = min(n_columns, n) if n != 4 else 2
-    n_rows = math.ceil(n / n_columns)
-    width = max(_PANEL[0] * n_columns + 0.2, 5.0)
-    figure = new_figure(width, _PANEL[1] * n_rows + 0.5, title, subtitle)
-    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+def _panels(n: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with two panels side by side, and its first n panels."""
+    n_rows = math.ceil(n / 2)
+    figure = new_figure(2 * _PANEL[0] + 0.2, _PANEL[1] * n_rows + 0.5, title, subtitle)
+    panels = list(figure.subplots(n_rows, 2, squeeze=False).flat)
     for empty in panels[n:]:
         empty.set_axis_off()
     return figure, panels[:n]
@@ -397,32 +291,10 @@ def _finish(axes: Axes, title: str, layers: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _scatter(
-    axes: Axes, x: Floats, y: Floats, colour: str, label: str = "", fitted: bool = False
-) -> None:
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    axes.plot(x, y, "o", color=colour, markersize=3.5, alpha=0.6, markeredgewidth=0,
-              label=label or "_")  # fmt: skip
-    if fitted and len(x) > 1 and np.ptp(x) > 0:
-        slope, offset = np.polyfit(np.log(x), np.log(y), 1)
-        ends = np.array([x.min(), x.max()])
-        axes.plot(ends, np.exp(offset) * ends**slope, color=ORANGE, linewidth=1.5)
-
-
-def _alike(axes: Sequence[Axes]) -> None:
-    """Give all panels the same scale."""
-    limits = [panel.get_ylim() for panel in axes]
-    for panel in axes:
-        panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-
-
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    # Four labels take some seven inches.
-    ncols = min(len(labels), 4 if figure.get_figwidth() > 7.5 else 2)
     figure.legend(
-        handles, labels, loc="outside lower left", ncols=ncols, frameon=False,
+        handles, labels, loc="outside lower left", ncols=2, frameon=False,
         fontsize=8, handlelength=1.6, columnspacing=1.2,
     )  # fmt: skip
 

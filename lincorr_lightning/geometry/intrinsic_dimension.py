@@ -7,7 +7,6 @@ Viswanathan et al., 2025 (arXiv 2501.10573) use it on tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,25 +23,10 @@ _CONVERGED = 1e-12
 _SMALL = 1e-4
 
 
-class IntrinsicDimension(NamedTuple):
-    """Intrinsic dimension by layer and range scaling.
-
-    Attributes:
-        dimension: ``(..., n_layers, n_scalings)``, float64; inf if each token has its n1-th and
-            n2-th neighbor at the same distance, like the corners of a simplex.
-        standard_error: From the observed information, ``(..., n_layers, n_scalings)``, float64.
-        n_tokens: Number of distinct tokens, ``(..., n_layers)``, int64.
-    """
-
-    dimension: Tensor
-    standard_error: Tensor
-    n_tokens: Tensor
-
-
 @torch.no_grad()
 def intrinsic_dimension(
     nearest: NearestTokens, range_scalings: Sequence[int] = RANGE_SCALINGS
-) -> IntrinsicDimension:
+) -> Tensor:
     """Estimate the intrinsic dimension of each layer at each range scaling.
 
     With ``μ = r_{n2} / r_{n1}`` of each distinct token and n2 = 2 n1, maximum likelihood for d
@@ -51,9 +35,9 @@ def intrinsic_dimension(
     makes 2NN unbiased, and ratios above ``q50 + 20 (q95 - q50)`` are left out: such a token has an
     almost identical neighbor.
 
-    Args:
-        nearest: Result of `nearest_tokens`, up to the largest range scaling.
-        range_scalings: Range scalings n2, even, at least 2.
+    Returns:
+        ``(..., n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor
+        at the same distance, like the corners of a simplex.
 
     Raises:
         ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
@@ -62,20 +46,17 @@ def intrinsic_dimension(
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
         >>> plane = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
-        >>> found = intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16))
-        >>> found.dimension.round().tolist()
+        >>> intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16)).round().tolist()
         [[2.0, 2.0]]
     """
     _check(nearest, range_scalings)
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
-    distinct = nearest.distinct
     near = nearest.distances[..., outer // 2 - 1]
     far = nearest.distances[..., outer - 1]
     log_ratio = (far / near).log().mT  # (..., n_scalings, n_tokens)
-    log_ratio = log_ratio.where(distinct[..., None, :], torch.nan)
+    log_ratio = log_ratio.where(nearest.distinct[..., None, :], torch.nan)
     used = _without_outliers(log_ratio)
-    dimension, information = _maximum_likelihood(log_ratio.where(used, 0.0), used, outer)
-    return IntrinsicDimension(dimension, information.rsqrt(), distinct.sum(-1))
+    return _maximum_likelihood(log_ratio.where(used, 0.0), used, outer)
 
 
 def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
@@ -115,8 +96,8 @@ def _without_outliers(log_ratio: Tensor) -> Tensor:
     return ratio <= middle + 20 * (high - middle)
 
 
-def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the root of the score, and the observed information there.
+def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tensor:
+    """Return the root of the score.
 
     The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
     h(x) = x / (1 - exp(-x)): convex and decreasing, so that Newton's method from 0 approaches the
@@ -142,12 +123,7 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> tuple
         d = d + step
         if bool((step.abs() <= _CONVERGED * d).all()):
             break
-    x = d[..., None] * log_ratio
-    h, _ = _growth(x)
-    # (log μ)² μ^-d / (1 - μ^-d)², times d².
-    curvature = (h**2 * (-x).exp() * used).sum(-1)
-    information = (n + a * curvature) / d**2
-    return d.where(~is_infinite, torch.inf), information.where(~is_infinite, 0.0)
+    return d.where(~is_infinite, torch.inf)
 
 
 def _growth(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -220,14 +220,7 @@ class KnowledgeGeometry(FrozenLMModule):
 
 
 def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
-    """Fit the maps of all pairs and score them on other subjects.
-
-    Args:
-        layout: Columns of the joint rows, and the pairs.
-        fit: Moments of the rows that maps are fitted on.
-        test: Moments of the rows that they are scored on.
-        ridge: Penalty on ``|W|^2``.
-    """
+    """Fit the maps of all pairs and score them on other subjects."""
     found = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)
@@ -248,10 +241,6 @@ def wording_similarity(
     tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
     """Return the fraction of the tokens of two prompts that both have (Jaccard index).
-
-    Args:
-        tokenizer: The LM's tokenizer.
-        prompts: Prompts without a subject, by kind of knowledge.
 
     Returns:
         The similarity of each pair, in the order of `prompts`.
@@ -279,7 +268,7 @@ def _observe_cloud(cloud: Tensor, settings: CloudSettings, name: str) -> tuple[T
             f"{cloud.shape[1]} in layer {layer + 1}; range scaling {needed - 1} needs {needed}. "
             "Raise data.n_subjects, or name smaller model.range_scalings."
         )
-    dimension = intrinsic_dimension(nearest, settings.range_scalings).dimension
+    dimension = intrinsic_dimension(nearest, settings.range_scalings)
     return neighborhoods(nearest, max(settings.ks)), dimension
 
 

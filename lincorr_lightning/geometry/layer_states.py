@@ -73,23 +73,11 @@ def read_layers(
 
 
 @torch.no_grad()
-def read_last_states(
-    lm: LanguageModel, prompts: Sequence[str], embedding_layer: bool = False
-) -> Tensor:
+def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the hidden state of each prompt's last token after each layer.
-
-    Args:
-        lm: The LM.
-        prompts: The prompts, of any lengths.
-        embedding_layer: Whether the token embedding comes first.
 
     Returns:
         ``(n_prompts, n_layers, d)``, in the LM's dtype, on its device.
-
-    Raises:
-        NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        LanguageModelError: The LM does not return its layers' hidden states.
-        SubjectsError: A prompt has no tokens, or more than the LM can read.
     """
     rows = lm.rows(prompts)
     found: dict[int, Tensor] = {}
@@ -98,7 +86,7 @@ def read_last_states(
     def read(batch: list[int]) -> None:
         tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
         names = [repr(prompts[i]) for i in batch]
-        states = read_layers(lm, tokens, names, embedding_layer, logits=False)
+        states = read_layers(lm, tokens, names, logits=False)
         found.update(zip(batch, states.hidden[:, :, -1].clone(), strict=True))
 
     # Batches of one length need no padding, whatever the architecture.

@@ -24,17 +24,7 @@ _PERMUTATIONS_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class CorrelationTest:
-    """Pearson's and Spearman's correlation of the same points.
-
-    Attributes:
-        pearson: Pearson's r.
-        low: Lower end of its 95% confidence interval (Fisher).
-        high: Upper end.
-        pearson_p: Two-sided p of r.
-        spearman: Spearman's rho.
-        spearman_p: Two-sided p of rho.
-        n: Number of points.
-    """
+    """Pearson's and Spearman's correlation of the same points."""
 
     pearson: float
     low: float

@@ -40,10 +40,6 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     A token's own copies come first, and the copies of a neighbor right after it, in the order of
     the text. Without copies these are the first k of ``nearest.indices``.
 
-    Args:
-        nearest: Result of `nearest_tokens`, with at least this k.
-        k: Size of a neighborhood.
-
     Returns:
         Positions, ``(..., n_tokens, k)``, int64.
 
@@ -147,9 +143,6 @@ def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
 
     Returns:
         Overlap of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
-
-    Raises:
-        ValueError: A k is not within 1 and ``nearest.k``.
     """
     near = neighborhoods(nearest, max(ks, default=1))
     return neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks)

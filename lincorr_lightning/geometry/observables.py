@@ -54,14 +54,11 @@ def token_observables(
         nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
         range_scalings: Range scalings n2 of the intrinsic dimension.
         ks: Sizes of the neighborhoods whose overlap is taken.
-
-    Raises:
-        ValueError: A layer, which is named, has too few distinct tokens or a hidden state of zeros.
     """
     angles = neighbor_angles(hidden, nearest)
     cosines = cosine_statistics(hidden)
     return TokenObservables(
-        intrinsic_dimension(nearest, range_scalings).dimension,
+        intrinsic_dimension(nearest, range_scalings),
         consecutive_overlap(nearest, ks).mean(-2),
         cosines.mean,
         cosines.std,

@@ -25,15 +25,7 @@ MIN_CORPORA = 4
 
 
 class ObservedPrompt(NamedTuple):
-    """A prompt at one shuffling level.
-
-    Attributes:
-        number: Number of the prompt.
-        level: Shuffling level S.
-        name: Name of the prompt.
-        corpus: Its corpus.
-        geometry: What was observed.
-    """
+    """A prompt at one shuffling level."""
 
     number: int
     level: int
@@ -116,13 +108,7 @@ class TokenProfiles:
             yield Curve(name, "", self.layers, values)
 
     def dimension_loss(self, level: int, layer: int, scaling: int) -> CorrelationTest | None:
-        """Correlate log ID and log loss over prompts.
-
-        Args:
-            level: Position of the shuffling level.
-            layer: Position of the layer.
-            scaling: Position of the range scaling.
-        """
+        """Correlate log ID and log loss over prompts."""
         dimension, loss = self.dimension[:, level, layer, scaling], self.loss[:, level]
         return correlation_test(_log(dimension), _log(loss))
 
@@ -134,15 +120,7 @@ def stack_prompts(
     n_skipped: int,
     device: torch.device,
 ) -> TokenProfiles:
-    """Stack what was observed of each prompt at each level.
-
-    Args:
-        observed: All prompts at the same levels, in any order.
-        settings: What was observed.
-        n_tokens: Number of tokens of a prompt.
-        n_skipped: Number of texts that were too short.
-        device: Where the clouds of corpora are compared.
-    """
+    """Stack what was observed of each prompt at each level."""
     observed = sorted(observed, key=lambda one: one[:2])
     levels = sorted({one.level for one in observed})
     prompts = [one for one in observed if one.level == levels[0]]
@@ -196,7 +174,7 @@ def _corpus_dimension(
         n_distinct = int(nearest.distinct.sum(-1).min())
         possible = [n2 for n2 in possible if n2 < n_distinct]
     if possible:
-        found = intrinsic_dimension(nearest, possible).dimension
+        found = intrinsic_dimension(nearest, possible)
         dimension[:, : len(possible)] = found.cpu().numpy()
     return dimension
 

@@ -35,14 +35,7 @@ def token_geometry_results(
     settings: Mapping[str, Any],
     included: Sequence[Results] = (),
 ) -> Results:
-    """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573).
-
-    Args:
-        profiles: What was observed.
-        lm: The LM, see `LanguageModel.info`.
-        settings: Hyper-parameters of the study and its data.
-        included: Results of callbacks.
-    """
+    """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
     n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
     dimension_loss, said = list(_dimension_loss_rows(profiles)), list(_said_rows(profiles))
     spearman = list(_spearman_rows(profiles))
@@ -259,20 +252,12 @@ def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
 
 def _token_figures(profiles: TokenProfiles, lm: str) -> list[Figure]:
     n2 = profiles.range_scalings[0]
-    figures = [
+    return [
         Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
                partial(draw.profiles_figure, profiles, lm)),
-        Figure("range_scalings", "Intrinsic dimension by layer and range scaling",
-               partial(draw.scalings_figure, profiles, lm)),
-        Figure("overlap_sizes", "Overlap with the next layer by size of the neighborhood",
-               partial(draw.overlap_sizes_figure, profiles, lm)),
         Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
                partial(draw.dimension_loss_figure, profiles, lm)),
-        Figure("said", "Contextual entropy, the dimension of the probabilities, and the loss",
-               partial(draw.next_token_figure, profiles, lm)),
     ]  # fmt: skip
-    has_overlap = profiles.overlap.shape[2] > 0
-    return [figure for figure in figures if has_overlap or figure.name != "overlap_sizes"]
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
@@ -284,14 +269,7 @@ def knowledge_geometry_results(
     settings: Mapping[str, Any],
     included: Sequence[Results] = (),
 ) -> Results:
-    """Return the results of `KnowledgeGeometry`.
-
-    Args:
-        closeness: What was found.
-        lm: The LM, see `LanguageModel.info`.
-        settings: Hyper-parameters of the study and its data.
-        included: Results of callbacks.
-    """
+    """Return the results of `KnowledgeGeometry`."""
     pairs = list(_pair_rows(closeness))
     tests = [_test_row(test) for test in closeness.tests]
     ks, scalings = closeness.ks, closeness.range_scalings

@@ -29,13 +29,7 @@ _MIN_RANK = 2
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """What is observed of clouds of tokens.
-
-    Attributes:
-        range_scalings: Range scalings n2 of the intrinsic dimension, increasing.
-        ks: Sizes of the neighborhoods whose overlap is taken, increasing.
-        embedding_layer: Whether the token embedding is observed too, as layer 0.
-    """
+    """What is observed of clouds of tokens."""
 
     range_scalings: tuple[int, ...]
     ks: tuple[int, ...]
@@ -96,11 +90,7 @@ class CloudSettings:
         return nearest_tokens(clouds, self.max_rank, max(*self.ks, _MIN_RANK))
 
     def layers(self, n_layers: int) -> list[int]:
-        """Return the numbers of the observed layers; 0 is the token embedding.
-
-        Args:
-            n_layers: Number of observed layers.
-        """
+        """Return the numbers of the observed layers; 0 is the token embedding."""
         first = 0 if self.embedding_layer else 1
         return list(range(first, first + n_layers))
 
@@ -194,5 +184,5 @@ def _logits_dimension(logits: Tensor, settings: CloudSettings) -> Tensor:
     dimension = torch.full((len(settings.range_scalings),), torch.nan, dtype=torch.float64)
     scalings = [n2 for n2 in settings.range_scalings if n2 < n_distinct]
     if scalings:
-        dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings).dimension[0].cpu()
+        dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings)[0].cpu()
     return dimension

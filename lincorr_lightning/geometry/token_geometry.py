@@ -89,14 +89,7 @@ class TokenGeometry(FrozenLMModule):
 
     @torch.no_grad()
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Observe some prompts at all shuffling levels.
-
-        Raises:
-            ConfigError: The prompts cannot be cut into so many blocks, or are too short for a range
-                scaling or k.
-            NonFiniteError: A layer has NaN or infinite hidden states.
-            SubjectsError: A layer has too few distinct tokens.
-        """
+        """Observe some prompts at all shuffling levels."""
         del batch_idx
         self._n_tokens = batch.tokens.shape[1]
         self._n_skipped = batch.n_skipped

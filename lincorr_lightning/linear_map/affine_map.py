@@ -13,11 +13,6 @@ class AffineMap(nn.Module):
 
     Centred, because logits lie far from zero with a small spread: gradient descent then converges,
     and no digits cancel.
-
-    Args:
-        n_source: Number of source labels.
-        n_target: Number of target labels.
-        trainable: Whether its parameters require gradients.
     """
 
     center: Tensor

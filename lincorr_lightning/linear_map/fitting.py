@@ -75,14 +75,7 @@ def to_linear_map(
     ridges: Mapping[Pair, float],
     lm: LanguageModel,
 ) -> LinearMap:
-    """Return maps as an artifact of their own.
-
-    Args:
-        layout: The pairs and their labels.
-        maps: Map of each source to all its targets.
-        ridges: Ridge strength of each pair.
-        lm: The LM they were fitted on.
-    """
+    """Return maps as an artifact of their own."""
     weights, biases = {}, {}
     for source, solution in maps.items():
         on_cpu = Solution(*(part.cpu() for part in solution))

@@ -130,12 +130,7 @@ class JointLayout:
 
 
 def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
-    """Return the sources, with a progress bar on rank 0 where there are many.
-
-    Args:
-        layout: The layout.
-        doing: What is done for each source, as ``solving``.
-    """
+    """Return the sources, with a progress bar on rank 0 where there are many."""
     few = len(layout.sources) < 8 or getattr(rank_zero_only, "rank", 0) != 0
     # None hides the bar where there is no terminal.
     return tqdm(layout.sources, desc=doing, unit="source", disable=few or None, leave=False)
@@ -145,16 +140,8 @@ def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
 def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
     """Return the joint rows of some subjects.
 
-    Args:
-        lm: The LM.
-        layout: Columns of the rows.
-        subjects: The subjects.
-
     Returns:
         ``(n_subjects, n_columns)``, float64.
-
-    Raises:
-        NonFiniteError: The LM answers a prompt with NaN or infinite logits.
     """
     domains = layout.domains.values()
     prompts = [[domain.knowledge.prompt(x) for x in subjects] for domain in domains]

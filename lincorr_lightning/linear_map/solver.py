@@ -141,10 +141,6 @@ def tuning_rows(n: int, first: int = 0) -> Tensor:
 
     By position among all rows, so that the same rows judge whatever the batch size.
 
-    Args:
-        n: Number of rows.
-        first: Position of the first one.
-
     Returns:
         ``(n,)`` bool.
     """
@@ -154,15 +150,7 @@ def tuning_rows(n: int, first: int = 0) -> Tensor:
 def choose_ridges(
     fit: Moments, tune: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
 ) -> dict[Pair, float]:
-    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best.
-
-    Args:
-        fit: Moments of the rows the candidates are fitted on.
-        tune: Moments of the rows they are judged on, see `tuning_rows`.
-        layout: Columns of the joint rows.
-        grid: Ridge strengths, increasing.
-        tolerance: What a stronger ridge may cost in mean label-wise r.
-    """
+    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best."""
     chosen = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)

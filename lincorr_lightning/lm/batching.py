@@ -28,9 +28,6 @@ class MicroBatches:
             batch of its own. None starts with a size that suits the device and halves it whenever
             memory runs out.
         width: Hidden size of the LM; None if unknown.
-
-    Attributes:
-        rank_sync: Synchronization of ranks if the LM is sharded, else None.
     """
 
     def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
@@ -57,9 +54,6 @@ class MicroBatches:
                 of the batch if memory ran out.
             equal_lengths: Whether rows of a batch must have the same length, so that nothing is
                 padded.
-
-        Raises:
-            LanguageModelError: A single row does not fit, or `tokens_per_forward` is too large.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         if self.rank_sync is not None:

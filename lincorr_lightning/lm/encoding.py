@@ -56,9 +56,6 @@ class PromptEncoder:
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, unpadded.
 
-        Args:
-            prompts: The prompts.
-
         Raises:
             SubjectsError: A prompt has no tokens, or more than the LM has positions for.
             LanguageModelError: The LM has no embedding for a token.
@@ -103,9 +100,6 @@ class PromptEncoder:
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Pad rows of token ids on the right.
 
-        Args:
-            rows: Token ids of each prompt.
-
         Returns:
             Token ids and attention mask, both ``(n_rows, longest)``.
         """
@@ -119,9 +113,6 @@ class PromptEncoder:
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
         """Encode and pad prompts.
-
-        Args:
-            prompts: The prompts.
 
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.

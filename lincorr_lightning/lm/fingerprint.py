@@ -54,10 +54,6 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[i
 
     The behavior of the tokenizer is hashed and not its file, which also holds padding and
     truncation settings and changes between releases.
-
-    Args:
-        tokenizer: Any Hugging Face tokenizer.
-        prefix: Special tokens before every prompt.
     """
     encoded = tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]
     return _digest(

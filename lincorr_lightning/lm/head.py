@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -187,48 +187,10 @@ def read_positions(
     ]
 
 
-def read_hidden(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, last: Tensor
-) -> Tensor:
-    """Return the input of the LM's head at one position of each row, ``(n_rows, hidden_size)``.
-
-    Args:
-        model: The LM.
-        input_ids: Padded on the right, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape.
-        last: Position to read in each row, ``(n_rows,)``.
-
-    Raises:
-        LanguageModelError: The LM does not pass the hidden state of each position to its head.
-    """
-    seen: list[Tensor] = []
-
-    def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        del args, kwargs
-        seen.append(_at(hidden, last, input_ids.shape)[:, 0])
-        return hidden[..., :1]
-
-    head = head_of(model)
-    if head is not None:
-        with patched_forward(head, read_head), suppress(UnusableHeadError):
-            call_model(model, input_ids, attention_mask=attention_mask)
-    if len(seen) != 1:
-        raise LanguageModelError(
-            f"{type(model).__name__} does not pass the hidden state of each position to an output "
-            "layer, so the last hidden state cannot be read."
-        )
-    return seen[0]
-
-
 def select_logit_method(
     model: PreTrainedModel, probe: Sequence[int], vocab_size: int
 ) -> LogitMethod:
     """Return the fastest method that gives the LM's own logits on a short text.
-
-    Args:
-        model: The LM.
-        probe: Token ids of a short text, at least two.
-        vocab_size: Number of rows of the head.
 
     Raises:
         LanguageModelError: A token changes the logits of an earlier position: the LM is not causal,

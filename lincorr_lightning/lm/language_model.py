@@ -23,7 +23,6 @@ from lincorr_lightning.lm.head import (
     LogitMethod,
     head_of,
     pad_right,
-    read_hidden,
     read_logits,
     select_logit_method,
     to_device,
@@ -256,18 +255,6 @@ class LanguageModel(nn.Module):
         """
         input_ids, mask, last = pad_right(input_ids, attention_mask)
         return read_logits(self.model, input_ids, mask, last, token_ids, self._logit_method())
-
-    def last_hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the input of the head after each row, in one forward pass; differentiable.
-
-        Args:
-            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
-            attention_mask: 1 at true tokens, same shape.
-
-        Returns:
-            ``(n_rows, hidden_size)``, in the LM's dtype.
-        """
-        return read_hidden(self.model, *pad_right(input_ids, attention_mask))
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.

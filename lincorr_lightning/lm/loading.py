@@ -27,14 +27,7 @@ _MANY = 5
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Location of a checkpoint.
-
-    Attributes:
-        config: The LM's configuration.
-        location: A folder or a hub id.
-        is_folder: Whether `location` is a folder.
-        is_online: Whether files may be downloaded.
-    """
+    """Location of a checkpoint."""
 
     config: LMConfig
     location: str
@@ -63,9 +56,6 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
 
     An existing folder takes precedence. A name that cannot be a hub id, or looks like a path, is a
     missing folder.
-
-    Args:
-        config: The LM's configuration.
 
     Raises:
         LanguageModelError: The folder is missing or holds no checkpoint, or `config` has a revision
@@ -166,10 +156,6 @@ def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> It
 def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
     """Read config.json.
 
-    Args:
-        checkpoint: Location of the checkpoint.
-        must_be_causal: Whether to refuse encoders and encoder-decoders.
-
     Raises:
         LanguageModelError: The configuration cannot be read, or is not that of a causal LM.
     """
@@ -208,9 +194,6 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Read the tokenizer.
 
-    Args:
-        checkpoint: Location of the checkpoint.
-
     Raises:
         LanguageModelError: The tokenizer is missing, cannot be read, or has an empty vocabulary.
     """
@@ -239,10 +222,6 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
     """Read the weights, on the CPU.
-
-    Args:
-        checkpoint: Location of the checkpoint.
-        config: Configuration of the model.
 
     Raises:
         LanguageModelError: A file is missing or damaged, or lacks some weights.

@@ -42,10 +42,6 @@ class QueryCache:
     Callbacks announce with `prefetch` what they read after the next optimizer step. The first
     `read` after the step evaluates all of it, in one forward pass if memory allows.
 
-    Attributes:
-        lm: The LM.
-        shared: Other results that callbacks share, by key.
-
     Args:
         lm: The LM, with the weights that are trained.
         adapter_context: See `AdapterContext`; None if the LM does not train adapters side by side.
@@ -62,11 +58,7 @@ class QueryCache:
         self._logits: dict[Query, Tensor] = {}
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
-        """Add tokens whose logits are kept; logits that lack them are dropped.
-
-        Args:
-            token_ids: Token ids.
-        """
+        """Add tokens whose logits are kept; logits that lack them are dropped."""
         new = [token for token in dict.fromkeys(token_ids) if token not in self._columns]
         if new:
             self._columns |= {token: len(self._columns) + i for i, token in enumerate(new)}
@@ -85,10 +77,6 @@ class QueryCache:
         self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]], step: Hashable
     ) -> list[Tensor]:
         """Return the logits of some tokens after some prompts.
-
-        Args:
-            requests: Queries, and the ids of the tokens whose logits are returned for them.
-            step: Number of optimizer steps so far, or anything else that changes with each.
 
         Returns:
             ``(n_queries, n_tokens)`` per request, float64, on the CPU.
@@ -159,9 +147,6 @@ def get_query_cache(
         lm: Name of the LM in ``module.named_modules()``, if there are several.
         tokenizer: The LM's tokenizer, or a folder or hub id; None looks for one in the module, and
             then in the checkpoint that the LM was loaded from.
-
-    Raises:
-        LanguageModelError: There is no causal LM, or no tokenizer.
     """
     model = causal_lm_of(module, lm)
     caches = _caches.setdefault(run, {})
@@ -174,11 +159,7 @@ def get_query_cache(
 
 
 def close_query_caches(run: object) -> None:
-    """Drop the caches of a run.
-
-    Args:
-        run: The Trainer, as passed to `get_query_cache`.
-    """
+    """Drop the caches of a run."""
     _caches.pop(run, None)
 
 

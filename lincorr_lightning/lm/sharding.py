@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class RankSync:
-    """Collective decisions of the ranks that share an LM; every rank must call them equally often.
-
-    Args:
-        device_type: Device of the ranks, such as ``cuda``.
-    """
+    """Collective decisions of the ranks that share an LM; all must call them equally often."""
 
     def __init__(self, device_type: str) -> None:
         self._device = torch.device(device_type)
@@ -42,15 +38,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
     The mesh dimension ``tensor_parallel`` splits matrices (`split_matrices`); ``data_parallel``, or
     the only dimension of a mesh, shards weights (`shard_weights`).
 
-    Args:
-        model: The whole LM, with the same weights on each rank.
-        mesh: Ranks in one dimension, or in these two.
-
     Returns:
         Synchronization of the ranks for forward passes.
-
-    Raises:
-        LanguageModelError: The LM does not declare its layers, or has no tensor-parallel plan.
     """
     data = mesh
     if "tensor_parallel" in (mesh.mesh_dim_names or ()):
@@ -68,10 +57,6 @@ def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     The weights of a layer are gathered while the layer runs; embedding, last norm and head, tied or
     not, while the LM runs. So the head's rows can be read during a forward pass.
-
-    Args:
-        model: The whole LM, with the same weights on each rank.
-        mesh: Ranks in one dimension.
 
     Raises:
         LanguageModelError: The LM does not declare its layers.

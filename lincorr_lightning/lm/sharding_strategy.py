@@ -62,9 +62,6 @@ class ShardedStrategy(ModelParallelStrategy):
 def check_strategy(trainer: Any) -> None:
     """Check that a study can run under the Trainer's strategy.
 
-    Args:
-        trainer: The run's Trainer.
-
     Raises:
         ConfigError: The strategy is not supported; the message names those that are.
     """
@@ -80,10 +77,6 @@ def check_strategy(trainer: Any) -> None:
 
 def refuse_sharding(trainer: Any, what: str) -> None:
     """Refuse a study or setting that needs the whole LM on each rank.
-
-    Args:
-        trainer: The run's Trainer.
-        what: The study or setting.
 
     Raises:
         ConfigError: The strategy shards the LM.
@@ -102,10 +95,6 @@ def is_sharded(trainer: L.Trainer) -> bool:
 
 def shard_lm(lm: LanguageModel, mesh: DeviceMesh | None) -> None:
     """Shard a loaded LM over a device mesh; does nothing without a mesh or if it is sharded.
-
-    Args:
-        lm: The LM.
-        mesh: `LightningModule.device_mesh`: None under strategies that do not shard.
 
     Raises:
         ConfigError: The LM is compiled and the mesh has tensor parallelism.

@@ -64,13 +64,6 @@ def plan_reading(
 ) -> Plan:
     """Decide whether the prompts of a subject share the computation of their common prefix.
 
-    Args:
-        model: The LM.
-        rows: Token ids of each domain's prompts, one for each subject.
-        wanted: `LMConfig.share_prefixes`.
-        max_tokens: Maximum tokens of a forward pass, if set.
-        sharing_error: Function that returns why this LM does not support sharing, or None.
-
     Raises:
         LanguageModelError: `wanted` is True and the LM does not support it.
     """
@@ -115,14 +108,6 @@ def logits_of_trees(
 ) -> Tensor:
     """Return the logits of each domain after its prompts, side by side.
 
-    Args:
-        model: The LM, in eval mode.
-        trees: Trees of all prompts.
-        n_subjects: Number of subjects.
-        tokens: Token ids of each domain, on the LM's device.
-        batches: Splits the trees into forward passes.
-        pad_id: Any token id.
-
     Returns:
         ``(n_subjects, n_labels of all domains)``, float64.
     """
@@ -142,7 +127,7 @@ def logits_of_trees(
         indices = to_device(torch.tensor(list(chain.from_iterable(ends))).T.contiguous(), device)
         parts = torch.split(indices, [len(ends[domain]) for domain in present], dim=1)
         blocks = [(part[1], tokens[domain]) for domain, part in zip(present, parts, strict=True)]
-        read = read_trees(model, batch, blocks)
+        read = _read(model, batch, blocks)
         for domain, part, values in zip(present, parts, read, strict=True):
             columns[domain][part[0]] = values.to(device)
 
@@ -150,20 +135,9 @@ def logits_of_trees(
     return logits
 
 
-def read_trees(
+def _read(
     model: PreTrainedModel, batch: TreeBatch, blocks: Sequence[tuple[Tensor, Tensor]]
 ) -> list[Tensor]:
-    """Return logits of different tokens at different nodes.
-
-    Args:
-        model: The LM.
-        batch: The trees.
-        blocks: Pairs of nodes in the flattened rows, ``(n_nodes,)``, and tokens to read there,
-            ``(n_tokens,)``.
-
-    Returns:
-        ``(n_nodes, n_tokens)`` for each block, float64.
-    """
     return read_positions(
         model, batch.input_ids, blocks,
         attention_mask=batch.attention_mask, position_ids=batch.position_ids,
@@ -173,14 +147,7 @@ def read_trees(
 def prefix_sharing_error(
     model: PreTrainedModel, method: LogitMethod, probe: Sequence[int], vocab_size: int
 ) -> str | None:
-    """Return why an LM does not support prefix sharing, or None if it does.
-
-    Args:
-        model: The LM.
-        method: Method that reads the logits of single prompts.
-        probe: Token ids of a short text, at least three.
-        vocab_size: Number of rows of the head.
-    """
+    """Return why an LM does not support prefix sharing, or None if it does."""
     if method is not LogitMethod.ROWS:
         return "its head is not a plain linear layer"
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
@@ -201,7 +168,7 @@ def prefix_sharing_error(
     length = batch.input_ids.shape[1]
     nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:
-        (shared,) = read_trees(model, batch, [(nodes.to(device), tokens.to(device))])
+        (shared,) = _read(model, batch, [(nodes.to(device), tokens.to(device))])
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
         if oom_reason(error):
             raise

@@ -47,11 +47,6 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> Outp
 
     It works for any architecture: each matrix of the layer is tried on its own input.
 
-    Args:
-        model: A Hugging Face causal LM.
-        hook_point: Hook point of the kind ``attention_out``.
-        path: File of the SAE, for messages.
-
     Raises:
         SparseAutoencoderError: The LM has no such hook point, or no linear map gives the output: in
             Gemma 2 and 3 a norm follows the projection.
@@ -118,11 +113,6 @@ def at_output(
     reconstruction is W and b applied to that of z. The map is exact up to rounding, which grows by
     up to W's condition number from y to z: an LM in float32 is better than one in bfloat16.
 
-    Args:
-        sae: SAE that reads and writes z.
-        projection: W and b.
-        path: File of the SAE, for messages.
-
     Raises:
         SparseAutoencoderError: The LM's heads and the SAE differ in width, or W does not have full
             column rank, so that several z give the same output.
@@ -148,17 +138,9 @@ def at_output(
     decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
     if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
-    return SparseAutoencoder(
-        hook_point=sae.hook_point,
+    return sae.replaced(
         encoder=encoder.float(),
         decoder=(sae.decoder.double() @ weight.T).float(),
         encoder_bias=encoder_bias.float(),
         decoder_bias=decoder_bias.float(),
-        activation=sae.activation,
-        threshold=sae.threshold,
-        k=sae.k,
-        score_scale=sae.score_scale,
-        input_scale=sae.input_scale,
-        subtract_decoder_bias=sae.subtract_decoder_bias,
-        lm=sae.lm,
     )

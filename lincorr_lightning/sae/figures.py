@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -13,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
-    GREY,
     INK,
     ORANGE,
     finish,
@@ -22,7 +19,7 @@ from lincorr_lightning.results.style import (
 )
 from lincorr_lightning.results.training_curves import MAX_CURVES, History, training_curves
 from lincorr_lightning.sae.hook_points import KINDS, HookKind
-from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore
+from lincorr_lightning.sae.scoring import SCORES, SAEScore
 
 _LOOKS: dict[HookKind, tuple[str, str, str]] = {
     "residual": (BLUE, "o", "residual stream"),
@@ -38,12 +35,7 @@ _PANELS = {
 
 
 def quality_figure(scores: Sequence[SAEScore], subtitle: str) -> Figure:
-    """Draw the scores of SAEs by layer, a panel per score.
-
-    Args:
-        scores: Scores of each SAE.
-        subtitle: LM and size of the SAEs.
-    """
+    """Draw the scores of SAEs by layer, a panel per score."""
     layers = sorted({score.layer for score in scores})
     width = min(max(3.2, 1.6 + 0.16 * len(layers)), 6.0)
     figure = new_figure(2 * width + 0.6, 5.2, "Sparse autoencoders by layer", subtitle)
@@ -84,48 +76,8 @@ def _draw_score(axes: Axes, scores: Sequence[SAEScore], name: str) -> None:
         axes.set_ylim(min(0.0, *known) if known else 0.0, max(1.0, *known) if known else 1.0)
 
 
-def density_figure(
-    hook_points: Sequence[str], density: npt.NDArray[np.float64], subtitle: str
-) -> Figure:
-    """Draw how often features are active, as a heat map with a row per hook point.
-
-    Args:
-        hook_points: Ids of the hook points.
-        density: Histograms, see `feature_densities`.
-        subtitle: LM and size of the SAEs.
-    """
-    n_rows, n_columns = density.shape
-    row = min(max(6 / n_rows, 0.14), 0.3)  # inches
-    figure = new_figure(
-        7.2, 0.8 + max(row * n_rows, 1.2), "How often features are active", subtitle
-    )
-    axes = figure.subplots()
-    image = axes.imshow(density, cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
-    axes.set_yticks(range(n_rows), hook_points, fontsize=min(8, 260 / n_rows))
-    # Whole decades, without the lowest: that edge borders the column of features never active.
-    edges = [i for i in range(2, n_columns + 1) if DENSITY_EDGES[i - 1].is_integer()]
-    axes.set_xticks(
-        [0, *(i - 0.5 for i in edges)],
-        ["never", *(f"{10 ** DENSITY_EDGES[i - 1]:g}" for i in edges)], fontsize=8,
-    )  # fmt: skip
-    axes.axvline(0.5, color="white", linewidth=2)
-    axes.set_xlabel("share of the tokens at which a feature is active", fontsize=8, color=INK)
-    axes.tick_params(length=2, color=GREY, labelcolor=INK)
-    axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
-    bar.set_label("share of the features", fontsize=8, color=INK)
-    bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    return finish(figure)
-
-
 def training_figure(history: History, lm: str) -> Figure:
-    """Draw the training curves, a panel per curve and kind of hook point if one is not enough.
-
-    Args:
-        history: (step, value) pairs by tag, as ``dead/residual.3``.
-        lm: Short name of the LM.
-    """
+    """Draw the training curves, a panel per curve and kind of hook point if one is not enough."""
     title = f"Training of {lm}'s SAEs"
     names = {name for tag in history if (name := tag.partition("/")[2])}
     if len(names) <= MAX_CURVES:

@@ -58,12 +58,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class TensorReader:
-    """Look up the tensors of a file by name, in float32.
-
-    Args:
-        path: The file, for messages.
-        tensors: Its tensors by name.
-    """
+    """Look up the tensors of a file by name, in float32."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         self._path, self._tensors = path, tensors

@@ -43,11 +43,7 @@ class Forward(NamedTuple):
         return self.mask.sum(1) - 1
 
     def counted(self, n_skipped: int) -> Tensor:
-        """Return the mask without the first tokens of each text.
-
-        Args:
-            n_skipped: Number of tokens at the beginning of a text that do not count.
-        """
+        """Return the mask without the first tokens of each text."""
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
     def at_positions(self, hook_point: HookPoint, positions: Tensor) -> Tensor:
@@ -101,9 +97,6 @@ def run_with_hooks(
         logits: Whether to compute logits, most of the work of a small LM.
         context: Function from the indices of a forward pass's texts to a context to run it in, as
             for `LanguageModel.logits_of_rows`.
-
-    Raises:
-        LanguageModelError: The memory does not suffice for a single text.
     """
     device = lm.model.device.type
 

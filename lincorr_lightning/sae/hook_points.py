@@ -61,12 +61,7 @@ class HookPoint:
 
 @dataclass(frozen=True, order=True)
 class Feature:
-    """A feature of the SAE at a hook point.
-
-    Attributes:
-        hook_point: Hook point of the SAE.
-        index: Index of the feature, from 0.
-    """
+    """A feature of the SAE at a hook point."""
 
     hook_point: HookPoint
     index: int
@@ -79,11 +74,6 @@ class Feature:
 
 def check_index(index: int, n_features: int, hook_point: HookPoint) -> int:
     """Return the index of a feature if the SAE has that feature.
-
-    Args:
-        index: Index of the feature, from 0.
-        n_features: Number of features of the SAE.
-        hook_point: Hook point of the SAE, for the message.
 
     Raises:
         SparseAutoencoderError: The index is out of range.

@@ -56,9 +56,6 @@ def rescale_everywhere(
         sae: SAE of the hook point.
         chosen: Indices of distinct features, ``(k,)``.
         r: Factor of their activations: 0 removes, 1 changes nothing.
-
-    Raises:
-        SparseAutoencoderError: The SAE lacks a feature.
     """
     index = torch.as_tensor(chosen, dtype=torch.long)
     for feature in index.tolist():
@@ -80,9 +77,6 @@ def add_features(
     Args:
         saes: SAE of each hook point.
         amounts: Amount of each feature to add, in units of its activation.
-
-    Raises:
-        SparseAutoencoderError: A hook point has no SAE, or an SAE lacks a feature.
     """
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
@@ -139,10 +133,6 @@ def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], hook_point: HookPoint) -
 
 def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
     """Return the feature of an id.
-
-    Args:
-        text: Id such as ``residual.1.37``: kind of hook point, layer, index.
-        saes: SAE of each hook point.
 
     Raises:
         SparseAutoencoderError: The text is no such id, the hook point has no SAE, or the SAE lacks

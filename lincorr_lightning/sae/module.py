@@ -141,11 +141,7 @@ class SparseAutoencoders(FrozenLMModule):
                 )
 
     def configure_model(self) -> None:
-        """Load the LM, find its hook points, and make the SAEs or load the given ones.
-
-        Raises:
-            SparseAutoencoderError: The LM lacks a hook point, or a given SAE does not fit the LM.
-        """
+        """Load the LM, find its hook points, and make the SAEs or load the given ones."""
         super().configure_model()
         if self.stacked is not None or self.given:
             return
@@ -192,11 +188,7 @@ class SparseAutoencoders(FrozenLMModule):
         return n if self.trainer.max_steps < 1 else min(n, self.trainer.max_steps)
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
-        """Set the learning rate, and read the activations of a new block.
-
-        Raises:
-            ConfigError: The batch is of another type.
-        """
+        """Set the learning rate, and read the activations of a new block."""
         rate = self.hparams["learning_rate"] * self._rate(self.trainer.global_step)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate
@@ -225,11 +217,7 @@ class SparseAutoencoders(FrozenLMModule):
             tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
     def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
-        """Return the loss of all SAEs on one step's tokens.
-
-        Raises:
-            NonFiniteError: The loss of an SAE is NaN or infinite.
-        """
+        """Return the loss of all SAEs on one step's tokens."""
         del batch_idx
         assert self._activations is not None
         activations = self._activations
@@ -312,11 +300,7 @@ class SparseAutoencoders(FrozenLMModule):
         ).to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Reconstruct held-out activations, and compute the LM's loss with them.
-
-        Raises:
-            ConfigError: The batch is of another type.
-        """
+        """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
         assert self._quality is not None
         texts, _ = _texts_of(batch)

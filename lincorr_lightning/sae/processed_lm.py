@@ -31,10 +31,6 @@ def processing_steps(config: Mapping[str, Any]) -> set[str]:
 def check_heads(steps: set[str], path: Path) -> None:
     """Refuse an SAE of heads that differ from those of the original LM.
 
-    Args:
-        steps: Processing steps of the LM that the SAE was trained on.
-        path: File of the SAE, for messages.
-
     Raises:
         SparseAutoencoderError: A step changed the heads.
     """

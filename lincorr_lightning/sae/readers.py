@@ -67,10 +67,6 @@ class LoadOptions:
 def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     """Read ``cfg.json`` and ``sae_weights.safetensors``, of versions before and after 6.
 
-    Args:
-        folder: Folder of the SAE.
-        options: What the caller knows.
-
     Raises:
         SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
     """
@@ -192,10 +188,6 @@ def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
 
     SAEs of attention read its concatenated heads (Lieberum et al., 2024, arXiv 2408.05147).
 
-    Args:
-        folder: Folder of the SAE.
-        options: What the caller knows.
-
     Raises:
         SparseAutoencoderError: The file cannot be read, or the hook point is unknown.
     """
@@ -239,10 +231,6 @@ def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     Activations are multiplied by ``sqrt(width) / mean norm``. The threshold, however, is in the
     units of the LM's own activations and applies to features of unit decoder norm (He et al., 2024,
     arXiv 2410.20526).
-
-    Args:
-        folder: Folder of the SAE.
-        options: What the caller knows.
 
     Raises:
         SparseAutoencoderError: A file cannot be read, or the SAE is not supported.

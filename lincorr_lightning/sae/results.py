@@ -14,7 +14,7 @@ from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.results.style import short_name
 from lincorr_lightning.results.training_curves import History
-from lincorr_lightning.sae.figures import density_figure, quality_figure, training_figure
+from lincorr_lightning.sae.figures import quality_figure, training_figure
 from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore, feature_densities
 
 STUDY = "sparse_autoencoders"
@@ -70,11 +70,6 @@ def sae_results(
                 "quality",
                 "Scores of the SAEs on held-out texts by layer.",
                 partial(quality_figure, scores, subtitle),
-            ),
-            Figure(
-                "feature_density",
-                "Share of the tokens at which features are active.",
-                partial(density_figure, [s.hook_point for s in scores], density, subtitle),
             ),
         ]
     if history:

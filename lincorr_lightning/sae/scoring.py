@@ -40,13 +40,6 @@ def read_activations(
 ) -> Tensor:
     """Return the activations of all counted tokens.
 
-    Args:
-        model: A Hugging Face causal LM, in eval mode.
-        hook_points: Hook points to read.
-        texts: The texts.
-        batches: Cuts the texts into forward passes that fit the memory.
-        device: Device of the LM.
-
     Returns:
         Activations, ``(n_hook_points, n_counted, width)``, in the order of `texts`, in the LM's
         precision.
@@ -161,12 +154,7 @@ class SAEScore:
 def score_hook_points(
     saes: Mapping[HookPoint, SparseAutoencoder], found: Reconstruction
 ) -> list[SAEScore]:
-    """Return the scores of each SAE.
-
-    Args:
-        saes: SAE of each hook point, in the order of the metric.
-        found: Result of the metric.
-    """
+    """Return the scores of each SAE."""
     recovered = found.loss_recovered
     return [
         SAEScore(

@@ -27,6 +27,11 @@ _HOOK_POINT_KEYS = {1: "place", 2: "hook_point"}
 CONFIG_FILE = "config.json"
 TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
+_SETTINGS = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
+_ARGUMENTS = (
+    "hook_point", "encoder", "decoder", "encoder_bias", "decoder_bias", "threshold", "score_scale",
+    *_SETTINGS,
+)  # fmt: skip
 
 
 class SparseAutoencoder(nn.Module):
@@ -295,18 +300,20 @@ class SparseAutoencoder(nn.Module):
             # The norms must not change which features topk chooses.
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)
-        return SparseAutoencoder(
-            hook_point=self.hook_point,
+        return self.replaced(
             encoder=(encoder * norm[:, None]).to(self.encoder),
             decoder=(decoder / norm[:, None]).to(self.decoder),
             encoder_bias=(encoder_bias * norm).to(self.encoder_bias),
             decoder_bias=decoder_bias.to(self.decoder_bias),
-            activation=self.activation,
             threshold=threshold,
-            k=self.k,
             score_scale=score_scale,
-            lm=self.lm,
+            input_scale=1.0,
+            subtract_decoder_bias=False,
         ).eval()
+
+    def replaced(self, **changes: Any) -> SparseAutoencoder:
+        """Return a new SAE with some arguments of the constructor changed."""
+        return SparseAutoencoder(**{name: getattr(self, name) for name in _ARGUMENTS} | changes)
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``sparse_autoencoder.safetensors``.
@@ -326,11 +333,7 @@ class SparseAutoencoder(nn.Module):
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "hook_point": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
-            "activation": self.activation,
-            "k": self.k,
-            "input_scale": self.input_scale,
-            "subtract_decoder_bias": self.subtract_decoder_bias,
-            "lm": self.lm,
+            **{name: getattr(self, name) for name in _SETTINGS},
             "versions": {
                 "lincorr_lightning": __version__,
                 "torch": importlib.metadata.version("torch"),
@@ -364,8 +367,7 @@ class SparseAutoencoder(nn.Module):
         tensors = read_tensors(folder / TENSORS_FILE)
         try:
             hook_point = HookPoint(**config[_HOOK_POINT_KEYS[version]])
-            names = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
-            parts: dict[str, Any] = {**tensors, **{name: config[name] for name in names}}
+            parts: dict[str, Any] = {**tensors, **{name: config[name] for name in _SETTINGS}}
             return cls(hook_point=hook_point, **parts).eval()
         except KeyError as error:
             fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")

@@ -101,12 +101,6 @@ class StackedAutoencoders(nn.Module):
     loss of a hook point is its squared error as a share of the variance, so that all hook points
     have equal weight; dead features learn the error by an auxiliary loss (Gao et al., 2024, arXiv
     2406.04093, section 2.4).
-
-    Args:
-        hook_points: Hook points.
-        width: Width of the activations.
-        settings: Settings of each SAE.
-        seed: Seed of the initial weights, which do not depend on the other hook points.
     """
 
     input_scale: Tensor
@@ -165,53 +159,40 @@ class StackedAutoencoders(nn.Module):
         inputs = activations.to(self.encoder.dtype) * self.input_scale[:, None, None]
         variance = (inputs - inputs.mean(1, keepdim=True)).square().sum(-1).mean(1)
         variance = variance.clamp(min=torch.finfo(inputs.dtype).tiny)
-        if self.settings.activation == "relu":
-            return self._dense_step(inputs, variance)
-        with torch.no_grad():
+        is_relu = self.settings.activation == "relu"
+        # Of the other activations, only the chosen features have gradients.
+        with torch.set_grad_enabled(is_relu and torch.is_grad_enabled()):
             before = torch.baddbmm(
                 self.encoder_bias[:, None],
                 inputs - self.decoder_bias[:, None],
                 self.encoder.transpose(1, 2),
             )
-        entries, least = self._choose(before)
-        values = self._values(inputs, before, entries)
-        rebuilt = decode_entries(values, self.decoder, entries) + self.decoder_bias[:, None]
+        if is_relu:
+            features = before.relu()
+            rebuilt = torch.baddbmm(self.decoder_bias[:, None], features, self.decoder)
+            active = (features.detach() > 0).sum(1)
+            least = torch.zeros_like(variance)
+        else:
+            entries, least = self._choose(before)
+            values = self._values(inputs, before, entries)
+            rebuilt = decode_entries(values, self.decoder, entries) + self.decoder_bias[:, None]
+            is_active = values.detach() > 0
+            active = torch.bincount(
+                entries.features[is_active], minlength=self.encoder_bias.numel()
+            )
+            active = active.view(self.encoder_bias.shape)
         error = inputs - rebuilt
         unexplained = error.square().sum(-1).mean(1) / variance
         total = unexplained.sum()
+        if is_relu:
+            # Inputs have norm 1 on average at each hook point, so one coefficient fits all.
+            total = total + self.settings.l1_coef * features.sum(-1).mean(1).sum()
         if self.settings.aux_loss_coef:
-            total = total + self.settings.aux_loss_coef * self._auxiliary(
-                inputs, before, error.detach()
-            )
-        n_hook_points, n_features = self.encoder_bias.shape
-        is_active = values.detach() > 0
-        active = torch.bincount(entries.features[is_active], minlength=n_hook_points * n_features)
-        active = active.view(n_hook_points, n_features)
+            auxiliary = self._auxiliary(inputs, before.detach(), error.detach())
+            total = total + self.settings.aux_loss_coef * auxiliary
         return StepLosses(
             total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
         )
-
-    def _dense_step(self, inputs: Tensor, variance: Tensor) -> StepLosses:
-        before = torch.baddbmm(
-            self.encoder_bias[:, None],
-            inputs - self.decoder_bias[:, None],
-            self.encoder.transpose(1, 2),
-        )
-        features = before.relu()
-        rebuilt = torch.baddbmm(self.decoder_bias[:, None], features, self.decoder)
-        error = inputs - rebuilt
-        unexplained = error.square().sum(-1).mean(1) / variance
-        # Inputs have norm 1 on average at each hook point, so one coefficient fits all.
-        sparsity = features.sum(-1).mean(1)
-        total = unexplained.sum() + self.settings.l1_coef * sparsity.sum()
-        if self.settings.aux_loss_coef:
-            before = before.detach()
-            total = total + self.settings.aux_loss_coef * self._auxiliary(
-                inputs, before, error.detach()
-            )
-        active = (features.detach() > 0).sum(1)
-        l0 = active.sum(1) / inputs.shape[1]
-        return StepLosses(total, unexplained.detach(), l0, active, torch.zeros_like(l0))
 
     def _values(self, inputs: Tensor, before: Tensor, entries: Entries) -> Tensor:
         n_features = before.shape[-1]
@@ -286,11 +267,7 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def export(self, lm: str | None = None) -> dict[HookPoint, SparseAutoencoder]:
-        """Return a copy of each SAE, as used after training.
-
-        Args:
-            lm: Name of the LM.
-        """
+        """Return a copy of each SAE, as used after training."""
         activation = self.settings.activation
         saes = {}
         for i, hook_point in enumerate(self.hook_points):

@@ -24,7 +24,6 @@ def _layer(layer: int, n_bins: int = 20) -> LayerGroups:
         layer, 1000, dict(zip(GROUPS, random.dirichlet(np.ones(8)).tolist(), strict=True)),
         {k: None if k == "residual" else 0.75 for k in kinds},
         {k: {g: random.integers(0, 9, n_bins).tolist() for g in GROUPS} for k in kinds},
-        {k: [None, *random.random(n_bins - 1).tolist()] for k in kinds},
         {f"residual.{layer}": 2},
     )  # fmt: skip
 
@@ -69,7 +68,7 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part(n_laye
     layers, lm = [_layer(i) for i in range(n_layers)], "/data/some/folder/my-lm"
     drawn = [
         figures.groups_figure(layers, lm, 200), figures.cosines_figure(layers, lm),
-        figures.joint_activation_figure(layers, lm), figures.transitions_figure(TRANSITIONS, lm),
+        figures.transitions_figure(TRANSITIONS, lm),
         figures.deactivation_figure(CUTS, lm), figures.rescaling_figure(CUTS, lm),
         figures.steering_figure(POINTS, lm), figures.relation_figure(RELATION, lm),
         figures.flow_figure([_wide_graph(0)], "Flow", {}, lm),

@@ -95,12 +95,6 @@ def test_counts_are_those_of_loops(kinds: list[str]) -> None:
         for code, name in enumerate(GROUPS):
             own = [max(c, 0) for c, g in zip(cosines, group, strict=True) if g == name]
             assert found[code].tolist() == np.histogram(own, edges)[0].tolist()
-        share, n = groups.joint_activation(kind, 10)
-        total = np.histogram(np.maximum(cosines, 0), edges)[0]
-        both = np.histogram(np.maximum(cosines, 0), edges, weights=np.array(together, float))[0]
-        assert n.tolist() == total.tolist()
-        np.testing.assert_allclose(share[n > 0], both[total > 0] / total[total > 0])
-        assert share[n == 0].isnan().all()
 
 
 def test_without_activations_there_are_no_shares() -> None:

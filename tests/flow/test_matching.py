@@ -35,18 +35,11 @@ def test_the_most_similar_whatever_the_tile(
     cosines = _cosines(targets, sources)
     order = np.argsort(-cosines, axis=1)[:, :k]
     before = targets.copy(), sources.copy()
-    matches = match_features(torch.from_numpy(targets), torch.from_numpy(sources), k, True)
+    matches = match_features(torch.from_numpy(targets), torch.from_numpy(sources), k)
     np.testing.assert_array_equal(matches.indices, order)
     np.testing.assert_allclose(matches.cosines, np.take_along_axis(cosines, order, 1), atol=1e-6)
-    assert matches.full is not None
-    np.testing.assert_allclose(matches.full, cosines, atol=1e-6)
     np.testing.assert_array_equal(before[0], targets)
     np.testing.assert_array_equal(before[1], sources)
-
-
-def test_the_whole_matrix_is_not_returned_unless_asked_for() -> None:
-    targets, sources = map(torch.from_numpy, _decoders())
-    assert match_features(targets, sources).full is None
 
 
 def test_half_precision_is_compared_in_single() -> None:
@@ -61,17 +54,14 @@ def test_columns_of_zero_norm_are_counted_and_left_out() -> None:
     targets, sources = map(torch.from_numpy, _decoders(6, 9))
     targets[[1, 4]] = 0
     sources[[0, 3, 8]] = 0
-    matches = match_features(targets, sources, 2, return_full=True)
+    matches = match_features(targets, sources, 2)
     assert (matches.n_zero_targets, matches.n_zero_sources) == (2, 3)
     assert matches.indices[[1, 4]].tolist() == [[-1, -1], [-1, -1]]
     assert matches.cosines[[1, 4]].isnan().all()
-    assert matches.full is not None
-    assert matches.full[[1, 4]].isnan().all() and matches.full[:, [0, 3, 8]].isnan().all()
     kept_t, kept_s = [0, 2, 3, 5], [1, 2, 4, 5, 6, 7]
     cosines = _cosines(targets[kept_t].numpy(), sources[kept_s].numpy())
     order = np.argsort(-cosines, axis=1)[:, :2]
     np.testing.assert_array_equal(matches.indices[kept_t], np.array(kept_s)[order])
-    np.testing.assert_allclose(matches.full[kept_t][:, kept_s], cosines, atol=1e-6)
 
 
 @pytest.mark.parametrize("n_alive", [0, 2])
@@ -97,8 +87,8 @@ def test_assignment_equals_scipy(n_targets: int, n_sources: int) -> None:
     found = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
     expected = np.full(n_targets, -1)
     expected[rows] = columns
-    np.testing.assert_array_equal(found.indices, expected)
-    np.testing.assert_allclose(found.cosines[rows], cosines[rows, columns], atol=1e-6)
+    np.testing.assert_array_equal(found.indices[:, 0], expected)
+    np.testing.assert_allclose(found.cosines[rows, 0], cosines[rows, columns], atol=1e-6)
     assert found.cosines.isnan().sum() == n_targets - len(rows)
 
 
@@ -107,9 +97,9 @@ def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> Non
     cosines = _cosines(targets, sources)
     best = max(permutations(range(6)), key=lambda p: sum(cosines[i, j] for i, j in enumerate(p)))
     found = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
-    assert tuple(found.indices.tolist()) == best
+    assert tuple(found.indices[:, 0].tolist()) == best
     zero = np.zeros((1, 11), np.float32)
     padded = [torch.from_numpy(np.concatenate([zero, d])) for d in (targets, sources)]
     found = assign_features(*padded)
-    assert found.indices.tolist() == [-1, *(j + 1 for j in best)]
+    assert found.indices[:, 0].tolist() == [-1, *(j + 1 for j in best)]
     assert (found.n_zero_targets, found.n_zero_sources) == (1, 1)

@@ -83,7 +83,7 @@ def _results(**more) -> Results:
     groups = LayerGroups(
         0, 1000, dict.fromkeys(GROUPS, 0.125), {"mlp_out": 0.75, "attention_out": None},
         {kind: {group: [1, 2] for group in GROUPS} for kind in kinds},
-        {kind: [None, 0.5] for kind in kinds}, {"residual.0": 2},
+        {"residual.0": 2},
     )  # fmt: skip
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = Measurements(
@@ -170,8 +170,8 @@ def test_files(tmp_path) -> None:
         "layer", "n_activations", "shares", "auroc", "zero_norm"
     }  # fmt: skip
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
-        "groups", "cosines", "joint_activation", "transitions", "deactivation", "rescaling",
-        "steering", "relation", "flow_Paris-France",
+        "groups", "cosines", "transitions", "deactivation", "rescaling", "steering",
+        "relation", "flow_Paris-France",
     }  # fmt: skip
     assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
         "residual.0.3.json", "residual.0.3.graphml"
@@ -182,7 +182,7 @@ def test_parts_that_were_skipped_have_no_table_and_no_figure() -> None:
     found = Measurements(1, 2, [])
     results = feature_flow_results(found, LM, [], {})
     assert results.tables == [] and results.values["relation"] is None
-    assert [figure.name for figure in results.figures] == ["groups", "cosines", "joint_activation"]
+    assert results.figures == []
 
 
 def test_flows_to_draw_and_answers_to_steer_towards() -> None:

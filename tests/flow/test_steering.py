@@ -1,6 +1,7 @@
 """Steering along a flow graph, and what it does, against forwards of the test's own."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,15 +10,18 @@ import torch
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.flow.graph import Edge, Feature, FlowGraph
 from lincorr_lightning.flow.steering import (
+    SteeredAnswer,
+    SteeringSettings,
     answer_probability,
     distances,
-    steering_amounts,
-    steering_score,
+    measure_steering,
     steering_weights,
     text_loss,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.interventions import add_features
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 
 def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
@@ -48,11 +52,6 @@ def test_weights_fall_with_the_steps_from_the_start() -> None:
         steering_weights(GRAPH, "quadratic")  # type: ignore[arg-type]
 
 
-def test_amounts_are_in_typical_activations() -> None:
-    given = steering_amounts({START: 1.0, BELOW: 0.5, FAR: 0.5}, 3.0, {START: 2.0, BELOW: 4.0})
-    assert given == {START: 6.0, BELOW: 6.0, FAR: 0.0}
-
-
 def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     texts = ["name1 lives in the city of Paris", "red blue", "name2 speaks", "Rome"]
@@ -80,7 +79,26 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
         assert text_loss(lm, rows, edits) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_score_is_behaviour_times_coherence() -> None:
-    assert steering_score(0.8, 3.0, 2.0) == pytest.approx((0.8, math.exp(-1), 0.8 * math.exp(-1)))
-    # A perplexity that falls is no more than coherent.
-    assert steering_score(0.5, 1.0, 2.0) == (0.5, 1.0, 0.5)
+def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    prompts, texts = lm.rows(["name1 lives in the city of"]), lm.rows(["name2 speaks", "red blue"])
+    start, below = _feature(1, 0), _feature(0, 2)
+    graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {}, {})
+    saes = {
+        feature.hook_point: SparseAutoencoder(
+            hook_point=feature.hook_point, encoder=torch.eye(16), decoder=torch.eye(16),
+            encoder_bias=torch.zeros(16), decoder_bias=torch.zeros(16),
+        )
+        for feature in (start, below)
+    }  # fmt: skip
+    activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer)) for at in saes}
+    settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5)
+    answer = SteeredAnswer("Paris", 7, graph, prompts)
+    none, point = measure_steering(lm, saes, activity, [answer], texts, settings)  # type: ignore[arg-type]
+    edits = add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})
+    assert point.behaviour == pytest.approx(answer_probability(lm, prompts, 7, edits))
+    before, after = text_loss(lm, texts), text_loss(lm, texts, edits)
+    assert point.coherence == pytest.approx(min(1.0, math.exp(before - after)))
+    assert point.score == pytest.approx(point.behaviour * point.coherence)
+    assert none.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
+    assert (none.coherence, point.n_features) == (1.0, 2)

@@ -33,10 +33,10 @@ def test_transition_is_the_indicator_of_the_top_k(k: int) -> None:
 
 
 def test_transition_leaves_out_what_has_no_match() -> None:
-    transition = transition_matrix(torch.tensor([-1, 2]), 3)
+    transition = transition_matrix(torch.tensor([[-1], [2]]), 3)
     assert transition.to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
     with pytest.raises(ValueError, match="source 3 is out of range: there are 3"):
-        transition_matrix(torch.tensor([3]), 3)
+        transition_matrix(torch.tensor([[3]]), 3)
 
 
 def test_a_permuted_decoder_is_a_perfect_transcoder() -> None:
@@ -49,10 +49,10 @@ def test_a_permuted_decoder_is_a_perfect_transcoder() -> None:
         torch.rand(200, 40, generator=generator) < 0.1
     )
     true = features @ source
-    for indices in (match_features(target, source).indices, assign_features(target, source)[0]):
-        carried = carry_features(features, transition_matrix(indices, 40))
+    for found in (match_features(target, source), assign_features(target, source)):
+        carried = carry_features(features, transition_matrix(found.indices, 40))
         assert explained_variance(true, carried @ target) == pytest.approx(1)
-    wrong = carry_features(features, transition_matrix(torch.arange(40), 40)) @ target
+    wrong = carry_features(features, transition_matrix(torch.arange(40)[:, None], 40)) @ target
     x, y = true.numpy().astype(float), wrong.numpy().astype(float)
     by_hand = 1 - np.square(x - y).sum() / (x.var(axis=0) * len(x)).sum()
     assert explained_variance(true, wrong) == pytest.approx(by_hand)

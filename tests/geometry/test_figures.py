@@ -57,34 +57,13 @@ def test_profiles_are_means_over_prompts() -> None:
             assert curve == pytest.approx(values[:, level].mean(0))
 
 
-@pytest.mark.parametrize("n_layers", [3, 12])
-def test_overlap_by_k_in_few_layers_and_by_layer_in_many(n_layers: int) -> None:
-    profiles = make_profiles(n_layers)
-    figure = figures.overlap_sizes_figure(profiles, "some-lm")
-    panels = [axes for axes in figure.axes if axes.get_lines()]
-    titles = [axes.get_title(loc="left") for axes in panels]
-    means = profiles.overlap.mean(0)
-    if n_layers == 3:
-        assert titles == ["layers 1 and 2", "layers 2 and 3"]
-    else:
-        assert titles == ["k = 1", "k = 2", "k = 31"]
-        means = means.transpose(0, 2, 1)
-    for at, axes in enumerate(panels):
-        for level, curve in enumerate(curves(axes)):
-            assert curve == pytest.approx(means[level, at])
-
-
-def test_r_dimension_and_entropy() -> None:
+def test_r_of_dimension_and_loss() -> None:
     profiles = make_profiles(4)
     figure = figures.dimension_loss_figure(profiles, "some-lm")
     curve = curves(figure.axes[0])[1]  # the first line is at 0
     for layer, r in enumerate(curve):
         x, y = np.log(profiles.dimension[:, 0, layer, 0]), np.log(profiles.loss[:, 0])
         assert r == pytest.approx(np.corrcoef(x, y)[0, 1])
-    scalings = figures.scalings_figure(profiles, "some-lm")
-    assert curves(scalings.axes[1])[0] == pytest.approx(profiles.dimension[:, 1, :, 0].mean(0))
-    entropy = figures.next_token_figure(profiles, "some-lm").axes[1].get_lines()[1]
-    assert np.asarray(entropy.get_xdata()) == pytest.approx(profiles.entropy[:, 1])
 
 
 def test_closeness_is_a_point_per_pair() -> None:

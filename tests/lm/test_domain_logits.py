@@ -111,21 +111,6 @@ def test_logits_have_the_rank_of_the_hidden_size_exactly(lm_folder: Folder) -> N
     assert values[16] < 1e-13 * values[0]
 
 
-def test_last_hidden_is_what_the_head_multiplies(lm_folder: Folder, small: SimpleNamespace) -> None:
-    lm = LanguageModel.from_pretrained(str(lm_folder("phi")))
-    rows = [small.ids(prompt) for prompt in small.prompts]
-    left, right = (lm.last_hidden(*pad(rows, side)) for side in ("left", "right"))
-    assert left.shape == (len(rows), 16)
-    torch.testing.assert_close(left, right, atol=1e-5, rtol=0)
-    naive = small.naive(lm.model, small.prompts, small.token_ids)
-    head = lm.model.lm_head
-    logits = (left @ head.weight.T + head.bias)[:, small.token_ids]
-    assert (logits.double() - naive).abs().max() <= TOLERANCE
-    # Bare backbones tell the same.
-    backbone = lm.model.model(input_ids=torch.tensor(rows[:1])).last_hidden_state[0, -1]
-    torch.testing.assert_close(left[0], backbone, atol=1e-5, rtol=0)
-
-
 # -- heads that are none of the usual ones ----------------------------------------------------
 
 
@@ -194,13 +179,6 @@ def test_unknown_architecture(
     assert (ours - naive).abs().max() <= TOLERANCE
     assert [used.name for used in lm._logit_methods.values()] == [reading]
     assert ("slower" in caplog.text) is (reading != "ROWS")
-
-
-@pytest.mark.parametrize("kind", [Functional, Flat])
-def test_hidden_state_that_cannot_be_seen(kind: type, small: SimpleNamespace) -> None:
-    lm = LanguageModel.from_module(kind(small.architectures["llama"]()), small.tokenizer())
-    with pytest.raises(LanguageModelError, match=f"{kind.__name__} does not pass the hidden state"):
-        lm.last_hidden(torch.tensor([[4, 5]]), torch.tensor([[1, 1]]))
 
 
 def test_head_that_is_a_module_of_its_own(small: SimpleNamespace) -> None:

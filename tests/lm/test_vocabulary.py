@@ -20,22 +20,7 @@ def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
 
 
 def test_byte_level_vocabulary() -> None:
-    words = [
-        "<end>",
-        "b",
-        "Ġb",
-        "ĠParis",
-        "Paris",
-        "Ċ",
-        "Ġ",
-        "ĠĠ",
-        "ã",
-        "æĿ±",
-        "Ġt",
-        "ĉx",
-        "aĠb",
-        "!",
-    ]
+    words = "<end> b Ġb ĠParis Paris Ċ Ġ ĠĠ ã æĿ± Ġt ĉx aĠb !".split()
     tokenizer = byte_level(words)
     tokenizer.add_tokens([AddedToken("<tool>", special=False), AddedToken("<x>", special=True)])
     # 東 is whole, ã the first byte of something; " b" and "b" are one; "a b" is two words.

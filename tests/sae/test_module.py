@@ -63,7 +63,7 @@ def _folder(trainer: L.Trainer) -> Path:
     return found.parent
 
 
-def _splice(module: Any, new: Tensor | None, is_stream: bool) -> Any:
+def _splice(module: Any, new: Tensor | None) -> Any:
     """Replace a Hugging Face module's output by hand."""
 
     def hook(_: Any, __: Any, output: Any) -> Any:
@@ -71,7 +71,6 @@ def _splice(module: Any, new: Tensor | None, is_stream: bool) -> Any:
         put = torch.zeros_like(first) if new is None else new
         return (put, *output[1:]) if isinstance(output, tuple) else put
 
-    del is_stream
     return module.register_forward_hook(hook)
 
 
@@ -129,7 +128,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
                 handle.remove()
                 read.append(kept[0][0])
                 for new in (saes[hook_point](kept[0]), None):
-                    handle = _splice(part, new, hook_point.kind == "residual")
+                    handle = _splice(part, new)
                     loss = float(losses(row))
                     handle.remove()
                     spliced, ablated = (
@@ -156,7 +155,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
                 else:
                     assert scored[name] is None
             assert scored["n_features"] == 48
-    for name in ("quality", "feature_density", "training"):
+    for name in ("quality", "training"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
     table = (folder / "tables" / "hook_points.csv").read_text().splitlines()
     assert len(table) == 7
