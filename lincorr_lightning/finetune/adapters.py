@@ -66,10 +66,6 @@ class AdapterSettings:
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     """Add an adapter to an LM, in place, and freeze all other weights.
 
-    Args:
-        model: A Hugging Face causal LM.
-        settings: Settings of the adapter.
-
     Raises:
         LanguageModelError: The LM has no such layers; the message names those it has.
     """

@@ -201,11 +201,6 @@ def resolve_labels(
 ) -> list[ResolvedEdit]:
     """Find the labels of edits; no forward pass is needed.
 
-    Args:
-        edits: The edits.
-        relation: The relation that the edits are about.
-        tokenizer: The LM's tokenizer.
-
     Raises:
         SubjectsError: A subject has no tokens, or an answer is no label; the message says where.
         KnowledgeError: An edit needs the relation's reference, which does not exist.
@@ -234,13 +229,7 @@ def resolve_labels(
 def record_baseline(
     edits: Sequence[ResolvedEdit], relation: TokenizedRelation, lm: LanguageModel
 ) -> list[Edit]:
-    """Complete edits by what the LM answers before training.
-
-    Args:
-        edits: Edits with their labels.
-        relation: The relation that the edits are about.
-        lm: The LM before training.
-    """
+    """Complete edits by what the LM answers before training."""
     before = leading_labels(relation, lm, [edit.subject for edit in edits])
     return [Edit(*edit, *labels) for edit, *labels in zip(edits, *before, strict=True)]
 

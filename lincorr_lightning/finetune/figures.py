@@ -179,11 +179,7 @@ def outcomes_figure(
 
 
 def risk_figure(forecasts: Forecasts) -> Figure:
-    """Draw a histogram of each forecaster's risks.
-
-    Args:
-        forecasts: The forecasts.
-    """
+    """Draw a histogram of each forecaster's risks."""
     names = list(forecasts.predicted)
     title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
     subtitle = (

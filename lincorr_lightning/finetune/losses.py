@@ -21,10 +21,6 @@ _MAX_NAMED = 3
 def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
     """Return the mean cross-entropy of each edit's answer tokens (paper, section 4.1).
 
-    Args:
-        model: A Hugging Face causal LM.
-        batch: The edits.
-
     Returns:
         ``(n_rows,)``, in nats; 0 for the row of a padding batch.
     """

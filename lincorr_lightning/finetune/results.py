@@ -169,13 +169,7 @@ def forecast_table(
 def forecast_results(
     forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Results:
-    """Return the results of a forecast without training.
-
-    Args:
-        forecasts: The forecasts.
-        lm: See `LanguageModel.info`.
-        settings: Settings of the study and its data.
-    """
+    """Return the results of a forecast without training."""
     from lincorr_lightning.finetune import figures
 
     n, shares = len(forecasts.subjects), _foreseen(forecasts)
@@ -367,12 +361,7 @@ def _after_training(
 
 
 def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
-    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads.
-
-    Args:
-        edits: The edits.
-        relation: The relation that they are about.
-    """
+    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads."""
     source, target = relation.source.texts, relation.target.texts
     rows = [
         (

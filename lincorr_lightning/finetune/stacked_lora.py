@@ -177,9 +177,6 @@ class StackedLoRA(nn.Module):
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip each adapter's gradient by its own norm, as separate runs would.
 
-        Args:
-            max_norm: Maximum L2 norm of one adapter's gradient, over all its factors.
-
         Returns:
             The norms before clipping, ``(n,)``.
         """
@@ -199,9 +196,6 @@ class StackedLoRA(nn.Module):
 
     def adapter(self, i: int) -> dict[str, Tensor]:
         """Return one adapter's factors, by the names of peft's ``adapter_model.safetensors``.
-
-        Args:
-            i: Index of the adapter.
 
         Returns:
             Copies on the CPU: ``(rank, n_inputs)`` and ``(n_outputs, rank)`` of each layer.
