@@ -297,13 +297,7 @@ def _power(exponent: int) -> str:
 
 
 def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Figure:
-    """Draw r of every pair beside its nulls: r above the control is evidence, r alone is not.
-
-    Args:
-        scores: Scores of the pairs.
-        title: The title, with the name of the LM.
-        limit: Number of pairs shown, those with the highest r.
-    """
+    """Draw r of every pair beside its nulls: r above the control is evidence, r alone is not."""
     known = [score for score in scores if not math.isnan(score.label_mean)]
     shown = sorted(known, key=lambda score: -score.label_mean)[:limit]
     names, _ = legible([score.name for score in shown], 50)
@@ -337,14 +331,7 @@ def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Fi
 def ranking_figure(
     scores: Sequence[PairScore], partial_out: Sequence[str], title: str, limit: int = 40
 ) -> Figure:
-    """Draw r above its control with its 95 % interval, and r with other knowledge partialled out.
-
-    Args:
-        scores: Scores of the pairs.
-        partial_out: The knowledge that was partialled out.
-        title: The title, with the name of the LM.
-        limit: Number of pairs shown, those with the most evidence.
-    """
+    """Draw r above its control with its 95 % interval, and r with other knowledge partialled out."""
     order = rank_pairs(scores)
     shown = order[:limit]
     note = f"{len(shown)} of {len(order)} pairs, the highest; all: tables/ranking.csv"
@@ -378,13 +365,7 @@ def ranking_figure(
 
 
 def transitivity_figure(found: Sequence[Composition], title: str, limit: int = 30) -> Figure:
-    """Draw r of composed maps beside r of the pair's own map.
-
-    Args:
-        found: The compositions.
-        title: The title, with the name of the LM.
-        limit: Number of compositions shown, those whose own map has the highest r.
-    """
+    """Draw r of composed maps beside r of the pair's own map."""
     shown = sorted(found, key=lambda one: -one.direct)[:limit]
     note = f"{len(shown)} of {len(found)}; all: tables/transitivity.csv"
     figure = new_figure(

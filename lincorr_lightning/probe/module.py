@@ -200,9 +200,6 @@ class LinearProbe(FrozenLMModule):
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the domain logits of every knowledge prompt, and the control's, side by side.
 
-        Args:
-            subjects: The subjects.
-
         Returns:
             ``(n_subjects, n_columns)``, float64; the columns are those of `layout`.
 

@@ -82,16 +82,7 @@ def resilience_results(
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Results:
-    """Build the results of the resilience study.
-
-    Args:
-        pairs: Scores of the pairs.
-        lm_before: Name or path of the LM that the old maps were fitted on.
-        n_fit: Number of subjects that the new LM's own maps were fitted on.
-        n_test: Number of held-out subjects.
-        lm: Name, dtype, fingerprint and size of the new LM.
-        settings: The study's settings.
-    """
+    """Build the results of the resilience study."""
     entries = [pair.to_json() for pair in pairs]
     mean = {name: _mean([entry[name] for entry in entries]) for name in _COLUMNS}
     matrices = {name: _matrix(entries, name) for name in _COLUMNS if mean[name] is not None}

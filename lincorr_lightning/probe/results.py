@@ -130,11 +130,6 @@ def score_matrix(
 ) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
     """Return one score of all pairs as a matrix.
 
-    Args:
-        scores: Scores of the pairs.
-        names: All names, in the order of rows and columns.
-        value: Function that returns the score.
-
     Returns:
         Sources, targets, and ``(n_source, n_target)``, NaN where there is no score.
     """
@@ -212,11 +207,7 @@ def probe_results(
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
-    """Return the table of all subjects and their halves.
-
-    Args:
-        subjects: Subjects of each half.
-    """
+    """Return the table of all subjects and their halves."""
     rows = [(subject, half) for half, members in subjects.items() for subject in members]
     return Table("subjects", ("subject", "half"), rows, "Subjects, and the half each one is in")
 

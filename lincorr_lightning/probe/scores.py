@@ -140,11 +140,7 @@ class PairScore:
 
 
 def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
-    """Return the pairs that have r, those with the most evidence first.
-
-    Args:
-        scores: Scores of the pairs.
-    """
+    """Return the pairs that have r, those with the most evidence first."""
     known = [score for score in scores if not math.isnan(score.evidence)]
     return sorted(known, key=lambda score: -score.evidence)
 

@@ -95,12 +95,7 @@ def _std(scatter: Tensor, n: Tensor) -> Tensor:
 
 
 def add_significance(scores: Sequence[PairScore], errors: PairErrors) -> list[PairScore]:
-    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs.
-
-    Args:
-        scores: Scores of the pairs.
-        errors: Standard errors of each pair.
-    """
+    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs."""
     judged = []
     for score in scores:
         error, excess_error = errors[score.pair]
