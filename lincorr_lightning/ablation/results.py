@@ -79,14 +79,7 @@ def ablation_results(
     found: AblationFindings,
     settings: Mapping[str, Any],
 ) -> Results:
-    """Build the results of a run.
-
-    Args:
-        corpus: The texts.
-        embedding: The token embedding.
-        found: What the run found.
-        settings: Hyper-parameters of the study and its data.
-    """
+    """Build the results of a run."""
     relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
     summary = _summarize(relation, corpus.mappings, found)
     first = summary[0]
