@@ -93,19 +93,12 @@ def _choose_folder(trainer: L.Trainer) -> Path:
 
 
 def is_dry_run(trainer: Any) -> bool:
-    """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``).
-
-    Args:
-        trainer: The run's Trainer.
-    """
+    """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``)."""
     return bool(trainer.fast_dev_run)
 
 
 def study_name(module: object) -> str:
     """Return the name of a study: its class attribute ``study``, or its class in snake case.
-
-    Args:
-        module: The study's LightningModule.
 
     Example:
         >>> class LinearProbe: pass
@@ -123,10 +116,6 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
 
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
     `Trainer.callback_metrics` on all of them.
-
-    Args:
-        trainer: The run's Trainer.
-        results: Results of the study.
 
     Raises:
         OutputError: A file cannot be written.
@@ -167,9 +156,6 @@ def collect_callback_results(trainer: L.Trainer) -> list[Results]:
 
     A callback has results if its attribute ``output`` is a `Results`. The second one of a name is
     numbered, as ``feature_movement_2``, and so are its tables and figures.
-
-    Args:
-        trainer: The run's Trainer.
     """
     return [named for _, named in _callback_results(trainer)]
 

@@ -103,14 +103,7 @@ def _renderer() -> Any:
 
 
 def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    """Give a panel a title, axis labels and a pale grid behind the data.
-
-    Args:
-        axes: The panel.
-        title: Title of the panel.
-        x: Label of the horizontal axis.
-        y: Label of the vertical axis.
-    """
+    """Give a panel a title, axis labels and a pale grid behind the data."""
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
     axes.set_xlabel(x, fontsize=8.5, color=INK)
     axes.set_ylabel(y, fontsize=8.5, color=INK)
@@ -122,11 +115,7 @@ def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def finish(figure: Figure) -> Figure:
-    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure.
-
-    Args:
-        figure: The figure, with all its texts.
-    """
+    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
@@ -149,11 +138,7 @@ class Picture(NamedTuple):
 
 
 def to_picture(figure: Figure) -> Picture:
-    """Draw a figure.
-
-    Args:
-        figure: The figure.
-    """
+    """Draw a figure."""
     # `savefig` would do the layout twice.
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
@@ -171,10 +156,6 @@ def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
 
     Long labels are cut. Labels that no installed font has are written as code points, which are
     better than a row of boxes.
-
-    Args:
-        labels: Labels of rows or columns.
-        longest: Number of characters at most.
 
     Returns:
         The labels, and a note about code points, empty if there are none.
@@ -230,10 +211,6 @@ def _drawable(label: str) -> bool:
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Save a figure in the format of the file's suffix.
 
-    Args:
-        figure: The figure.
-        path: The file to write.
-
     Raises:
         OutputError: The file cannot be written.
     """
@@ -246,10 +223,6 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def write_picture(picture: Picture, path: str | Path) -> None:
     """Write a figure that is drawn already.
-
-    Args:
-        picture: The figure.
-        path: The file to write.
 
     Raises:
         OutputError: The file cannot be written.

@@ -38,11 +38,7 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def run_names(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a name for each run: its LM's, and what distinguishes runs of one LM.
-
-    Args:
-        runs: The runs.
-    """
+    """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
     short = [short_name(run.lm_name) for run in runs]
     names = short
     for detail in (lambda run: run.folder.name, lambda run: str(run.folder)):
@@ -55,11 +51,7 @@ def run_names(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def join_tables(runs: Sequence[SavedRun]) -> list[PageTable]:
-    """Join the headline tables that runs have in common, with a group of columns for each run.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Join the headline tables that runs have in common, with a group of columns for each run."""
     by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
     common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
     note = _differences(runs)
@@ -135,11 +127,7 @@ def _flatten(settings: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, 
 
 
 def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
-    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
     own: list[list[str]] = []
     others: dict[PaperNumber, None] = {}
     for run in runs:
