@@ -59,9 +59,6 @@ def new_version(parent: Path) -> Path:
 def check_writable(folder: str | Path) -> None:
     """Make a folder and write a small file in it, to find out before hours of work are spent.
 
-    Args:
-        folder: Folder that the run will write to.
-
     Raises:
         OutputError: The folder cannot be made or written; the message says why.
     """
@@ -81,9 +78,6 @@ def check_writable(folder: str | Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file, if there is one.
 
-    Args:
-        path: The file.
-
     Raises:
         OutputError: The file cannot be removed.
     """
@@ -99,9 +93,6 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
-
-    Args:
-        path: The file to write.
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
@@ -265,9 +256,6 @@ _SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
 
 def safe_names(names: Iterable[str]) -> dict[str, str]:
     """Return names that file systems and TensorBoard accept, each different from the others.
-
-    Args:
-        names: Names of kinds of knowledge, or of pairs.
 
     Example:
         >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])

@@ -161,9 +161,6 @@ def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
 def run_lightning_cli(args: list[str]) -> LincorrCLI:
     """Parse a command line and run it.
 
-    Args:
-        args: Command line without the program's name.
-
     Returns:
         The CLI object after the run.
 
@@ -208,9 +205,6 @@ def nulls_as_config(args: Sequence[str]) -> list[str]:
 
     jsonargparse parses the null of ``--model.lm.add_bos null`` as the text ``None``: it refuses it
     or, where a text is allowed, accepts it as that text.
-
-    Args:
-        args: Command line without the program's name.
 
     Example:
         >>> nulls_as_config(["fit", "--data.subjects", "null", "--data.seed=1"])
