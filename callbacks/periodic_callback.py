@@ -75,11 +75,7 @@ class PeriodicCallback(L.Callback):
             self.reset()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the LM, and measure before training changes it.
-
-        Raises:
-            LanguageModelError: The module holds no causal LM, or no tokenizer is found.
-        """
+        """Find the LM, and measure before training changes it."""
         self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
         self.adapter_id: int | None = None
         self._step = trainer.global_step

@@ -113,12 +113,7 @@ class RelationCallback(PeriodicCallback):
         self._maps: RelationMaps | None = None
 
     def open(self, trainer: L.Trainer) -> None:
-        """Find the relation's labels in the LM's vocabulary.
-
-        Raises:
-            KnowledgeError: There is no such relation.
-            DomainError: A side of it has no label in this vocabulary.
-        """
+        """Find the relation's labels in the LM's vocabulary."""
         name = self.relation_name(trainer)
         self.catalogue = self.load_catalogue(trainer)
         dataset = edit_dataset(trainer)

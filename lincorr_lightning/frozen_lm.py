@@ -41,13 +41,7 @@ class FrozenLMModule(L.LightningModule):
         shard_lm(self.lm, self.device_mesh)
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that give wrong numbers or lose them, before hours are spent.
-
-        Raises:
-            ConfigError: A precision or device that rounds the statistics, or a strategy that
-                cannot shard an LM.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse settings that give wrong numbers or lose them, before hours are spent."""
         del stage
         check_strategy(self.trainer)
         if self.trainer.precision != "32-true":
@@ -95,11 +89,7 @@ class FrozenLMModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another LM, or with other parameters than this study has.
-
-        Raises:
-            LinearMapError: The checkpoint does not fit; the message says what differs.
-        """
+        """Refuse a checkpoint of another LM, or with other parameters than this study has."""
         self._check_lm(checkpoint)
         self.restore(checkpoint)
         # Absent where Lightning loads the parameters of a sharded module by itself.

@@ -88,11 +88,7 @@ class LincorrCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Look for the checkpoint before anything is loaded.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Look for the checkpoint before anything is loaded."""
         path = self._get(self.config, "ckpt_path")
         is_file = path and path not in ("best", "last", "hpc") and "://" not in path
         if is_file and not Path(path).exists():
@@ -106,11 +102,7 @@ class LincorrCLI(LightningCLI):
         """
 
     def instantiate_classes(self) -> None:
-        """Make the study and its data, with their own error messages.
-
-        Raises:
-            LincorrError: Error of the study or its data, which jsonargparse would bury in its own.
-        """
+        """Make the study and its data, with their own error messages."""
         try:
             super().instantiate_classes()
         except ValueError as error:

@@ -151,12 +151,7 @@ class VocabularyAblation(L.LightningModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check the trainer and the run's folder before anything is trained.
-
-        Raises:
-            ConfigError: The trainer's settings do not fit the study.
-            OutputError: The run's folder cannot be written.
-        """
+        """Check the trainer and the run's folder before anything is trained."""
         del stage
         refuse_sharding(self.trainer, "VocabularyAblation")
         if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
@@ -236,11 +231,7 @@ class VocabularyAblation(L.LightningModule):
         )
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """Return the sum of the networks' cross-entropies.
-
-        Raises:
-            NonFiniteError: The loss is NaN or infinite at the end of an epoch.
-        """
+        """Return the sum of the networks' cross-entropies."""
         del batch_idx
         texts = self._texts
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
@@ -348,11 +339,7 @@ class VocabularyAblation(L.LightningModule):
         return self.embedding.fingerprint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the scores.
-
-        Raises:
-            ConfigError: The checkpoint is of another study, vocabulary or setting.
-        """
+        """Restore the scores."""
         stored = checkpoint.get("ablation")
         if stored is None or "scores" not in stored:
             raise ConfigError(

@@ -163,12 +163,7 @@ class SourceFinetune(L.LightningModule):
     # -- setup -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before the LM is loaded.
-
-        Raises:
-            ConfigError: Settings contradict each other.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse settings that cannot work, before the LM is loaded."""
         del stage
         check_strategy(self.trainer)
         if is_sharded(self.trainer):
@@ -224,11 +219,7 @@ class SourceFinetune(L.LightningModule):
     # -- training ----------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Make the forecasts, from the LM before training.
-
-        Raises:
-            ConfigError: The training dataset does not list its edits, which a forecast needs.
-        """
+        """Make the forecasts, from the LM before training."""
         self._started = monotonic()
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
@@ -246,11 +237,7 @@ class SourceFinetune(L.LightningModule):
             )
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
-        """Start independent edits from the base weights.
-
-        Raises:
-            ConfigError: The batch is none of edits, or of the other protocol.
-        """
+        """Start independent edits from the base weights."""
         del batch_idx
         self._check_batch(batch)
         if not batch.first:
@@ -289,11 +276,7 @@ class SourceFinetune(L.LightningModule):
             parameter.copy_(base)
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the answers' tokens.
-
-        Raises:
-            NonFiniteError: The loss is NaN or infinite; the message names the edits.
-        """
+        """Return the cross-entropy of the answers' tokens."""
         del batch_idx
         self._batch = batch
         self._seen.update(batch.ids)
@@ -315,11 +298,7 @@ class SourceFinetune(L.LightningModule):
         return self.trainer.world_size / max(float(total), 1.0)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update, and check the weights before a callback or a checkpoint uses them.
-
-        Raises:
-            NonFiniteError: A weight is NaN or infinite; the message names the edits.
-        """
+        """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
         assert self._batch is not None
         self._n_own_steps += bool(self._batch.edits)
@@ -437,11 +416,7 @@ class SourceFinetune(L.LightningModule):
         checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.to_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint fits, and take over its forecasts.
-
-        Raises:
-            ConfigError: The checkpoint is of another study, LM, or way of training.
-        """
+        """Check that the checkpoint fits, and take over its forecasts."""
         check_resumable(checkpoint, self.hparams, self._lm_info["fingerprint"])
         n_processes = max(self.trainer.world_size, checkpoint.get("n_processes", 1))
         if self.is_independent and n_processes > 1:

@@ -119,12 +119,7 @@ class Pretraining(L.LightningModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check strategy and run folder before anything is trained.
-
-        Raises:
-            ConfigError: The strategy shards the LM.
-            OutputError: The run's folder cannot be written.
-        """
+        """Check strategy and run folder before anything is trained."""
         del stage
         refuse_sharding(self.trainer, "Pretraining")
         folder = run_folder(self.trainer)
@@ -289,11 +284,7 @@ class Pretraining(L.LightningModule):
         write_results(self.trainer, results)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another vocabulary.
-
-        Raises:
-            ConfigError: The checkpoint's corpus was made from another world.
-        """
+        """Refuse a checkpoint of another vocabulary."""
         stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
         ours = self._ready[0].model.embed_tokens.weight.shape
         if stored != ours:

@@ -179,11 +179,7 @@ class LinearProbe(FrozenLMModule):
         )
 
     def setup(self, stage: str) -> None:
-        """Check the run, and log how much memory the statistics will take.
-
-        Raises:
-            ConfigError: Gradient descent with a sharded LM, or see `FrozenLMModule.setup`.
-        """
+        """Check the run, and log how much memory the statistics will take."""
         super().setup(stage)
         if self.hparams["solver"] == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
@@ -524,11 +520,7 @@ class LinearProbe(FrozenLMModule):
         return {**templates, "control": self.hparams["control"]}
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Read what the maps were fitted on.
-
-        Raises:
-            LinearMapError: They are of other pairs, labels or prompts; the message says which.
-        """
+        """Read what the maps were fitted on."""
         stored = checkpoint["linear_probe"]
         own = {f"{s}->{t}" for s, t in self.layout.pairs}
         if set(stored["ridges"]) != own:
