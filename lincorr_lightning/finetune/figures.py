@@ -1,10 +1,10 @@
-"""Figures of edits: what they did, W of their references, and how good the forecasts were."""
+"""Figures of edits: what they did, W of their references, and the risks that were forecast."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -222,57 +222,6 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.tick_params(labelsize=8)
     axes.set_ylabel("edits", fontsize=8, color=INK)
-
-
-def scores_figure(
-    scores: Mapping[str, Mapping[str, float | None]],
-    forecasters: Sequence[str],
-    relation: str,
-    outcomes: Sequence[str],
-) -> Figure:
-    """Draw how good each forecast was, beside baselines.
-
-    Args:
-        scores: ``accuracy`` and ``auroc`` by forecaster and baseline.
-        forecasters: Names of the forecasters; the others are baselines.
-        relation: Name of the relation.
-        outcomes: Outcome of each edit.
-    """
-    names = [name for name in scores if name in forecasters]
-    baselines = [name for name in scores if name not in forecasters]
-    rows = [*names, *baselines]
-    counts = Counter(outcomes)
-    notes = [
-        ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if outcomes),
-        "grey: baselines" if baselines else "",
-        legible(rows)[1],
-    ]
-    title = f"Scores of the forecasts of {len(outcomes)} edits of {relation}"
-    subtitle = "; ".join(note for note in notes if note)
-    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, subtitle)
-    left, right = figure.subplots(1, 2, sharey=True)
-    colours = [BLUE] * len(names) + ["#B0B0B0"] * len(baselines)
-    _bars(left, [scores[row].get("accuracy") for row in rows], colours)
-    _bars(right, [scores[row].get("auroc") for row in rows], colours)
-    right.axvline(0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, zorder=3)
-    left.set_yticks(range(len(rows)), legible(rows, 34)[0], fontsize=9)
-    left.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    left.set_xlabel("accuracy of the predicted answer", fontsize=9, color=INK)
-    right.set_xlabel("AUROC of the risk (dashed: chance)", fontsize=9, color=INK)
-    return finish(figure)
-
-
-def _bars(axes: Axes, values: Sequence[float | None], colours: Sequence[str]) -> None:
-    for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
-        known = value is not None and np.isfinite(value)
-        length = float(value) if value is not None and known else 0.0
-        axes.barh(y, length, height=0.66, color=colour, zorder=2)
-        axes.text(length + 0.015, y, short(length) if known else "–", va="center", fontsize=9,
-                  color=INK, bbox=_halo(), zorder=4)  # fmt: skip
-    axes.set_xlim(0, 1.12)
-    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    _bare(axes)
-    axes.tick_params(labelsize=9)
 
 
 # -- shared ----------------------------------------------------------------------------------

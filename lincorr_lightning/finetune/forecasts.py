@@ -176,7 +176,6 @@ def forecast_edits(
             source_ids,
             target_ids,
             labels.tolist(),
-            update="gradient",
             lead=lead,
         )
         predicted["first_order"] = forecast_from_direction(
