@@ -220,5 +220,5 @@ def independent_edits(batch: Any) -> EditBatch | None:
 
 
 def adapter_ids(edit_batch: EditBatch) -> list[int | None]:
-    """Return the adapter that each edit of a batch is trained in, for modules that train several."""
+    """Return the adapter that each edit of a batch is trained in, if there are several."""
     return list(range(len(edit_batch.edits)))
