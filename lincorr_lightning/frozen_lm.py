@@ -10,11 +10,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.results.run_folder import prepare_run_folder, run_settings
 
 
 class FrozenLMModule(L.LightningModule):
@@ -54,10 +53,7 @@ class FrozenLMModule(L.LightningModule):
                 "Apple's mps device has no float64, which the statistics need. "
                 "Run with --trainer.accelerator cpu."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def teardown(self, stage: str) -> None:
         """Log how the LM read its prompts."""
@@ -70,13 +66,7 @@ class FrozenLMModule(L.LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters of the study and, under ``data``, those of its data."""
-        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
-        # LightningCLI adds keys of its own, which begin with an underscore.
-        own, data = (
-            {key: value for key, value in hparams.items() if not key.startswith("_")}
-            for hparams in (self.hparams, data)
-        )
-        return {**own, "data": data}
+        return run_settings(self.trainer, self.hparams)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the LM out, and note which one it was."""

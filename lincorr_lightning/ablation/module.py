@@ -25,12 +25,16 @@ from lincorr_lightning.ablation.token_embedding import (
     read_token_embedding,
 )
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.loggers import log_scalars
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.results.run_folder import (
+    is_dry_run,
+    prepare_run_folder,
+    run_settings,
+    write_results,
+)
 
 
 @dataclass(frozen=True)
@@ -165,10 +169,7 @@ class VocabularyAblation(L.LightningModule):
                 "trainer.accumulate_grad_batches must be 1; set model.compose.batch_size and "
                 "model.learn.batch_size instead."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Read the token embedding, and initialize the networks."""
@@ -314,20 +315,15 @@ class VocabularyAblation(L.LightningModule):
             cases(texts, self.networks, embedding.tokenizer),
             seconds,
         )
-        settings = {**self.hparams, "data": self._data_settings}
+        settings = run_settings(self.trainer, self.hparams)
         write_results(self.trainer, ablation_results(texts.corpus, embedding, found, settings))
-
-    @property
-    def _data_settings(self) -> dict[str, Any]:
-        return dict(getattr(getattr(self.trainer, "datamodule", None), "hparams", {}))
 
     # -- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the settings, the fingerprint of the embedding, and the scores so far."""
         checkpoint["ablation"] = {
-            "hparams": dict(self.hparams),
-            "data": self._data_settings,
+            "settings": run_settings(self.trainer, self.hparams),
             "embedding": self._fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
@@ -346,14 +342,12 @@ class VocabularyAblation(L.LightningModule):
                 "this is not a checkpoint of VocabularyAblation. Pass one that this study wrote."
             )
         self.configure_model()
+        theirs, ours = stored["settings"], run_settings(self.trainer, self.hparams)
         different = [
             f"{kind}.{name}"
-            for kind, key, ours in (
-                ("model", "hparams", self.hparams),
-                ("data", "data", self._data_settings),
-            )
-            for name, value in stored[key].items()
-            if name not in ("lm", "texts_file") and name[0] != "_" and ours.get(name) != value
+            for kind, then, now in (("model", theirs, ours), ("data", theirs["data"], ours["data"]))
+            for name, value in then.items()
+            if name not in ("lm", "data", "texts_file") and now.get(name) != value
         ]
         if stored["embedding"] != self._fingerprint:
             different.append("model.lm")

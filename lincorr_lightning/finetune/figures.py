@@ -21,12 +21,15 @@ from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
     GREY,
+    HALO,
     INK,
     ORANGE,
     PALE,
+    bare_axes,
     finish,
     legible,
     new_figure,
+    panels_of,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -79,7 +82,7 @@ def reference_weights_figure(
     axes.set_ylim(1.52, -0.68)
     margin = 0.07 * ((high - low) or 1.0)
     axes.set_xlim(min(low, 0) - margin, max(high, 0) + margin)
-    _bare(axes)
+    bare_axes(axes)
     axes.set_xlabel("W of the reference", color=INK)
     causes = [case.cause for case in groups[1]]
     if any(causes):
@@ -161,7 +164,7 @@ def outcomes_figure(
             axes.barh(y, count / n, left=left / n, height=0.62, color=colour, zorder=2)
             left += count
         axes.text(left / n + 0.008, y, f"{left / n:.1%}", va="center", fontsize=9.5,
-                  fontweight="bold", color=INK, bbox=_halo(), zorder=4)  # fmt: skip
+                  fontweight="bold", color=INK, bbox=HALO, zorder=4)  # fmt: skip
     if random is not None:
         row = len(bars) - 3
         axes.vlines(random, row - 0.47, row + 0.47, color=INK, linestyle=(0, (3, 2)),
@@ -171,7 +174,7 @@ def outcomes_figure(
     axes.set_xlim(0, 1.09)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    _bare(axes)
+    bare_axes(axes)
     return finish(figure)
 
 
@@ -189,7 +192,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     n_columns = 1 if len(names) <= 4 else 2
     n_rows = max(math.ceil(len(names) / n_columns), 1)
     figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, subtitle)
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    panels = panels_of(figure, len(names), n_columns)
     for i, name in enumerate(names):
         outcomes = forecasts.outcomes(name)
         _risk_panel(panels[i], forecasts.risks(name), outcomes)
@@ -200,8 +203,6 @@ def risk_figure(forecasts: Forecasts) -> Figure:
                                 color=ORANGE, fontweight="bold")  # fmt: skip
         if i + n_columns >= len(names):
             panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
-    for empty in panels[len(names) :]:
-        empty.set_axis_off()
     return finish(figure)
 
 
@@ -217,26 +218,11 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
         axes.hist(parts, bins=edges.tolist(), color=list(_COLOURS.values()), stacked=True,
                   rwidth=0.9, zorder=2)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=1, zorder=3)
-    _bare(axes, "y")
+    bare_axes(axes, "y")
     axes.spines["bottom"].set(visible=True, color=GREY)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.tick_params(labelsize=8)
     axes.set_ylabel("edits", fontsize=8, color=INK)
-
-
-# -- shared ----------------------------------------------------------------------------------
-
-
-def _bare(axes: Axes, grid: str = "x") -> None:
-    axes.grid(axis="x" if grid == "x" else "y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelcolor=INK)
-    axes.spines[:].set_visible(False)
-
-
-def _halo() -> dict[str, Any]:
-    """Return a box that keeps grid lines out of a number."""
-    return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
 def _p(p: float) -> str:

@@ -31,14 +31,15 @@ from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
 from lincorr_lightning.finetune.results import FinetuneRun, finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
+    prepare_run_folder,
     run_folder,
+    run_settings,
     write_results,
 )
 
@@ -180,10 +181,7 @@ class SourceFinetune(L.LightningModule):
                 f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
                 "step per batch. Leave it at 1, or set model.protocol to joint."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Load the LM, and freeze the weights that are not trained."""
@@ -379,18 +377,12 @@ class SourceFinetune(L.LightningModule):
                 for key, points in getattr(callback, "history", {}).items()
             },
         )
-        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
-        # LightningCLI adds keys of its own, which begin with an underscore.
-        settings, data = (
-            {key: value for key, value in hparams.items() if not key.startswith("_")}
-            for hparams in (self.hparams, data)
-        )
         results = finetune_results(
             run,
             collect_callback_results(self.trainer),
             self.forecasts,
             self._lm_info,
-            {**settings, "data": data},
+            run_settings(self.trainer, self.hparams),
         )
         write_results(self.trainer, results)
 

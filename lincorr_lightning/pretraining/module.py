@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
@@ -26,7 +25,9 @@ from lincorr_lightning.pretraining.schedule import one_cycle
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
+    prepare_run_folder,
     run_folder,
+    run_settings,
     write_results,
 )
 
@@ -122,9 +123,7 @@ class Pretraining(L.LightningModule):
         """Check strategy and run folder before anything is trained."""
         del stage
         refuse_sharding(self.trainer, "Pretraining")
-        folder = run_folder(self.trainer)
-        if self.trainer.is_global_zero:
-            check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Build the LM for the vocabulary of the corpus."""
@@ -268,7 +267,6 @@ class Pretraining(L.LightningModule):
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / MODEL_FOLDER
         save_llama(lm, corpus, self.hparams["save_dtype"], folder)
-        data = getattr(self.trainer, "datamodule", None)
         results = pretraining_results(
             corpus,
             folder,
@@ -278,7 +276,7 @@ class Pretraining(L.LightningModule):
             self._recall,
             self.trainer.global_step,
             seconds,
-            {**self.hparams, "data": dict(getattr(data, "hparams", {}))},
+            run_settings(self.trainer, self.hparams),
             collect_callback_results(self.trainer),
         )
         write_results(self.trainer, results)

@@ -28,9 +28,12 @@ from lincorr_lightning.results.style import (
     INK,
     ORANGE,
     PALE,
+    bare_axes,
     finish,
     legible,
     new_figure,
+    panels_of,
+    plain_axes,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -206,29 +209,21 @@ def ridge_path_figure(
     n_pairs = n_pairs or len(paths)
     note = f"{len(shown)} of {n_pairs} pairs; all: tables/ridge_path.csv"
     figure = new_figure(width, height, title, note if len(shown) < n_pairs else "")
-    panels = figure.subplots(n_rows, n_columns, squeeze=False)
-    for panel, pair in zip(panels.flat, shown, strict=False):
+    panels = panels_of(figure, len(shown), n_columns)
+    for i, (panel, pair) in enumerate(zip(panels, shown, strict=True)):
         _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
-    for empty in panels.flat[len(shown) :]:
-        empty.set_axis_off()
-    for row in panels[:, 1:]:
-        for panel in row:
-            panel.tick_params(labelleft=False)
-    bottom, top = _common_limits(list(panels.flat)[: len(shown)])
-    for panel in panels.flat[: len(shown)]:
-        panel.set_ylim(bottom, top)
-    handles = {line.get_label(): line for p in panels.flat for line in p.get_lines()}
+        panel.tick_params(labelleft=i % n_columns == 0)
+    lines = [line for panel in panels for line in panel.get_lines()]
+    lowest = min(float(np.nanmin(line.get_ydata(), initial=0.0)) for line in lines)
+    for panel in panels:
+        panel.set_ylim(min(-0.03, lowest - 0.05), 1.04)
+    handles = {line.get_label(): line for line in lines}
     named = {str(label): line for label, line in handles.items() if not str(label).startswith("_")}
     figure.legend(
         named.values(), named.keys(), loc="outside lower left", ncols=5 if n_columns == 3 else 3,
         frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2,
     )  # fmt: skip
     return finish(figure)
-
-
-def _common_limits(panels: Sequence[Axes]) -> tuple[float, float]:
-    lows = [np.nanmin(line.get_ydata(), initial=0.0) for p in panels for line in p.get_lines()]
-    return min(-0.03, float(min(lows)) - 0.05), 1.04
 
 
 def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None) -> None:
@@ -259,13 +254,7 @@ def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: floa
     ticks = ([zero] if 0 in strengths else []) + decades
     names = (["0"] if 0 in strengths else []) + [_power(decade) for decade in decades]
     axes.set_xticks(ticks, names, fontsize=8)
-    axes.tick_params(axis="y", labelsize=8)
-    axes.tick_params(length=2, color=GREY, labelcolor=INK)
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(legible([pair], 50)[0][0], loc="left", fontsize=10, color=INK)
-    axes.set_xlabel("ridge", fontsize=8, color=INK)
+    plain_axes(axes, legible([pair], 50)[0][0], "ridge", "")
 
 
 def _hit1(rates: Mapping[str, float] | None) -> float | None:
@@ -310,15 +299,11 @@ def _dot_plot(
             axes.plot(one.values, rows, one.marker, color=one.colour, label=one.label,
                       markerfacecolor=one.face or one.colour, markersize=5.5)  # fmt: skip
     drawn = np.concatenate([*spans, *(one.values for one in dots), [0.0]])
-    axes.set_xlim(
-        min(-0.1, float(np.nanmin(drawn))) - 0.05, max(1.0, float(np.nanmax(drawn))) + 0.04
-    )
+    low, high = float(np.nanmin(drawn)), float(np.nanmax(drawn))
+    axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(rows, legible(names, 60)[0], fontsize=8.5)
-    axes.tick_params(length=0, labelcolor=INK)
-    axes.grid(axis="x", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
+    bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return finish(figure)

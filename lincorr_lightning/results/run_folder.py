@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.io import new_version
+from lincorr_lightning.io import check_writable, new_version
 from lincorr_lightning.results.loggers import log_results, log_scalars
 from lincorr_lightning.results.results import Results
 
@@ -90,6 +90,31 @@ def _choose_folder(trainer: L.Trainer) -> Path:
     if folder is None:
         raise OutputError(refusal)
     return folder
+
+
+def prepare_run_folder(trainer: L.Trainer) -> None:
+    """Choose the run's folder and check that it can be written, unless the run is a dry one.
+
+    All ranks call this, in ``setup``.
+
+    Raises:
+        OutputError: The folder cannot be made or written.
+    """
+    if not is_dry_run(trainer):
+        folder = run_folder(trainer)
+        if trainer.is_global_zero:
+            check_writable(folder)
+
+
+def run_settings(trainer: L.Trainer, hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a study and, under ``data``, those of its datamodule."""
+    data = getattr(getattr(trainer, "datamodule", None), "hparams", {})
+    # LightningCLI adds keys of its own, which begin with an underscore.
+    own, data = (
+        {key: value for key, value in settings.items() if not key.startswith("_")}
+        for settings in (hparams, data)
+    )
+    return {**own, "data": data}
 
 
 def is_dry_run(trainer: Any) -> bool:

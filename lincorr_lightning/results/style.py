@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from matplotlib import font_manager
@@ -114,6 +114,26 @@ def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["left", "bottom"]].set_color(GREY)
 
 
+HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+"""Box of a number that keeps lines out of it."""
+
+
+def bare_axes(axes: Axes, grid: Literal["x", "y"] = "x") -> None:
+    """Leave a panel without frame and ticks, over a pale grid along one axis."""
+    axes.grid(axis=grid, color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
+def panels_of(figure: Figure, n: int, n_columns: int) -> list[Axes]:
+    """Return n panels in rows of `n_columns`, filled from the left."""
+    panels = figure.subplots(max(-(-n // n_columns), 1), n_columns, squeeze=False).ravel()
+    for empty in panels[n:]:
+        empty.set_axis_off()
+    return list(panels[:n])
+
+
 def finish(figure: Figure) -> Figure:
     """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure."""
     for text in figure.findobj(Text):
@@ -209,23 +229,10 @@ def _drawable(label: str) -> bool:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure in the format of the file's suffix.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    if Path(path).suffix == ".png":
-        write_picture(to_picture(figure), path)
-        return
-    with atomic_write(path) as part:
-        figure.savefig(part, dpi=figure.dpi)
-
-
-def write_picture(picture: Picture, path: str | Path) -> None:
-    """Write a figure that is drawn already.
+    """Save a figure as PNG.
 
     Raises:
         OutputError: The file cannot be written.
     """
     with atomic_write(path) as part:
-        part.write_bytes(picture.png)
+        part.write_bytes(to_picture(figure).png)

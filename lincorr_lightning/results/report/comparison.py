@@ -27,6 +27,7 @@ from lincorr_lightning.results.style import (
     finish,
     legible,
     new_figure,
+    panels_of,
     plain_axes,
     short_name,
 )
@@ -204,19 +205,17 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
     figure = new_figure(
         max(4.6, 3 * n_columns + 1.8), 2.7 * n_rows, "Precision of W by LM", subtitle
     )
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    grid = panels_of(figure, len(shown), n_columns)
     labels, _ = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
-    for axes, pair in zip(grid.flat, shown, strict=False):
-        plain_axes(axes, clean(pair), "", "Hit@N" if axes in grid[:, 0] else "")
+    for i, (axes, pair) in enumerate(zip(grid, shown, strict=True)):
+        plain_axes(axes, clean(pair), "", "" if i % n_columns else "Hit@N")
         _draw_lines(axes, runs, pair, lines, xs)
         axes.set_xscale("log" if to_scale else "linear")
         axes.minorticks_off()
         rotation = {} if to_scale else {"rotation": 35, "ha": "right"}
         axes.set_xticks(xs, labels, fontsize=8, **rotation)
         axes.margins(x=0.15)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_axis_off()
-    grid.flat[n_columns - 1].legend(
+    grid[n_columns - 1].legend(
         loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, labelcolor=INK
     )
     left_out = f"; {len(shown)} of {len(panels)} pairs" if len(shown) < len(panels) else ""
