@@ -66,7 +66,7 @@ class FrozenLMModule(L.LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters of the study and, under ``data``, those of its data."""
-        return run_settings(self.trainer, self.hparams)
+        return run_settings(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the LM out, and note which one it was."""

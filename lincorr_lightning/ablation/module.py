@@ -315,7 +315,7 @@ class VocabularyAblation(L.LightningModule):
             cases(texts, self.networks, embedding.tokenizer),
             seconds,
         )
-        settings = run_settings(self.trainer, self.hparams)
+        settings = run_settings(self.trainer)
         write_results(self.trainer, ablation_results(texts.corpus, embedding, found, settings))
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class VocabularyAblation(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the settings, the fingerprint of the embedding, and the scores so far."""
         checkpoint["ablation"] = {
-            "settings": run_settings(self.trainer, self.hparams),
+            "settings": run_settings(self.trainer),
             "embedding": self._fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
@@ -342,7 +342,7 @@ class VocabularyAblation(L.LightningModule):
                 "this is not a checkpoint of VocabularyAblation. Pass one that this study wrote."
             )
         self.configure_model()
-        theirs, ours = stored["settings"], run_settings(self.trainer, self.hparams)
+        theirs, ours = stored["settings"], run_settings(self.trainer)
         different = [
             f"{kind}.{name}"
             for kind, then, now in (("model", theirs, ours), ("data", theirs["data"], ours["data"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -314,8 +315,9 @@ class TextsDataModule(L.LightningDataModule):
             SubjectsError: A file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
-        # Hyper-parameters of a run from the command line also hold how the object was made.
-        settings = {name: value for name, value in self.hparams.items() if name[0] != "_"}
+        # LightningCLI adds keys of its own to the hyper-parameters.
+        own = inspect.signature(TextsDataModule).parameters
+        settings = {name: value for name, value in self.hparams.items() if name in own}
         settings |= {"n_tokens": n_tokens, "knowledge": None, "n_held_out": 1, "n_texts": None}
         other = TextsDataModule(self._lm, **settings)
         other._excluded = frozenset(self.read_texts())

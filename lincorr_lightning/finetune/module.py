@@ -382,7 +382,7 @@ class SourceFinetune(L.LightningModule):
             collect_callback_results(self.trainer),
             self.forecasts,
             self._lm_info,
-            run_settings(self.trainer, self.hparams),
+            run_settings(self.trainer),
         )
         write_results(self.trainer, results)
 

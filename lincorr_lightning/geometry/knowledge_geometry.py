@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class KnowledgeGeometry(FrozenLMModule):
         require("model.n_permutations", n_permutations, at_least=1)
         require("model.seed", seed, at_least=0)
         self.save_hyperparameters(ignore=["lm"], logger=False)
+        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
         self.probed = None if probe is None else _read_probe(Path(probe))
         names, pairs = split_names(knowledge), None
         if self.probed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class TokenGeometry(FrozenLMModule):
             )
         require("model.seed", seed, at_least=0)
         self.save_hyperparameters(ignore=["lm"], logger=False)
+        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
         self.shuffles = tuple(sorted(shuffles))
         self.profiles: TokenProfiles | None = None
         self._observed: list[ObservedPrompt] = []

@@ -276,7 +276,7 @@ class Pretraining(L.LightningModule):
             self._recall,
             self.trainer.global_step,
             seconds,
-            run_settings(self.trainer, self.hparams),
+            run_settings(self.trainer),
             collect_callback_results(self.trainer),
         )
         write_results(self.trainer, results)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -106,17 +107,6 @@ def prepare_run_folder(trainer: L.Trainer) -> None:
             check_writable(folder)
 
 
-def run_settings(trainer: L.Trainer, hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a study and, under ``data``, those of its datamodule."""
-    data = getattr(getattr(trainer, "datamodule", None), "hparams", {})
-    # LightningCLI adds keys of its own, which begin with an underscore.
-    own, data = (
-        {key: value for key, value in settings.items() if not key.startswith("_")}
-        for settings in (hparams, data)
-    )
-    return {**own, "data": data}
-
-
 def is_dry_run(trainer: Any) -> bool:
     """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``)."""
     return bool(trainer.fast_dev_run)
@@ -134,6 +124,23 @@ def study_name(module: object) -> str:
     if isinstance(study, str):
         return study
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+
+
+def run_settings(trainer: L.Trainer) -> dict[str, Any]:
+    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule.
+
+    Args:
+        trainer: The run's Trainer.
+    """
+    datamodule = getattr(trainer, "datamodule", None)
+    return {**_hparams(trainer.lightning_module), "data": _hparams(datamodule)}
+
+
+def _hparams(holder: Any) -> dict[str, Any]:
+    """Return hyper-parameters without the keys that LightningCLI adds to them."""
+    hparams = getattr(holder, "hparams", {})
+    parameters = inspect.signature(type(holder)).parameters if hparams else {}
+    return {key: value for key, value in hparams.items() if key in parameters}
 
 
 def write_results(trainer: L.Trainer, results: Results) -> None:

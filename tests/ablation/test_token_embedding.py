@@ -331,7 +331,7 @@ def test_hub_id_among_earlier_downloads(folder: Path, tmp_path: Path) -> None:
     index.unlink()
     message = refusal("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
     assert "has no weights" in message and "hf download some-org/some-lm" in message
-    assert "no folder here" in refusal("some-org/other", cache_dir=str(tmp_path / "cache"))
+    assert "is not a folder" in refusal("some-org/other", cache_dir=str(tmp_path / "cache"))
 
 
 # -- what is wrong with it -------------------------------------------------------------------
