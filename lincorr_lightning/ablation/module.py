@@ -17,7 +17,7 @@ from lincorr_lightning.ablation.batches import Phase, PhaseName, TextBatch, Trai
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.ablation.pooled_texts import Candidates, PooledTexts
-from lincorr_lightning.ablation.results import AblationFindings, ablation_results
+from lincorr_lightning.ablation.results import ablation_results
 from lincorr_lightning.ablation.scores import RunScores, baselines, cases, score, score_paired
 from lincorr_lightning.ablation.token_embedding import (
     EmbeddingSource,
@@ -307,16 +307,18 @@ class VocabularyAblation(L.LightningModule):
         seconds = monotonic() - self._started
         texts, embedding = self._texts, self.embedding
         assert embedding is not None
-        found = AblationFindings(
-            self.scores.get("learn") or score(texts, self.networks),
-            self.scores.get("uncomposed", ()),
-            baselines(texts),
-            self.history,
-            cases(texts, self.networks, embedding.tokenizer),
-            seconds,
+        results = ablation_results(
+            texts.corpus,
+            embedding,
+            run_settings(self.trainer),
+            composed=self.scores.get("learn") or score(texts, self.networks),
+            uncomposed=self.scores.get("uncomposed", ()),
+            baselines=baselines(texts),
+            history=self.history,
+            cases=cases(texts, self.networks, embedding.tokenizer),
+            seconds=seconds,
         )
-        settings = run_settings(self.trainer)
-        write_results(self.trainer, ablation_results(texts.corpus, embedding, found, settings))
+        write_results(self.trainer, results)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
