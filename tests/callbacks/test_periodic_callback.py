@@ -357,7 +357,7 @@ def test_a_module_without_a_causal_lm(naive, small_lm, make_trainer, kind):
         def training_step(self, batch, batch_idx):
             return self.backbone(input_ids=batch).last_hidden_state.sum()
 
-    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM lies in Headless"):
+    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Headless"):
         make_trainer(kind()).fit(Headless(small_lm), naive.sentences(small_lm))
 
 

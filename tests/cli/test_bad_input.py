@@ -1,4 +1,4 @@
-"""Errors that a user can mend, through the program."""
+"""What a user gets wrong, through the program: the message says what and how to mend it."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from lincorr_lightning.errors import (
 def _fit(folder: Path, lm: str, *extra: str) -> None:
     main(
         ["fit", "--config", "linear_probe.yaml", f"--trainer.default_root_dir={folder}",
-         f"--model.lm.name_or_path={lm}", "--model.knowledges=[city,country]",
+         f"--model.lm.name_or_path={lm}", "--model.knowledge=[city,country]",
          "--data.n_subjects=200", "--trainer.enable_progress_bar=false", *extra]
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_logits_that_are_no_numbers(
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"][3] = torch.tensor(value)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(NonFiniteError, match=r"lives in the city of.*NaN or infinite"):
+    with pytest.raises(NonFiniteError, match=r"NaN or infinite logits after prompt.*lives in the city of"):
         _fit(tmp_path / "runs", str(broken))
     assert _nothing_written(tmp_path / "runs")
 
@@ -52,13 +52,13 @@ def test_no_label_of_a_knowledge_is_in_the_vocabulary(small_lm: str, tmp_path: P
     with pytest.raises(
         DomainError, match=r"'flower'.*leaves no label for its \d+ answers.*unknown"
     ):
-        _fit(tmp_path, small_lm, "--model.knowledges=[city,flower]")
+        _fit(tmp_path, small_lm, "--model.knowledge=[city,flower]")
 
 
 def test_a_family_leaves_out_what_the_vocabulary_lacks(
     small_lm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _fit(tmp_path, small_lm, "--model.knowledges=attribute")
+    _fit(tmp_path, small_lm, "--model.knowledge=attribute")
     assert any("flower is left out" in record.getMessage() for record in caplog.records)
     assert list(tmp_path.rglob("results.json"))
 
@@ -76,10 +76,13 @@ def test_fewer_than_two_inputs_in_a_half(small_lm: str, tmp_path: Path) -> None:
 
 def test_unknown_knowledge_and_missing_reference(small_lm: str, tmp_path: Path) -> None:
     with pytest.raises(KnowledgeError, match=r"'contry'.*country"):
-        _fit(tmp_path, small_lm, "--model.knowledges=[city,contry]")
+        _fit(tmp_path, small_lm, "--model.knowledge=[city,contry]")
     with pytest.raises(KnowledgeError, match=r"city->color, which has no reference"):
         _fit(
-            tmp_path, small_lm, "--model.knowledges=[city,color]", "--model.precision=[city->color]"
+            tmp_path,
+            small_lm,
+            "--model.knowledge=[city,color]",
+            "--model.require_reference=[city->color]",
         )
 
 
@@ -104,8 +107,8 @@ def test_user_s_knowledge_joins_the_built_in(small_lm: str, tmp_path: Path) -> N
         tmp_path,
         small_lm,
         f"--model.knowledge_files=[{path}]",
-        "--model.knowledges=[town,country]",
-        "--model.precision=[town->country]",
+        "--model.knowledge=[town,country]",
+        "--model.require_reference=[town->country]",
     )
     assert list(tmp_path.rglob("results.json"))
 
@@ -137,12 +140,12 @@ def test_a_full_disk_leaves_nothing_half_written(
     """The disk fills up after the fit, at the report."""
     import errno
 
-    from lincorr_lightning.results import results
+    from lincorr_lightning.results import results as results_module
 
     def full(*args: object, **kwargs: object) -> None:
         raise OutputError("cannot write: the disk is full") from OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(results, "write_json", full)
+    monkeypatch.setattr(results_module, "write_json", full)
     with pytest.raises(OutputError, match="the disk is full"):
         _fit(tmp_path, small_lm)
     assert not list(tmp_path.rglob("results.json"))

@@ -1,4 +1,4 @@
-"""An LM in pieces, one a process, answers as the whole one does."""
+"""A sharded LM gives the logits of the whole one."""
 
 import json
 from pathlib import Path
@@ -84,11 +84,11 @@ def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -
     main(["test", *common, f"--trainer.default_root_dir={tmp_path / 'again'}",
           f"--ckpt_path={checkpoint}"])  # fmt: skip
     (checkpoint,) = (tmp_path / "one").rglob("*.ckpt")
-    program("test", *common, f"--trainer.default_root_dir={tmp_path / 'in pieces'}",
+    program("test", *common, f"--trainer.default_root_dir={tmp_path / 'sharded'}",
             f"--ckpt_path={checkpoint}")  # fmt: skip
     one, *all_others = (
         json.loads(next((tmp_path / name).rglob("results.json")).read_text())["pairs"]
-        for name in ("one", "two", "again", "in pieces")
+        for name in ("one", "two", "again", "sharded")
     )
     for others in all_others:
         for ours, theirs in zip(one, others, strict=True):
@@ -162,7 +162,7 @@ def test_out_of_memory_says_what_to_lower() -> None:
     batches = MicroBatches(64)
     batches.rank_sync = Alone()  # type: ignore[assignment]
     with pytest.raises(
-        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
+        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64;"
     ):
         batches.run([10] * 9, "cpu", fail)
 
