@@ -157,20 +157,10 @@ class PeriodicCallback(L.Callback):
             self.after_optimizer_step(trainer, independent_edits(batch))
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Prepare the measurement after a batch; under gradient accumulation no step may follow.
-
-        Args:
-            trainer: The run's Trainer.
-            edit_batch: The batch, if it holds independent edits; else None.
-        """
+        """Prepare the measurement after a batch; under gradient accumulation no step may follow."""
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Measure if due.
-
-        Args:
-            trainer: The run's Trainer.
-            edit_batch: The step's last batch, if it holds independent edits; else None.
-        """
+        """Measure if due."""
         del edit_batch
         if self.is_due(trainer.global_step):
             self.measure(trainer)

@@ -36,9 +36,6 @@ _REASONS = {
 def new_version(parent: Path) -> Path:
     """Make the next free folder ``version_N``.
 
-    Args:
-        parent: The folder that holds the versions; it is made if it is missing.
-
     Raises:
         OutputError: The folder cannot be made.
     """
@@ -221,11 +218,6 @@ def _plain(value: Any, key: str) -> Any:
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table; None is an empty cell.
-
-    Args:
-        path: The file to write.
-        columns: Names of the columns.
-        rows: Cells of each row.
 
     Raises:
         ValueError: A row has more or fewer cells than there are columns, or a number that is NaN

@@ -48,11 +48,7 @@ def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
 
 
 def edits_by_loss(batches: Sequence[tuple[EditBatch, Tensor]]) -> list[Edit]:
-    """Return the edits of a step on all ranks, highest loss first; all ranks must call it.
-
-    Args:
-        batches: This rank's batches of the step, and the losses of their rows.
-    """
+    """Return the edits of a step on all ranks, highest loss first; all ranks must call it."""
     own = [
         (loss, number, edit)
         for batch, losses in batches

@@ -252,13 +252,6 @@ def finetune_results(
     The values of the ``generalization`` on the run's own relation, and the correlations of the
     ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
     have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
-
-    Args:
-        run: The finished run.
-        measured: Results of callbacks, see `collect_callback_results`.
-        forecasts: Forecasts made before training; None if there are none.
-        lm: See `LanguageModel.info`, before training.
-        settings: Settings of the study and its data.
     """
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]

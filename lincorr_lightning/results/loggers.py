@@ -100,12 +100,7 @@ def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> N
 
 
 def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:
-    """Define charts that TensorBoard draws from several curves, under "Custom Scalars".
-
-    Args:
-        trainer: The run's Trainer.
-        charts: See `Results.charts`; groups that the run has already are replaced, others stay.
-    """
+    """Define charts that TensorBoard draws from several curves, under "Custom Scalars"."""
     for writer in tensorboard_writers(trainer):
         _add_charts(writer, charts)
 

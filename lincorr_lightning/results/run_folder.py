@@ -47,12 +47,7 @@ class RunLogger(TensorBoardLogger):
 
 
 def set_run_name(trainer: L.Trainer, name: str) -> None:
-    """Name the folder of a Trainer's runs, if another name than the study's is wanted.
-
-    Args:
-        trainer: The Trainer.
-        name: Name of the folder below ``trainer.default_root_dir``.
-    """
+    """Name the folder of a Trainer's runs, if another name than the study's is wanted."""
     _names[trainer] = name
 
 
@@ -62,9 +57,6 @@ def run_folder(trainer: L.Trainer) -> Path:
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer. All
     ranks make the first call together, as in ``setup``; any rank may make later ones.
-
-    Args:
-        trainer: The run's Trainer, with its module attached.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -127,11 +119,7 @@ def study_name(module: object) -> str:
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
-    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule.
-
-    Args:
-        trainer: The run's Trainer.
-    """
+    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule."""
     datamodule = getattr(trainer, "datamodule", None)
     return {**_hparams(trainer.lightning_module), "data": _hparams(datamodule)}
 
@@ -160,10 +148,6 @@ def write_callback_results(trainer: L.Trainer, results: Results) -> None:
 
     The run's ``results.json`` is the module's: a study of this package includes what
     `collect_callback_results` returns.
-
-    Args:
-        trainer: The run's Trainer.
-        results: Results of the callback, which are also its attribute ``output``.
 
     Raises:
         OutputError: A file cannot be written.

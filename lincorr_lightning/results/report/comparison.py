@@ -179,9 +179,6 @@ def _other_lms(numbers: Sequence[PaperNumber], runs: Sequence[SavedRun]) -> Page
 def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
     """Draw Hit@N over the size of the LM, as in the paper's figure 4.
 
-    Args:
-        runs: Runs of one study, in the order of their LMs' sizes.
-
     Returns:
         The figure and its caption; None if there are fewer than two LMs or no such numbers.
     """
