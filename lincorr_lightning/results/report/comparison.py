@@ -209,7 +209,7 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
         _draw_lines(axes, runs, pair, lines, xs)
         axes.set_xscale("log" if to_scale else "linear")
         axes.minorticks_off()
-        rotation = {} if to_scale else {"rotation": 35, "ha": "right"}
+        rotation: dict[str, Any] = {} if to_scale else {"rotation": 35, "ha": "right"}
         axes.set_xticks(xs, labels, fontsize=8, **rotation)
         axes.margins(x=0.15)
     grid[n_columns - 1].legend(
