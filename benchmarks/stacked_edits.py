@@ -9,6 +9,7 @@ for each edit. The least of some repeats is shown; what was learned is the same 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 
@@ -95,17 +96,26 @@ def main(
     print("|---|---:|---:|---:|---:|")
 
     # The same starts for both: those of the stack.
-    starts = StackedLoRA(model, n_edits, rank, alpha=2 * rank)
-    factors = [starts.adapter(i) for i in range(n_edits)]
+    starts = StackedLoRA(copy.deepcopy(model), n_edits, rank, alpha=2 * rank)
     targets = list(starts.targets)
-    starts.remove()
+    factors = [
+        {
+            f"base_model.model.{name}.{factor}.weight": held[name.replace(".", "/")][i].detach()
+            for name in targets
+            for factor, held in (("lora_A", starts.lora_A), ("lora_B", starts.lora_B))
+        }
+        for i in range(n_edits)
+    ]
 
     stacked: dict[int, tuple[Tensor, float]] = {}
     for n in side_by_side:
-        stack = StackedLoRA(model, n, rank, alpha=2 * rank)
+        frozen = copy.deepcopy(model)  # a stack stays on its LM
+        stack = StackedLoRA(frozen, n, rank, alpha=2 * rank)
         measured = range(0, min(n_edits, max(n, 16)), n)
 
-        def all_groups(stack: StackedLoRA = stack, starts: range = measured) -> Tensor:
+        def all_groups(
+            stack: StackedLoRA = stack, starts: range = measured, model: nn.Module = frozen
+        ) -> Tensor:
             done = []
             for first in starts:
                 group = range(first, min(first + stack.n, n_edits))
@@ -118,7 +128,6 @@ def main(
         all_groups()  # warm up
         logits, seconds = timed(all_groups, repeats)
         stacked[n] = logits, seconds / len(logits)
-        stack.remove()
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     tuned = get_peft_model(model, config)

@@ -129,11 +129,7 @@ class FeatureMovement(RelationCallback):
     # -- measuring ---------------------------------------------------------------------------------
 
     def open(self, trainer: L.Trainer) -> None:
-        """Read the SAEs and choose the subjects.
-
-        Raises:
-            SparseAutoencoderError: An SAE cannot be read or does not fit the LM.
-        """
+        """Read the SAEs and choose the subjects."""
         super().open(trainer)
         model = self.cache.lm.model
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))

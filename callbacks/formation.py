@@ -142,11 +142,7 @@ class Formation(RelationCallback):
     # -- measuring ---------------------------------------------------------------------------------
 
     def open(self, trainer: L.Trainer) -> None:
-        """Find the labels and the facts, and sample the subjects.
-
-        Raises:
-            SubjectsError: There are too few subjects.
-        """
+        """Find the labels and the facts, and sample the subjects."""
         catalogue = self.load_catalogue(trainer)
         tokenizer = self.cache.lm.tokenizer
         self._relations = {

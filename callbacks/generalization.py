@@ -111,12 +111,7 @@ class Generalization(RelationCallback):
     # -- what is measured --------------------------------------------------------------------------
 
     def open(self, trainer: L.Trainer) -> None:
-        """Resolve the edits and the controls.
-
-        Raises:
-            KnowledgeError: There is no such relation, or it needs a reference and has none.
-            SubjectsError: An edit cannot be used; the message says which.
-        """
+        """Resolve the edits and the controls."""
         super().open(trainer)
         dataset = edit_dataset(trainer)
         siblings = self.siblings(trainer)

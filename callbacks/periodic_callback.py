@@ -75,11 +75,7 @@ class PeriodicCallback(L.Callback):
             self.reset()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the LM, and measure before training changes it.
-
-        Raises:
-            LanguageModelError: The module holds no causal LM, or no tokenizer is found.
-        """
+        """Find the LM, and measure before training changes it."""
         self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
         self.adapter_id: int | None = None
         self._step = trainer.global_step
@@ -161,20 +157,10 @@ class PeriodicCallback(L.Callback):
             self.after_optimizer_step(trainer, independent_edits(batch))
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Prepare the measurement after a batch; under gradient accumulation no step may follow.
-
-        Args:
-            trainer: The run's Trainer.
-            edit_batch: The batch, if it holds independent edits; else None.
-        """
+        """Prepare the measurement after a batch; under gradient accumulation no step may follow."""
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Measure if due.
-
-        Args:
-            trainer: The run's Trainer.
-            edit_batch: The step's last batch, if it holds independent edits; else None.
-        """
+        """Measure if due."""
         del edit_batch
         if self.is_due(trainer.global_step):
             self.measure(trainer)
@@ -194,24 +180,14 @@ class PeriodicCallback(L.Callback):
         return f"{name}_{self._index + 1}" if self._index else name
 
     def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out.
-
-        Args:
-            trainer: The run's Trainer.
-            scalars: Numbers by log key.
-            step: Global step, or the step within each independent edit.
-        """
+        """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out."""
         finite = {key: float(value) for key, value in scalars.items() if value == value}
         for key, value in finite.items():
             self.history.setdefault(key, []).append((step, value))
         log_scalars(trainer, finite, step)
 
     def history_table(self, caption: str) -> Table:
-        """Return `history` as a table with a row per step and a column per log key.
-
-        Args:
-            caption: What the table shows.
-        """
+        """Return `history` as a table with a row per step and a column per log key."""
         columns = {key: dict(points) for key, points in self.history.items()}
         steps = sorted({step for points in columns.values() for step in points})
         rows = [[step, *(points.get(step) for points in columns.values())] for step in steps]
@@ -229,18 +205,10 @@ class PeriodicCallback(L.Callback):
 
 
 def independent_edits(batch: Any) -> EditBatch | None:
-    """Return a batch if each of its edits is trained from the base weights, else None.
-
-    Args:
-        batch: Any batch.
-    """
+    """Return a batch if each of its edits is trained from the base weights, else None."""
     return batch if isinstance(batch, EditBatch) and batch.n_steps > 0 else None
 
 
 def adapter_ids(edit_batch: EditBatch) -> list[int | None]:
-    """Return the adapter that each edit of a batch is trained in, for modules that train several.
-
-    Args:
-        edit_batch: Independent edits.
-    """
+    """Return the adapter that each edit of a batch is trained in, if there are several."""
     return list(range(len(edit_batch.edits)))

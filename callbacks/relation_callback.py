@@ -113,12 +113,7 @@ class RelationCallback(PeriodicCallback):
         self._maps: RelationMaps | None = None
 
     def open(self, trainer: L.Trainer) -> None:
-        """Find the relation's labels in the LM's vocabulary.
-
-        Raises:
-            KnowledgeError: There is no such relation.
-            DomainError: A side of it has no label in this vocabulary.
-        """
+        """Find the relation's labels in the LM's vocabulary."""
         name = self.relation_name(trainer)
         self.catalogue = self.load_catalogue(trainer)
         dataset = edit_dataset(trainer)
@@ -166,9 +161,6 @@ class RelationCallback(PeriodicCallback):
     def subjects_of(self, edit_batch: EditBatch) -> list[str]:
         """Return the subjects of a batch of independent edits.
 
-        Args:
-            edit_batch: Edits of this run.
-
         Raises:
             ConfigError: The LM's answers before training are unknown.
         """
@@ -196,21 +188,11 @@ class RelationCallback(PeriodicCallback):
         return [[Query(d.knowledge.prompt(x), index) for x, index in pairs] for d in self.domains]
 
     def prefetch(self, queries: Sequence[Sequence[Query]], step: int) -> None:
-        """Announce queries that are read after the next optimizer step.
-
-        Args:
-            queries: As `queries` returns them.
-            step: The current step.
-        """
+        """Announce queries that are read after the next optimizer step."""
         self.cache.prefetch([query for part in queries for query in part], step)
 
     def read(self, queries: Sequence[Sequence[Query]], step: int) -> DomainLogits:
-        """Return the LM's domain logits.
-
-        Args:
-            queries: As `queries` returns them.
-            step: The current step.
-        """
+        """Return the LM's domain logits."""
         labels = [domain.token_ids for domain in self.domains]
         source, target, *controls = self.cache.read(list(zip(queries, labels, strict=True)), step)
         return DomainLogits(source, target, tuple(controls))

@@ -90,11 +90,7 @@ class TokenGeometryMonitor(PeriodicCallback):
     # -- measuring ---------------------------------------------------------------------------------
 
     def open(self, trainer: L.Trainer) -> None:
-        """Read the texts.
-
-        Raises:
-            SubjectsError: There are no texts, or all are too short.
-        """
+        """Read the texts."""
         del trainer
         prompts = read_prompts(
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,

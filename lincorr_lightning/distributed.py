@@ -30,11 +30,7 @@ class DataShard(NamedTuple):
 
 
 def data_shard(trainer: Any) -> DataShard:
-    """Return the part of the data that this rank reads.
-
-    Args:
-        trainer: The run's Trainer; None outside of a run.
-    """
+    """Return the part of the data that this rank reads."""
     if trainer is None:
         return DataShard(0, 1, counts=True)
     mesh = getattr(trainer.lightning_module, "device_mesh", None)
@@ -90,11 +86,7 @@ def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> lis
 
 
 def gather(own: T) -> list[T]:
-    """Return what each rank passes, in the order of ranks; all ranks must call it.
-
-    Args:
-        own: Anything that can be pickled.
-    """
+    """Return what each rank passes, in the order of ranks; all ranks must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [own]
     gathered: list[Any] = [None] * distributed.get_world_size()

@@ -132,11 +132,7 @@ _MARK = "lincorr: "
 
 
 def memory_note(error: BaseException) -> str | None:
-    """Return the note that `OOMHint` added to an exception, if there is one.
-
-    Args:
-        error: The exception.
-    """
+    """Return the note that `OOMHint` added to an exception, if there is one."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_MARK)]
     return notes[0].removeprefix(_MARK) if notes else None
 

@@ -10,11 +10,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings
+from lincorr_lightning.results.run_folder import prepare_run_folder, run_settings
 
 
 class FrozenLMModule(L.LightningModule):
@@ -41,13 +40,7 @@ class FrozenLMModule(L.LightningModule):
         shard_lm(self.lm, self.device_mesh)
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that give wrong numbers or lose them, before hours are spent.
-
-        Raises:
-            ConfigError: A precision or device that rounds the statistics, or a strategy that
-                cannot shard an LM.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse settings that give wrong numbers or lose them, before hours are spent."""
         del stage
         check_strategy(self.trainer)
         if self.trainer.precision != "32-true":
@@ -60,10 +53,7 @@ class FrozenLMModule(L.LightningModule):
                 "Apple's mps device has no float64, which the statistics need. "
                 "Run with --trainer.accelerator cpu."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def teardown(self, stage: str) -> None:
         """Log how the LM read its prompts."""
@@ -89,11 +79,7 @@ class FrozenLMModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another LM, or with other parameters than this study has.
-
-        Raises:
-            LinearMapError: The checkpoint does not fit; the message says what differs.
-        """
+        """Refuse a checkpoint of another LM, or with other parameters than this study has."""
         self._check_lm(checkpoint)
         self.restore(checkpoint)
         # Absent where Lightning loads the parameters of a sharded module by itself.

@@ -36,9 +36,6 @@ _REASONS = {
 def new_version(parent: Path) -> Path:
     """Make the next free folder ``version_N``.
 
-    Args:
-        parent: The folder that holds the versions; it is made if it is missing.
-
     Raises:
         OutputError: The folder cannot be made.
     """
@@ -59,9 +56,6 @@ def new_version(parent: Path) -> Path:
 def check_writable(folder: str | Path) -> None:
     """Make a folder and write a small file in it, to find out before hours of work are spent.
 
-    Args:
-        folder: Folder that the run will write to.
-
     Raises:
         OutputError: The folder cannot be made or written; the message says why.
     """
@@ -81,9 +75,6 @@ def check_writable(folder: str | Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file, if there is one.
 
-    Args:
-        path: The file.
-
     Raises:
         OutputError: The file cannot be removed.
     """
@@ -99,9 +90,6 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
-
-    Args:
-        path: The file to write.
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
@@ -231,11 +219,6 @@ def _plain(value: Any, key: str) -> Any:
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table; None is an empty cell.
 
-    Args:
-        path: The file to write.
-        columns: Names of the columns.
-        rows: Cells of each row.
-
     Raises:
         ValueError: A row has more or fewer cells than there are columns, or a number that is NaN
             or infinite; the message names it.
@@ -265,9 +248,6 @@ _SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
 
 def safe_names(names: Iterable[str]) -> dict[str, str]:
     """Return names that file systems and TensorBoard accept, each different from the others.
-
-    Args:
-        names: Names of kinds of knowledge, or of pairs.
 
     Example:
         >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])

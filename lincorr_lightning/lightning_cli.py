@@ -88,11 +88,7 @@ class LincorrCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Look for the checkpoint before anything is loaded.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Look for the checkpoint before anything is loaded."""
         path = self._get(self.config, "ckpt_path")
         is_file = path and path not in ("best", "last", "hpc") and "://" not in path
         if is_file and not Path(path).exists():
@@ -106,11 +102,7 @@ class LincorrCLI(LightningCLI):
         """
 
     def instantiate_classes(self) -> None:
-        """Make the study and its data, with their own error messages.
-
-        Raises:
-            LincorrError: Error of the study or its data, which jsonargparse would bury in its own.
-        """
+        """Make the study and its data, with their own error messages."""
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -161,9 +153,6 @@ def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
 def run_lightning_cli(args: list[str]) -> LincorrCLI:
     """Parse a command line and run it.
 
-    Args:
-        args: Command line without the program's name.
-
     Returns:
         The CLI object after the run.
 
@@ -208,9 +197,6 @@ def nulls_as_config(args: Sequence[str]) -> list[str]:
 
     jsonargparse parses the null of ``--model.lm.add_bos null`` as the text ``None``: it refuses it
     or, where a text is allowed, accepts it as that text.
-
-    Args:
-        args: Command line without the program's name.
 
     Example:
         >>> nulls_as_config(["fit", "--data.subjects", "null", "--data.seed=1"])

@@ -63,10 +63,6 @@ class OptionParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write the error and exit.
 
-        Args:
-            message: Message of jsonargparse.
-            ex: Its cause.
-
         Raises:
             SystemExit: Always, with status 2, in the parser of a program.
         """

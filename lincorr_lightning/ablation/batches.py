@@ -188,11 +188,7 @@ class PhaseDataset(Dataset[TextBatch]):
         return sum(phase.epochs * self._n_steps(phase) for phase in self.phases)
 
     def __getitem__(self, index: int) -> TextBatch:
-        """Return a step.
-
-        Raises:
-            IndexError: There is no such step.
-        """
+        """Return a step."""
         for number, phase in enumerate(self.phases):
             n_steps = self._n_steps(phase)
             if index >= phase.epochs * n_steps:

@@ -60,9 +60,6 @@ class CheckpointTensors:
     def read(self, *keys: str) -> dict[str, Tensor]:
         """Return some tensors, mapped from their files; tied ones remain the same tensor.
 
-        Args:
-            *keys: Names of the tensors.
-
         Raises:
             LanguageModelError: A file is missing or damaged.
         """
@@ -81,10 +78,6 @@ class CheckpointTensors:
 
     def are_same(self, first: str, second: str) -> bool:
         """Return whether two tensors are equal in every number.
-
-        Args:
-            first: Name of one tensor.
-            second: Name of the other.
 
         Raises:
             LanguageModelError: A file is missing or damaged.

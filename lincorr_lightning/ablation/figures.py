@@ -9,7 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from lincorr_lightning.results.style import BLUE, GREY, INK, ORANGE, PALE, finish, new_figure
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREY,
+    HALO,
+    INK,
+    ORANGE,
+    bare_axes,
+    finish,
+    new_figure,
+)
 
 _PALE_BLUE = "#9DC3E6"
 
@@ -31,11 +40,10 @@ def generalization_bars(rows: Sequence[Mapping[str, Any]], title: str, subtitle:
     axes.set_xlim(-0.62, len(rows) - 0.38)
     axes.set_ylim(0, 1.08)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.tick_params(labelsize=8.5, length=0, labelcolor=INK)
+    axes.tick_params(labelsize=8.5)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    bare_axes(axes, "y")
+    axes.spines["bottom"].set_visible(True)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(
         list(handles.values()), list(handles), loc="upper left", bbox_to_anchor=(1.01, 1.0),
@@ -70,5 +78,5 @@ def _annotate(axes: Axes, x: float, y: float, value: float) -> None:
     axes.annotate(
         f"{value:.0%}", (x, y), xytext=(0, 3), textcoords="offset points",
         ha="center", va="bottom", fontsize=8.5, color=INK, zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        bbox=HALO,
     )  # fmt: skip

@@ -245,12 +245,7 @@ def _letter_tokens(
 
 
 def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the tokens that are an answer under any mapping, whichever of them is run.
-
-    Args:
-        labels: The labels.
-        tokenizer: Tokenizer of the vocabulary.
-    """
+    """Return the tokens that are an answer under any mapping, whichever of them is run."""
     tokens: set[int] = set()
     names: tuple[MappingName, ...] = ("reference", "letters")
     for name in names:

@@ -17,7 +17,7 @@ from lincorr_lightning.ablation.batches import Phase, PhaseName, TextBatch, Trai
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.ablation.pooled_texts import Candidates, PooledTexts
-from lincorr_lightning.ablation.results import AblationFindings, ablation_results
+from lincorr_lightning.ablation.results import ablation_results
 from lincorr_lightning.ablation.scores import RunScores, baselines, cases, score, score_paired
 from lincorr_lightning.ablation.token_embedding import (
     EmbeddingSource,
@@ -25,12 +25,16 @@ from lincorr_lightning.ablation.token_embedding import (
     read_token_embedding,
 )
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.loggers import log_scalars
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
+from lincorr_lightning.results.run_folder import (
+    is_dry_run,
+    prepare_run_folder,
+    run_settings,
+    write_results,
+)
 
 
 @dataclass(frozen=True)
@@ -151,12 +155,7 @@ class VocabularyAblation(L.LightningModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check the trainer and the run's folder before anything is trained.
-
-        Raises:
-            ConfigError: The trainer's settings do not fit the study.
-            OutputError: The run's folder cannot be written.
-        """
+        """Check the trainer and the run's folder before anything is trained."""
         del stage
         refuse_sharding(self.trainer, "VocabularyAblation")
         if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
@@ -170,10 +169,7 @@ class VocabularyAblation(L.LightningModule):
                 "trainer.accumulate_grad_batches must be 1; set model.compose.batch_size and "
                 "model.learn.batch_size instead."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Read the token embedding, and initialize the networks."""
@@ -236,11 +232,7 @@ class VocabularyAblation(L.LightningModule):
         )
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """Return the sum of the networks' cross-entropies.
-
-        Raises:
-            NonFiniteError: The loss is NaN or infinite at the end of an epoch.
-        """
+        """Return the sum of the networks' cross-entropies."""
         del batch_idx
         texts = self._texts
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
@@ -315,24 +307,25 @@ class VocabularyAblation(L.LightningModule):
         seconds = monotonic() - self._started
         texts, embedding = self._texts, self.embedding
         assert embedding is not None
-        found = AblationFindings(
-            self.scores.get("learn") or score(texts, self.networks),
-            self.scores.get("uncomposed", ()),
-            baselines(texts),
-            self.history,
-            cases(texts, self.networks, embedding.tokenizer),
-            seconds,
+        results = ablation_results(
+            texts.corpus,
+            embedding,
+            run_settings(self.trainer),
+            composed=self.scores.get("learn") or score(texts, self.networks),
+            uncomposed=self.scores.get("uncomposed", ()),
+            baselines=baselines(texts),
+            history=self.history,
+            cases=cases(texts, self.networks, embedding.tokenizer),
+            seconds=seconds,
         )
-        settings = run_settings(self.trainer)
-        write_results(self.trainer, ablation_results(texts.corpus, embedding, found, settings))
+        write_results(self.trainer, results)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the settings, the fingerprint of the embedding, and the scores so far."""
         checkpoint["ablation"] = {
-            "hparams": dict(self.hparams),
-            "data": run_settings(self.trainer)["data"],
+            "settings": run_settings(self.trainer),
             "embedding": self._fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
@@ -344,25 +337,19 @@ class VocabularyAblation(L.LightningModule):
         return self.embedding.fingerprint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the scores.
-
-        Raises:
-            ConfigError: The checkpoint is of another study, vocabulary or setting.
-        """
+        """Restore the scores."""
         stored = checkpoint.get("ablation")
         if stored is None or "scores" not in stored:
             raise ConfigError(
                 "this is not a checkpoint of VocabularyAblation. Pass one that this study wrote."
             )
         self.configure_model()
+        theirs, ours = stored["settings"], run_settings(self.trainer)
         different = [
             f"{kind}.{name}"
-            for kind, key, ours in (
-                ("model", "hparams", self.hparams),
-                ("data", "data", run_settings(self.trainer)["data"]),
-            )
-            for name, value in stored[key].items()
-            if name not in ("lm", "texts_file") and name[0] != "_" and ours.get(name) != value
+            for kind, then, now in (("model", theirs, ours), ("data", theirs["data"], ours["data"]))
+            for name, value in then.items()
+            if name not in ("lm", "data", "texts_file") and now.get(name) != value
         ]
         if stored["embedding"] != self._fingerprint:
             different.append("model.lm")

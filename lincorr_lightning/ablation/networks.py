@@ -75,11 +75,7 @@ class StackedNetworks(nn.Module):
 
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
-        """Initialize each network like two `torch.nn.Linear`, the same on any device.
-
-        Args:
-            seeds: Seed of each network.
-        """
+        """Initialize each network like two `torch.nn.Linear`, the same on any device."""
         for index, seed in enumerate(seeds):
             rng = torch.Generator().manual_seed(seed)
             for weight, bias in (
@@ -107,11 +103,7 @@ class StackedNetworks(nn.Module):
 
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> None:
-        """Clip the gradient of each network by its own norm, as if it were trained alone.
-
-        Args:
-            max_norm: Largest norm of a gradient.
-        """
+        """Clip the gradient of each network by its own norm, as if it were trained alone."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)

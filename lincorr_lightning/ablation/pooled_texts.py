@@ -131,12 +131,7 @@ class PooledTexts:
         return torch.matmul(outputs, self.head if len(self.head) > 1 else self.head[0])
 
     def rows_of(self, subjects: Literal["paired", "new"], side: Side) -> Tensor:
-        """Return the indices of the source or target texts of some subjects, ``(n_seeds, n)``.
-
-        Args:
-            subjects: The subjects of paired texts, or the new ones.
-            side: Their source texts or their target texts.
-        """
+        """Return the indices of the source or target texts of some subjects, ``(n_seeds, n)``."""
         n_paired, n_new = self.corpus.n_paired, self.corpus.n_new
         first, n = (0, n_paired) if subjects == "paired" else (n_paired, n_new)
         first += n_paired + n_new if side == "target" else 0

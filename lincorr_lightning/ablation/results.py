@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -52,11 +52,24 @@ _RUNS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class AblationFindings:
-    """Everything that a run found.
+def ablation_results(
+    corpus: PairedCorpus,
+    embedding: TokenEmbedding,
+    settings: Mapping[str, Any],
+    *,
+    composed: Sequence[RunScores],
+    uncomposed: Sequence[RunScores],
+    baselines: Baselines,
+    history: History,
+    cases: Iterable[Sequence[object]] = (),
+    seconds: float = 0.0,
+) -> Results:
+    """Build the results of a run.
 
-    Attributes:
+    Args:
+        corpus: The texts.
+        embedding: The token embedding.
+        settings: Hyper-parameters of the study and its data.
         composed: Scores of each network after both phases.
         uncomposed: Scores without the compose phase; empty if it was not measured.
         baselines: Shares that are right without a network.
@@ -64,33 +77,10 @@ class AblationFindings:
         cases: Rows of `CASE_COLUMNS`.
         seconds: Duration of the training.
     """
-
-    composed: Sequence[RunScores]
-    uncomposed: Sequence[RunScores]
-    baselines: Baselines
-    history: History
-    cases: Iterable[Sequence[object]] = ()
-    seconds: float = 0.0
-
-
-def ablation_results(
-    corpus: PairedCorpus,
-    embedding: TokenEmbedding,
-    found: AblationFindings,
-    settings: Mapping[str, Any],
-) -> Results:
-    """Build the results of a run.
-
-    Args:
-        corpus: The texts.
-        embedding: The token embedding.
-        found: What the run found.
-        settings: Hyper-parameters of the study and its data.
-    """
     relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
-    summary = _summarize(relation, corpus.mappings, found)
+    summary = _summarize(relation, corpus.mappings, composed, uncomposed, baselines)
     first = summary[0]
-    runs = list(_runs(found))
+    runs = [*_runs(composed, True), *_runs(uncomposed, False)]
     n_seeds = len(corpus.seeds)
     subtitle = (
         f"vocabulary of {lm}; {corpus.n_new} new subjects; right answer within the domain; "
@@ -103,10 +93,10 @@ def ablation_results(
             partial(generalization_bars, summary, f"{relation}: generalized", subtitle),
         )
     ]
-    panels = list(_panels(corpus.mappings, found.history))
+    panels = list(_panels(corpus.mappings, history))
     if panels:
         curves = {
-            f"{title}/{mapping}": found.history[f"{prefix}/{mapping}"]
+            f"{title}/{mapping}": history[f"{prefix}/{mapping}"]
             for title, prefix in panels
             for mapping in corpus.mappings
         }
@@ -135,7 +125,7 @@ def ablation_results(
         ),
         Table.from_dicts("runs", runs, _RUNS, caption="Shares of the new subjects, by network"),
         Table(
-            "cases", CASE_COLUMNS, [list(row) for row in found.cases],
+            "cases", CASE_COLUMNS, [list(row) for row in cases],
             caption="New subjects of the first seed",
         ),
         Table(
@@ -161,7 +151,7 @@ def ablation_results(
             "n_paired": corpus.n_paired,
             "n_source_labels": len(corpus.labels),
             "n_target_labels": len(corpus.labels.target_domain),
-            "seconds": round(found.seconds, 2),
+            "seconds": round(seconds, 2),
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
         tables=tables,
@@ -178,13 +168,17 @@ def ablation_results(
 
 
 def _summarize(
-    relation: str, mappings: Sequence[str], found: AblationFindings
+    relation: str,
+    mappings: Sequence[str],
+    composed: Sequence[RunScores],
+    uncomposed: Sequence[RunScores],
+    baselines: Baselines,
 ) -> list[dict[str, Any]]:
     """Return means and standard deviation over seeds, for each mapping."""
     rows = []
     for m, mapping in enumerate(mappings):
-        own = [asdict(scores) for scores in found.composed if scores.mapping == mapping]
-        skipped = [s.generalized for s in found.uncomposed if s.mapping == mapping]
+        own = [asdict(scores) for scores in composed if scores.mapping == mapping]
+        skipped = [s.generalized for s in uncomposed if s.mapping == mapping]
         means = {name: float(np.mean([scores[name] for scores in own])) for name in _SHARES}
         without = float(np.mean(skipped)) if skipped else None
         std = float(np.std([s["generalized"] for s in own], ddof=1)) if len(own) > 1 else None
@@ -194,8 +188,8 @@ def _summarize(
                 "n_seeds": len(own),
                 **means,
                 "std": std,
-                "random": found.baselines.random[m],
-                "majority": found.baselines.majority[m],
+                "random": baselines.random[m],
+                "majority": baselines.majority[m],
                 "uncomposed": without,
                 "gain": None if without is None else means["generalized"] - without,
                 "paper": PAPER.get(relation, {}).get(mapping),
@@ -204,13 +198,10 @@ def _summarize(
     return rows
 
 
-def _runs(found: AblationFindings) -> Iterator[dict[str, Any]]:
-    for composed, runs in ((True, found.composed), (False, found.uncomposed)):
-        for scores in runs:
-            shares = {name: getattr(scores, name) for name in _SHARES}
-            yield {
-                "mapping": scores.mapping, "seed": scores.seed, "composed": composed, **shares
-            }  # fmt: skip
+def _runs(runs: Sequence[RunScores], composed: bool) -> Iterator[dict[str, Any]]:
+    for scores in runs:
+        shares = {name: getattr(scores, name) for name in _SHARES}
+        yield {"mapping": scores.mapping, "seed": scores.seed, "composed": composed, **shares}
 
 
 def _panels(mappings: Sequence[str], history: History) -> Iterator[tuple[str, str]]:

@@ -62,12 +62,7 @@ class NewSubjectAnswers:
 
 @torch.no_grad()
 def answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> NewSubjectAnswers:
-    """Let every network complete the texts of its new subjects.
-
-    Args:
-        texts: All texts.
-        networks: The networks.
-    """
+    """Let every network complete the texts of its new subjects."""
     rows = [texts.rows_of("new", side) for side in _SIDES]
     shape = (texts.n_seeds, texts.n_mappings, texts.corpus.n_new)
     source, target = (
@@ -87,10 +82,6 @@ def answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> NewSub
 
 def score(texts: PooledTexts, networks: StackedNetworks) -> list[RunScores]:
     """Score every network on its new subjects.
-
-    Args:
-        texts: All texts.
-        networks: The networks.
 
     Returns:
         The mappings of the first seed, then those of the next.
@@ -114,10 +105,6 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> list[RunScores]:
 @torch.no_grad()
 def score_paired(texts: PooledTexts, networks: StackedNetworks) -> dict[str, list[float]]:
     """Return the shares of paired texts completed as taught, by mapping, among all candidates.
-
-    Args:
-        texts: All texts.
-        networks: The networks.
 
     Returns:
         ``source_learned`` and ``target_learned``, each the means over seeds.
@@ -146,11 +133,7 @@ class Baselines:
 
 
 def baselines(texts: PooledTexts) -> Baselines:
-    """Return the means of the baselines over seeds.
-
-    Args:
-        texts: All texts.
-    """
+    """Return the means of the baselines over seeds."""
     n_domain = (texts.domain >= 0).sum(-1)
     per_answer = texts.reference_mask.double().mean(2)
     random, majority = per_answer.sum(-1) / n_domain, per_answer.amax(-1)
@@ -166,13 +149,7 @@ CASE_COLUMNS = (
 def cases(
     texts: PooledTexts, networks: StackedNetworks, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[list[object]]:
-    """Yield a row of `CASE_COLUMNS` for each mapping and new subject of the first seed.
-
-    Args:
-        texts: All texts.
-        networks: The networks.
-        tokenizer: Tokenizer of the candidates.
-    """
+    """Yield a row of `CASE_COLUMNS` for each mapping and new subject of the first seed."""
     found = answer_new_subjects(texts, networks)
     candidates = texts.candidate_tokens[0]
 

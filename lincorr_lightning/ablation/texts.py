@@ -44,11 +44,7 @@ class PairedTexts:
         return len(self.subjects) - self.n_paired
 
     def rows(self, labels: PairedLabels) -> Iterator[tuple[str, str, str, str]]:
-        """Yield a row for each subject, in the `COLUMNS` of a file that `read_texts` reads.
-
-        Args:
-            labels: The labels.
-        """
+        """Yield a row for each subject, in the `COLUMNS` of a file that `read_texts` reads."""
         for i, (subject, answer) in enumerate(zip(self.subjects, self.answers, strict=True)):
             phase = PHASES[i >= self.n_paired]
             yield phase, subject, labels.source_text(answer), labels.target_text(answer)
@@ -63,13 +59,6 @@ def sample_texts(
     """Sample subjects, and assign each source label equally often in both phases.
 
     No two subjects have the same tokens, and none has a token that is an answer.
-
-    Args:
-        labels: The labels.
-        tokenizer: Tokenizer of the vocabulary.
-        n_paired: Number of subjects of paired texts.
-        n_new: Number of new subjects.
-        seed: Seed of subjects and answers.
 
     Raises:
         SubjectsError: The vocabulary has too few subjects.
@@ -190,11 +179,6 @@ def resolve_texts(
     rows: Sequence[TextRow], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
 ) -> PairedTexts:
     """Look the source answers of a file up among the labels.
-
-    Args:
-        rows: Rows of the file.
-        labels: The labels.
-        tokenizer: Tokenizer of the vocabulary.
 
     Raises:
         SubjectsError: A subject cannot be spelled, has an answer in it, or has the tokens of

@@ -111,9 +111,6 @@ class TokenEmbedding:
     def pooled(self, token_ids: Sequence[Sequence[int]]) -> Tensor:
         """Return the mean embedding of each text, ``(n_texts, d)``, float32.
 
-        Args:
-            token_ids: Token ids of each text, without special tokens and padding.
-
         Raises:
             SubjectsError: A text has no token, or one that has no row.
         """

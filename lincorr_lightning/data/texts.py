@@ -159,11 +159,7 @@ class TextBlocks(Dataset[TokenStep]):
         return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
 
     def rows(self, block: int) -> list[list[int]]:
-        """Return the token ids of a block's texts.
-
-        Args:
-            block: Number of the block.
-        """
+        """Return the token ids of a block's texts."""
         start, stop = self._starts[block : block + 2]
         return [self._rows[i] for i in self._order[start:stop]]
 
@@ -315,9 +311,6 @@ class TextsDataModule(L.LightningDataModule):
 
         It takes all kinds of knowledge that the LM was trained on, whichever this one reads.
 
-        Args:
-            n_tokens: Number of tokens to train on.
-
         Raises:
             SubjectsError: A file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
@@ -361,10 +354,6 @@ class TextsDataModule(L.LightningDataModule):
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard.
-
-        Args:
-            rank: Number of the data shard.
-            world_size: Number of data shards.
 
         Raises:
             ConfigError: There are fewer blocks than shards.

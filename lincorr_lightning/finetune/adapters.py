@@ -66,10 +66,6 @@ class AdapterSettings:
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     """Add an adapter to an LM, in place, and freeze all other weights.
 
-    Args:
-        model: A Hugging Face causal LM.
-        settings: Settings of the adapter.
-
     Raises:
         LanguageModelError: The LM has no such layers; the message names those it has.
     """
@@ -118,11 +114,6 @@ def check_resumable(
 ) -> None:
     """Refuse a checkpoint whose weights mean something else in this run.
 
-    Args:
-        checkpoint: A checkpoint of a source fine-tune.
-        settings: Hyper-parameters of this run.
-        fingerprint: Fingerprint of the LM before training.
-
     Raises:
         ConfigError: The checkpoint is of another study, LM, protocol, method or adapter.
     """
@@ -151,10 +142,6 @@ def check_resumable(
 
 def save_merged(lm: LanguageModel, folder: Path) -> None:
     """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
-
-    Args:
-        lm: The LM; it does not change.
-        folder: The checkpoint's folder.
 
     Raises:
         OutputError: The folder cannot be written.

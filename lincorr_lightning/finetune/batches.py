@@ -197,10 +197,6 @@ class EditDataset(Dataset[EditBatch]):
 
 
 def edit_dataset(trainer: Any) -> EditDataset | None:
-    """Return the run's edits: the training dataset if it is an `EditDataset`, else None.
-
-    Args:
-        trainer: The run's Trainer, from ``on_train_start`` on.
-    """
+    """Return the run's edits: the training dataset if it is an `EditDataset`, else None."""
     dataset = getattr(trainer.train_dataloader, "dataset", None)
     return dataset if isinstance(dataset, EditDataset) else None

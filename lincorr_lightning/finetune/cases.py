@@ -126,9 +126,6 @@ def _max(values: Tensor) -> float | None:
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    Args:
-        cases: The cases of a run.
-
     Returns:
         ``weight_reference``: over cases whose source was learned, number and median of W of the
         reference among generalized and among hallucinated ones, and the two-sided p of a
@@ -173,12 +170,7 @@ def _shares(cases: Sequence[EditCase]) -> dict[str, float | int | None]:
 
 
 def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:
-    """Return the cases of an outcome whose source was learned and whose reference has a weight.
-
-    Args:
-        cases: The cases of a run.
-        outcome: Their outcome.
-    """
+    """Return the cases of an outcome whose source was learned and whose reference has a weight."""
     return [
         case
         for case in cases

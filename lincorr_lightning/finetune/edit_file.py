@@ -54,9 +54,6 @@ def read_edits(path: str | Path) -> list[RawEdit]:
 def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[RawEdit]:
     """Read edits from a list.
 
-    Args:
-        entries: Mappings with the fields that `read_edits` describes.
-
     Raises:
         SubjectsError: The list is empty or an entry is invalid; the message says which, from 1.
     """

@@ -63,18 +63,8 @@ class SourceAnswer(NamedTuple):
     reference: tuple[int, ...]
 
 
-class ResolvedEdit(NamedTuple):
-    """An edit whose labels are known, but not what the LM answers before training.
-
-    The attributes are those of `Edit`.
-    """
-
-    subject: str
-    answer: str
-    tokens: tuple[int, ...]
-    label: int
-    reference: tuple[int, ...]
-
+ResolvedEdit = tuple[str, SourceAnswer]
+"""A subject and its new answer, before it is known what the LM answers itself."""
 
 # -- sampling --------------------------------------------------------------------------------------
 
@@ -121,7 +111,7 @@ def sample_edits(
         part = pool[first : first + n]
         before = leading_labels(relation, lm, part)
         for subject, source, target in zip(part, *before, strict=True):
-            answer = deck.draw(_is_new(source, target))
+            answer = deck.draw(lambda a, s=source, t=target: a.label != s and t not in a.reference)
             if answer is not None:
                 edits.append(Edit(subject, *answer, source, target))
             if len(edits) == n:
@@ -130,10 +120,6 @@ def sample_edits(
         f"data.n_edits asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
         f"taught something new about {relation.name}. Lower data.n_edits, or name more subjects."
     )
-
-
-def _is_new(source: int, target: int) -> Callable[[SourceAnswer], bool]:
-    return lambda answer: answer.label != source and target not in answer.reference
 
 
 class _Deck:
@@ -201,11 +187,6 @@ def resolve_labels(
 ) -> list[ResolvedEdit]:
     """Find the labels of edits; no forward pass is needed.
 
-    Args:
-        edits: The edits.
-        relation: The relation that the edits are about.
-        tokenizer: The LM's tokenizer.
-
     Raises:
         SubjectsError: A subject has no tokens, or an answer is no label; the message says where.
         KnowledgeError: An edit needs the relation's reference, which does not exist.
@@ -227,22 +208,19 @@ def resolve_labels(
                 f"{relation.target.knowledge.name} that this LM has a label for. Give it in a "
                 "field `reference`, or leave this edit out."
             )
-        resolved.append(ResolvedEdit(edit.subject, *answer[:3], reference))
+        resolved.append((edit.subject, answer._replace(reference=reference)))
     return resolved
 
 
 def record_baseline(
     edits: Sequence[ResolvedEdit], relation: TokenizedRelation, lm: LanguageModel
 ) -> list[Edit]:
-    """Complete edits by what the LM answers before training.
-
-    Args:
-        edits: Edits with their labels.
-        relation: The relation that the edits are about.
-        lm: The LM before training.
-    """
-    before = leading_labels(relation, lm, [edit.subject for edit in edits])
-    return [Edit(*edit, *labels) for edit, *labels in zip(edits, *before, strict=True)]
+    """Complete edits by what the LM answers before training."""
+    before = leading_labels(relation, lm, [subject for subject, _ in edits])
+    return [
+        Edit(subject, *answer, *labels)
+        for (subject, answer), *labels in zip(edits, *before, strict=True)
+    ]
 
 
 def leading_labels(

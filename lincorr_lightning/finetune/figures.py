@@ -1,10 +1,10 @@
-"""Figures of edits: what they did, W of their references, and how good the forecasts were."""
+"""Figures of edits: what they did, W of their references, and the risks that were forecast."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,15 @@ from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
     GREY,
+    HALO,
     INK,
     ORANGE,
     PALE,
+    bare_axes,
     finish,
     legible,
     new_figure,
+    panels_of,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -79,7 +82,7 @@ def reference_weights_figure(
     axes.set_ylim(1.52, -0.68)
     margin = 0.07 * ((high - low) or 1.0)
     axes.set_xlim(min(low, 0) - margin, max(high, 0) + margin)
-    _bare(axes)
+    bare_axes(axes)
     axes.set_xlabel("W of the reference", color=INK)
     causes = [case.cause for case in groups[1]]
     if any(causes):
@@ -161,7 +164,7 @@ def outcomes_figure(
             axes.barh(y, count / n, left=left / n, height=0.62, color=colour, zorder=2)
             left += count
         axes.text(left / n + 0.008, y, f"{left / n:.1%}", va="center", fontsize=9.5,
-                  fontweight="bold", color=INK, bbox=_halo(), zorder=4)  # fmt: skip
+                  fontweight="bold", color=INK, bbox=HALO, zorder=4)  # fmt: skip
     if random is not None:
         row = len(bars) - 3
         axes.vlines(random, row - 0.47, row + 0.47, color=INK, linestyle=(0, (3, 2)),
@@ -171,7 +174,7 @@ def outcomes_figure(
     axes.set_xlim(0, 1.09)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    _bare(axes)
+    bare_axes(axes)
     return finish(figure)
 
 
@@ -179,11 +182,7 @@ def outcomes_figure(
 
 
 def risk_figure(forecasts: Forecasts) -> Figure:
-    """Draw a histogram of each forecaster's risks.
-
-    Args:
-        forecasts: The forecasts.
-    """
+    """Draw a histogram of each forecaster's risks."""
     names = list(forecasts.predicted)
     title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
     subtitle = (
@@ -193,7 +192,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     n_columns = 1 if len(names) <= 4 else 2
     n_rows = max(math.ceil(len(names) / n_columns), 1)
     figure = new_figure(_WIDTH * (1 + n_columns) / 2, 1.55 * n_rows + 0.5, title, subtitle)
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    panels = panels_of(figure, len(names), n_columns)
     for i, name in enumerate(names):
         outcomes = forecasts.outcomes(name)
         _risk_panel(panels[i], forecasts.risks(name), outcomes)
@@ -204,8 +203,6 @@ def risk_figure(forecasts: Forecasts) -> Figure:
                                 color=ORANGE, fontweight="bold")  # fmt: skip
         if i + n_columns >= len(names):
             panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
-    for empty in panels[len(names) :]:
-        empty.set_axis_off()
     return finish(figure)
 
 
@@ -221,77 +218,11 @@ def _risk_panel(axes: Axes, risks: Sequence[float], outcomes: Sequence[Outcome])
         axes.hist(parts, bins=edges.tolist(), color=list(_COLOURS.values()), stacked=True,
                   rwidth=0.9, zorder=2)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=1, zorder=3)
-    _bare(axes, "y")
+    bare_axes(axes, "y")
     axes.spines["bottom"].set(visible=True, color=GREY)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.tick_params(labelsize=8)
     axes.set_ylabel("edits", fontsize=8, color=INK)
-
-
-def scores_figure(
-    scores: Mapping[str, Mapping[str, float | None]],
-    forecasters: Sequence[str],
-    relation: str,
-    outcomes: Sequence[str],
-) -> Figure:
-    """Draw how good each forecast was, beside baselines.
-
-    Args:
-        scores: ``accuracy`` and ``auroc`` by forecaster and baseline.
-        forecasters: Names of the forecasters; the others are baselines.
-        relation: Name of the relation.
-        outcomes: Outcome of each edit.
-    """
-    names = [name for name in scores if name in forecasters]
-    baselines = [name for name in scores if name not in forecasters]
-    rows = [*names, *baselines]
-    counts = Counter(outcomes)
-    notes = [
-        ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if outcomes),
-        "grey: baselines" if baselines else "",
-        legible(rows)[1],
-    ]
-    title = f"Scores of the forecasts of {len(outcomes)} edits of {relation}"
-    subtitle = "; ".join(note for note in notes if note)
-    figure = new_figure(_WIDTH, 0.32 * max(len(rows), 2) + 0.9, title, subtitle)
-    left, right = figure.subplots(1, 2, sharey=True)
-    colours = [BLUE] * len(names) + ["#B0B0B0"] * len(baselines)
-    _bars(left, [scores[row].get("accuracy") for row in rows], colours)
-    _bars(right, [scores[row].get("auroc") for row in rows], colours)
-    right.axvline(0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, zorder=3)
-    left.set_yticks(range(len(rows)), legible(rows, 34)[0], fontsize=9)
-    left.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    left.set_xlabel("accuracy of the predicted answer", fontsize=9, color=INK)
-    right.set_xlabel("AUROC of the risk (dashed: chance)", fontsize=9, color=INK)
-    return finish(figure)
-
-
-def _bars(axes: Axes, values: Sequence[float | None], colours: Sequence[str]) -> None:
-    for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
-        known = value is not None and np.isfinite(value)
-        length = float(value) if value is not None and known else 0.0
-        axes.barh(y, length, height=0.66, color=colour, zorder=2)
-        axes.text(length + 0.015, y, short(length) if known else "–", va="center", fontsize=9,
-                  color=INK, bbox=_halo(), zorder=4)  # fmt: skip
-    axes.set_xlim(0, 1.12)
-    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    _bare(axes)
-    axes.tick_params(labelsize=9)
-
-
-# -- shared ----------------------------------------------------------------------------------
-
-
-def _bare(axes: Axes, grid: str = "x") -> None:
-    axes.grid(axis="x" if grid == "x" else "y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelcolor=INK)
-    axes.spines[:].set_visible(False)
-
-
-def _halo() -> dict[str, Any]:
-    """Return a box that keeps grid lines out of a number."""
-    return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
 def _p(p: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ LEAD = 12.0
 """Default lead of the answer after a virtual step, in logits: where training leaves it when it
 continues until the loss is next to nothing. Chosen on the tiny world, on edits of another seed than
 the config's (``benchmarks/forecast_lead.py``); on real LMs it forecasts little."""
-_ADAM_EPSILON = 1e-8
 # Virtual steps, relative to the norm of all weights: from 1e-3, each 1.5 times the last, to 0.3.
 _FIRST_STEP, _STEP_GROWTH, _MAX_STEPS = 1e-3, 1.5, 15
 
@@ -29,7 +28,7 @@ _Weights = dict[str, Tensor]
 
 
 class VirtualEdits(NamedTuple):
-    """What the first update of each edit's own fine-tune does to the LM's logits.
+    """What a gradient step of each edit's own fine-tune does to the LM's logits.
 
     Attributes:
         d_source: Derivative of the source logits along the update, ``(n, n_source)``.
@@ -52,10 +51,9 @@ def virtual_edits(
     source_tokens: Sequence[int],
     target_tokens: Sequence[int],
     labels: Sequence[int],
-    update: Literal["adam", "gradient"] = "adam",
     lead: float = LEAD,
 ) -> VirtualEdits:
-    """Forecast the first update of each edit's own fine-tune, without making it.
+    """Forecast a gradient step of each edit's own fine-tune, without making it.
 
     One backward pass of the loss on the answer's tokens gives the direction, a forward-mode product
     the derivative along it (a central difference for an LM without forward mode). Then forward
@@ -70,8 +68,6 @@ def virtual_edits(
         source_tokens: Token ids of the source labels.
         target_tokens: Token ids of the target labels.
         labels: Index of the source label that each edit teaches.
-        update: ``adam`` for Adam's first update, which is the gradient's sign wherever it is not
-            tiny; ``gradient`` for that of plain gradient descent.
         lead: By how many logits the answer is to lead after the virtual step.
 
     Raises:
@@ -103,7 +99,7 @@ def virtual_edits(
                 output: Tensor = functional_call(lm, weights, inputs)
                 return output
 
-            direction = _direction(lm, base, source, answer, update, name)
+            direction = _direction(lm, base, source, answer, name)
             with torch.no_grad():
                 try:
                     slope = slope_at(logits, base, direction)
@@ -126,10 +122,9 @@ def _direction(
     base: _Weights,
     prompt: Sequence[int],
     answer: Sequence[int],
-    update: str,
     name: str,
 ) -> _Weights:
-    """Return the first update at a learning rate of 1, for every weight."""
+    """Return the step of gradient descent at a learning rate of 1, for every weight."""
     # New leaves that share the weights' memory, so that a frozen LM stays frozen.
     leaves = {n: weight.detach().requires_grad_() for n, weight in base.items()}
     ids = torch.tensor([[*prompt, *answer]], device=lm.model.device)
@@ -149,12 +144,6 @@ def _direction(
         for (n, weight), g in zip(base.items(), gradient, strict=True)
     }
     _require_finite(name, f"its loss ({loss.item()}) or its gradient", loss, *found.values())
-    if update == "adam":
-        # In float16 the epsilon would be zero, and 0 / 0 the update of an unused weight.
-        wide = {n: g.to(_at_least_float32(g)) for n, g in found.items()}
-        return {
-            n: (g / g.abs().add_(_ADAM_EPSILON).neg_()).to(base[n].dtype) for n, g in wide.items()
-        }
     return {n: -g for n, g in found.items()}
 
 

@@ -66,21 +66,12 @@ class EditForecast(FrozenLMModule):
         return self.lm
 
     def setup(self, stage: str) -> None:
-        """Refuse a sharded LM, which has no gradient of its own on each rank.
-
-        Raises:
-            ConfigError: The strategy shards the LM, or the base class refuses a setting.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse a sharded LM, which has no gradient of its own on each rank."""
         super().setup(stage)
         refuse_sharding(self.trainer, "EditForecast")
 
     def on_predict_start(self) -> None:
-        """Forecast all edits, and write the results.
-
-        Raises:
-            ConfigError: The dataset is no `EditDataset`.
-        """
+        """Forecast all edits, and write the results."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError(

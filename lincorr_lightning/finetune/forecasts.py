@@ -92,10 +92,6 @@ class Forecasts:
     ) -> dict[str, dict[str, float | None]]:
         """Score the forecasters, and two baselines that use no forecast.
 
-        Args:
-            answers_after: Target label that leads after each edit.
-            outcomes: Outcome of each edit, see `Outcome`.
-
         Returns:
             By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
             not generalizing (None if all or no edits generalized). The baseline ``answer_before``
@@ -180,7 +176,6 @@ def forecast_edits(
             source_ids,
             target_ids,
             labels.tolist(),
-            update="gradient",
             lead=lead,
         )
         predicted["first_order"] = forecast_from_direction(

@@ -21,10 +21,6 @@ _MAX_NAMED = 3
 def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
     """Return the mean cross-entropy of each edit's answer tokens (paper, section 4.1).
 
-    Args:
-        model: A Hugging Face causal LM.
-        batch: The edits.
-
     Returns:
         ``(n_rows,)``, in nats; 0 for the row of a padding batch.
     """
@@ -52,11 +48,7 @@ def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
 
 
 def edits_by_loss(batches: Sequence[tuple[EditBatch, Tensor]]) -> list[Edit]:
-    """Return the edits of a step on all ranks, highest loss first; all ranks must call it.
-
-    Args:
-        batches: This rank's batches of the step, and the losses of their rows.
-    """
+    """Return the edits of a step on all ranks, highest loss first; all ranks must call it."""
     own = [
         (loss, number, edit)
         for batch, losses in batches

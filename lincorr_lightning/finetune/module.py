@@ -31,13 +31,13 @@ from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
 from lincorr_lightning.finetune.results import FinetuneRun, finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
+    prepare_run_folder,
     run_folder,
     run_settings,
     write_results,
@@ -164,12 +164,7 @@ class SourceFinetune(L.LightningModule):
     # -- setup -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before the LM is loaded.
-
-        Raises:
-            ConfigError: Settings contradict each other.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse settings that cannot work, before the LM is loaded."""
         del stage
         check_strategy(self.trainer)
         if is_sharded(self.trainer):
@@ -186,10 +181,7 @@ class SourceFinetune(L.LightningModule):
                 f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
                 "step per batch. Leave it at 1, or set model.protocol to joint."
             )
-        if not is_dry_run(self.trainer):
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero:
-                check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Load the LM, and freeze the weights that are not trained."""
@@ -225,11 +217,7 @@ class SourceFinetune(L.LightningModule):
     # -- training ----------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Make the forecasts, from the LM before training.
-
-        Raises:
-            ConfigError: The training dataset does not list its edits, which a forecast needs.
-        """
+        """Make the forecasts, from the LM before training."""
         self._started = monotonic()
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
@@ -247,11 +235,7 @@ class SourceFinetune(L.LightningModule):
             )
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
-        """Start independent edits from the base weights.
-
-        Raises:
-            ConfigError: The batch is none of edits, or of the other protocol.
-        """
+        """Start independent edits from the base weights."""
         del batch_idx
         self._check_batch(batch)
         if not batch.first:
@@ -290,11 +274,7 @@ class SourceFinetune(L.LightningModule):
             parameter.copy_(base)
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the answers' tokens.
-
-        Raises:
-            NonFiniteError: The loss is NaN or infinite; the message names the edits.
-        """
+        """Return the cross-entropy of the answers' tokens."""
         del batch_idx
         self._batch = batch
         self._seen.update(batch.ids)
@@ -316,11 +296,7 @@ class SourceFinetune(L.LightningModule):
         return self.trainer.world_size / max(float(total), 1.0)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update, and check the weights before a callback or a checkpoint uses them.
-
-        Raises:
-            NonFiniteError: A weight is NaN or infinite; the message names the edits.
-        """
+        """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
         assert self._batch is not None
         self._n_own_steps += bool(self._batch.edits)
@@ -432,11 +408,7 @@ class SourceFinetune(L.LightningModule):
         checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.to_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint fits, and take over its forecasts.
-
-        Raises:
-            ConfigError: The checkpoint is of another study, LM, or way of training.
-        """
+        """Check that the checkpoint fits, and take over its forecasts."""
         check_resumable(checkpoint, self.hparams, self._lm_info["fingerprint"])
         n_processes = max(self.trainer.world_size, checkpoint.get("n_processes", 1))
         if self.is_independent and n_processes > 1:

@@ -169,15 +169,7 @@ def forecast_table(
 def forecast_results(
     forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Results:
-    """Return the results of a forecast without training.
-
-    Args:
-        forecasts: The forecasts.
-        lm: See `LanguageModel.info`.
-        settings: Settings of the study and its data.
-    """
-    from lincorr_lightning.finetune import figures
-
+    """Return the results of a forecast without training."""
     n, shares = len(forecasts.subjects), _foreseen(forecasts)
     table = Table.from_dicts(
         "forecast_outcomes",
@@ -196,16 +188,17 @@ def forecast_results(
             "forecast_default": forecasts.default,
         },
         tables=[table, forecast_table(forecasts)],
-        figures=[
-            Figure(
-                "forecast",
-                f"Risks of {n} edits of {forecasts.relation}, by forecaster.",
-                partial(figures.risk_figure, forecasts),
-            )
-        ],
+        figures=[_risk_figure(forecasts)],
         lm=lm,
         settings=settings,
     )
+
+
+def _risk_figure(forecasts: Forecasts) -> Figure:
+    from lincorr_lightning.finetune.figures import risk_figure
+
+    caption = f"Risks of {len(forecasts.subjects)} edits of {forecasts.relation}, by forecaster."
+    return Figure("forecast", caption, partial(risk_figure, forecasts))
 
 
 def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
@@ -259,16 +252,7 @@ def finetune_results(
     The values of the ``generalization`` on the run's own relation, and the correlations of the
     ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
     have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
-
-    Args:
-        run: The finished run.
-        measured: Results of callbacks, see `collect_callback_results`.
-        forecasts: Forecasts made before training; None if there are none.
-        lm: See `LanguageModel.info`, before training.
-        settings: Settings of the study and its data.
     """
-    from lincorr_lightning.finetune import figures
-
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
     name = None if run.relation is None else run.relation.name
@@ -308,14 +292,9 @@ def finetune_results(
             scores = forecasts.scores(answers, found)
             values["forecast"] = scores
             tables.insert(-1, _scores_table(scores, forecasts))
-            caption = "Accuracy of the predicted answers and AUROC of the risks, by forecaster."
-            names = list(forecasts.predicted)
-            draw = partial(figures.scores_figure, scores, names, forecasts.relation, found)
         else:
             values["foreseen"] = _foreseen(forecasts)
-            caption = "Risks of the edits, by forecaster."
-            draw = partial(figures.risk_figure, forecasts)
-        drawings.append(Figure("forecast", caption, draw))
+        drawings.append(_risk_figure(forecasts))
     if run.relation is not None and run.edits:
         tables.append(edits_table(run.edits, run.relation))
     values |= {"seconds": round(run.seconds, 2), "n_steps": run.n_steps}
@@ -367,12 +346,7 @@ def _after_training(
 
 
 def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
-    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads.
-
-    Args:
-        edits: The edits.
-        relation: The relation that they are about.
-    """
+    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads."""
     source, target = relation.source.texts, relation.target.texts
     rows = [
         (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.linear_layers import features_of, target_layers
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
-    from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
 _BASE = -1
@@ -34,8 +32,8 @@ class StackedLoRA(nn.Module):
     """Independent LoRA adapters on one frozen causal LM, trained side by side.
 
     The LM is not a submodule of it: a LightningModule that has both as attributes finds the LM's
-    parameters once, and here only the factors. The LM is frozen until `remove`. Forward passes
-    outside of `rows` are those of the LM itself.
+    parameters once, and here only the factors. Forward passes outside of `rows` are those of the LM
+    itself.
 
     Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient by the
     number of rows. An adapter without a row in a step has zero gradients, with which AdamW still
@@ -49,14 +47,8 @@ class StackedLoRA(nn.Module):
             peft.
         target_modules: Names of linear layers, or their last parts, as in peft; None takes all but
             the output layer, as peft's ``all-linear`` does.
-        dtype: Data type of the factors; None takes each layer's own, and float32 if that has less
-            than 32 bits, as peft does.
 
     Attributes:
-        n: Number of adapters.
-        rank: Rank of each adapter.
-        alpha: As given.
-        scaling: ``alpha / rank``.
         targets: Full names of the layers that have adapters.
         lora_A: Per layer, the factors that read its input, ``(n, rank, n_inputs)``. Keys are full
             names with ``/`` for ``.``.
@@ -85,34 +77,27 @@ class StackedLoRA(nn.Module):
         rank: int,
         alpha: float,
         target_modules: Sequence[str] | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if n < 1 or rank < 1:
             raise ConfigError(f"StackedLoRA got n={n} and rank={rank}; both must be positive.")
-        self.n, self.rank, self.alpha, self.scaling = n, rank, alpha, alpha / rank
+        self.n, self.scaling = n, alpha / rank
         layers = target_layers(model, target_modules)
         self.targets = tuple(layers)
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
-            like = _empty_factor(layer, dtype)
+            like = _empty_factor(layer)
             self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))
             self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, n_out, rank))
         self.reset(range(n))
 
         self._rows: _Rows | None = None
-        # In a tuple, so that torch does not register it as a submodule.
-        self._base = (model,)
-        self._thawed = [p for p in model.parameters() if p.requires_grad]
         model.requires_grad_(False)
-        self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)
-        ]
+        model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)
         for name, layer in layers.items():
-            hook = _LayerHook(self, name)
-            self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+            layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True)
 
     # -- training ----------------------------------------------------------------------------
 
@@ -153,14 +138,10 @@ class StackedLoRA(nn.Module):
                 then bitwise the same.
 
         Raises:
-            LanguageModelError: There is no such adapter, or `remove` was called. During a forward
-                pass: it has another number of rows, a layer's input has no row per prompt, or
-                gradient checkpointing is enabled.
+            LanguageModelError: There is no such adapter. During a forward pass: it has another
+                number of rows, a layer's input has no row per prompt, or gradient checkpointing is
+                enabled.
         """
-        if not self._handles:
-            raise LanguageModelError(
-                "the stacked adapters were removed from the LM by remove(). Make new ones."
-            )
         chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
         unknown = [i for i in chosen if not _BASE <= i < self.n]
         if unknown:
@@ -177,9 +158,6 @@ class StackedLoRA(nn.Module):
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip each adapter's gradient by its own norm, as separate runs would.
 
-        Args:
-            max_norm: Maximum L2 norm of one adapter's gradient, over all its factors.
-
         Returns:
             The norms before clipping, ``(n,)``.
         """
@@ -194,66 +172,6 @@ class StackedLoRA(nn.Module):
         for gradient in gradients:
             gradient.mul_(scale.to(gradient).view(-1, 1, 1))
         return norms
-
-    # -- adapters ----------------------------------------------------------------------------
-
-    def adapter(self, i: int) -> dict[str, Tensor]:
-        """Return one adapter's factors, by the names of peft's ``adapter_model.safetensors``.
-
-        Args:
-            i: Index of the adapter.
-
-        Returns:
-            Copies on the CPU: ``(rank, n_inputs)`` and ``(n_outputs, rank)`` of each layer.
-
-        Raises:
-            LanguageModelError: There is no such adapter.
-        """
-        if not 0 <= i < self.n:
-            raise LanguageModelError(
-                f"there is no adapter {i}; there are the adapters 0 to {self.n - 1}."
-            )
-        state = {}
-        for name in self.targets:
-            for factor, held in (("lora_A", self.lora_A), ("lora_B", self.lora_B)):
-                copy = held[_key(name)][i].detach().cpu().clone()
-                state[f"base_model.model.{name}.{factor}.weight"] = copy
-        return state
-
-    def peft_config(self) -> LoraConfig:
-        """Return the configuration with which peft reads an `adapter` on the same LM.
-
-        Its ``save_pretrained`` beside ``adapter_model.safetensors`` makes a folder for
-        ``PeftModel.from_pretrained``.
-        """
-        from peft import LoraConfig, TaskType
-        from transformers.pytorch_utils import Conv1D
-
-        model = self._base[0]
-        short = sorted({name.rpartition(".")[2] for name in self.targets})
-        named = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in short}
-        config = LoraConfig(
-            task_type=TaskType.CAUSAL_LM,
-            r=self.rank,
-            lora_alpha=cast(int, self.alpha),  # fractions work as well
-            target_modules=short if named == set(self.targets) else list(self.targets),
-            fan_in_fan_out=any(isinstance(model.get_submodule(t), Conv1D) for t in self.targets),
-            inference_mode=True,
-        )
-        config.base_model_name_or_path = getattr(model, "name_or_path", None)
-        return config
-
-    def remove(self) -> None:
-        """Remove the hooks from the LM and unfreeze what was trainable before; the factors stay."""
-        for handle in self._handles:
-            handle.remove()
-        for parameter in self._thawed:
-            parameter.requires_grad_(True)
-        self._handles, self._thawed = [], []
-
-    def extra_repr(self) -> str:
-        """Return the shape of the stack, for `repr`."""
-        return f"n={self.n}, rank={self.rank}, alpha={self.alpha}, {len(self.targets)} layers"
 
 
 class _Rows:
@@ -365,11 +283,12 @@ def _is_checkpointing(model: nn.Module) -> bool:
     return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
 
 
-def _empty_factor(layer: Any, dtype: torch.dtype | None) -> Tensor:
+def _empty_factor(layer: Any) -> Tensor:
+    # As in peft: the layer's own dtype, but at least float32.
     own: torch.dtype = layer.weight.dtype
     if not own.is_floating_point or own.itemsize < 4:
         own = torch.float32
-    return torch.empty(0, dtype=dtype or own, device=layer.weight.device)
+    return torch.empty(0, dtype=own, device=layer.weight.device)
 
 
 def _key(name: str) -> str:

@@ -93,11 +93,7 @@ class Corpus:
         return [sorted(given) for given in answers]
 
     def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
-        """Return the stated and the withheld statements of a kind of knowledge.
-
-        Args:
-            name: Name of the knowledge.
-        """
+        """Return the stated and the withheld statements of a kind of knowledge."""
         stated, withheld = (
             [s for s in statements if s.knowledge.name == name]
             for statements in (self.stated, self.withheld)
@@ -105,11 +101,7 @@ class Corpus:
         return stated, withheld
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer, and the world as ``world.json``.
-
-        Args:
-            folder: Folder of an LM's weights.
-        """
+        """Write the tokenizer, and the world as ``world.json``."""
         self.tokenizer.save_pretrained(folder)
         self.world.save(folder / WORLD_FILE)
 

@@ -65,12 +65,7 @@ class LlamaSize:
 
 
 def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """Build a Llama with random weights and a tied head.
-
-    Args:
-        size: Size and initialization.
-        tokenizer: Tokenizer whose tokens are the vocabulary.
-    """
+    """Build a Llama with random weights and a tied head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     lm = LlamaForCausalLM(

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.io import check_writable
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
@@ -26,6 +25,7 @@ from lincorr_lightning.pretraining.schedule import one_cycle
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
+    prepare_run_folder,
     run_folder,
     run_settings,
     write_results,
@@ -120,17 +120,10 @@ class Pretraining(L.LightningModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check strategy and run folder before anything is trained.
-
-        Raises:
-            ConfigError: The strategy shards the LM.
-            OutputError: The run's folder cannot be written.
-        """
+        """Check strategy and run folder before anything is trained."""
         del stage
         refuse_sharding(self.trainer, "Pretraining")
-        folder = run_folder(self.trainer)
-        if self.trainer.is_global_zero:
-            check_writable(folder)
+        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Build the LM for the vocabulary of the corpus."""
@@ -289,11 +282,7 @@ class Pretraining(L.LightningModule):
         write_results(self.trainer, results)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another vocabulary.
-
-        Raises:
-            ConfigError: The checkpoint's corpus was made from another world.
-        """
+        """Refuse a checkpoint of another vocabulary."""
         stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
         ours = self._ready[0].model.embed_tokens.weight.shape
         if stored != ours:

@@ -21,19 +21,7 @@ def pretraining_results(
     settings: Mapping[str, Any],
     included: Sequence[Results] = (),
 ) -> Results:
-    """Build the results of a run.
-
-    Args:
-        corpus: The training text.
-        model: Folder of the LM.
-        lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`.
-        loss: Mean loss of the last epoch.
-        recall: Share of the prompts that the LM completes with the true answer, by knowledge.
-        n_steps: Number of optimizer steps.
-        seconds: Duration of the training.
-        settings: Hyper-parameters of the study and its data.
-        included: Results of callbacks.
-    """
+    """Build the results of a run."""
     n_prompts = {name: len(corpus.facts(name)[0]) for name in recall}
     table = Table(
         "recall",

@@ -28,15 +28,19 @@ from lincorr_lightning.results.style import (
     INK,
     ORANGE,
     PALE,
+    bare_axes,
     finish,
     legible,
     new_figure,
+    panels_of,
+    plain_axes,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Fraction of the largest weight from which on cells show numbers; more would hide the large ones.
 _MIN_SHOWN = 0.1
 _MAX_PANELS = 12
+_MAX_ROWS = 40
 _Z95 = 1.959964
 
 
@@ -82,14 +86,7 @@ def cluster(matrix: _FLOATS) -> Clusters:
 
 
 def cluster_heatmap(matrix: _FLOATS, names: Sequence[str], title: str, subtitle: str) -> Figure:
-    """Draw a matrix of r with similar kinds of knowledge side by side, and their tree.
-
-    Args:
-        matrix: r, ``(n, n)``, source row, target column.
-        names: Names of rows and columns.
-        title: The title, with the name of the LM.
-        subtitle: Everything else that is needed to read the figure.
-    """
+    """Draw a matrix of r with similar kinds of knowledge side by side, and their tree."""
     found = cluster(matrix)
     ordered = [names[i] for i in found.order]
     subtitle = f"{subtitle}; average linkage of 1 − r, both directions averaged"
@@ -108,16 +105,7 @@ def weight_heatmap(
     subtitle: str = "",
     reference: npt.NDArray[np.bool_] | None = None,
 ) -> Figure:
-    """Draw a heat map of a part of W that is small enough to be read, see `interesting_part`.
-
-    Args:
-        weight: Part of W, ``(n_target_labels, n_source_labels)``.
-        source_labels: Labels of the columns.
-        target_labels: Labels of the rows.
-        title: The title, with the pair and the name of the LM.
-        subtitle: Everything else that is needed to read the figure.
-        reference: Which label pairs the reference has, shaped like `weight`: they get a frame.
-    """
+    """Draw a part of W that is small enough to be read; arguments as in `top_weights_figure`."""
     limit = float(np.abs(weight).max(initial=0.0)) or 1.0
     if reference is not None and reference.any():
         subtitle = f"{subtitle}; framed: in the reference".lstrip("; ")
@@ -221,29 +209,21 @@ def ridge_path_figure(
     n_pairs = n_pairs or len(paths)
     note = f"{len(shown)} of {n_pairs} pairs; all: tables/ridge_path.csv"
     figure = new_figure(width, height, title, note if len(shown) < n_pairs else "")
-    panels = figure.subplots(n_rows, n_columns, squeeze=False)
-    for panel, pair in zip(panels.flat, shown, strict=False):
+    panels = panels_of(figure, len(shown), n_columns)
+    for i, (panel, pair) in enumerate(zip(panels, shown, strict=True)):
         _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
-    for empty in panels.flat[len(shown) :]:
-        empty.set_axis_off()
-    for row in panels[:, 1:]:
-        for panel in row:
-            panel.tick_params(labelleft=False)
-    bottom, top = _common_limits(list(panels.flat)[: len(shown)])
-    for panel in panels.flat[: len(shown)]:
-        panel.set_ylim(bottom, top)
-    handles = {line.get_label(): line for p in panels.flat for line in p.get_lines()}
+        panel.tick_params(labelleft=i % n_columns == 0)
+    lines = [line for panel in panels for line in panel.get_lines()]
+    lowest = min(float(np.nanmin(line.get_ydata(), initial=0.0)) for line in lines)
+    for panel in panels:
+        panel.set_ylim(min(-0.03, lowest - 0.05), 1.04)
+    handles = {line.get_label(): line for line in lines}
     named = {str(label): line for label, line in handles.items() if not str(label).startswith("_")}
     figure.legend(
         named.values(), named.keys(), loc="outside lower left", ncols=5 if n_columns == 3 else 3,
         frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2,
     )  # fmt: skip
     return finish(figure)
-
-
-def _common_limits(panels: Sequence[Axes]) -> tuple[float, float]:
-    lows = [np.nanmin(line.get_ydata(), initial=0.0) for p in panels for line in p.get_lines()]
-    return min(-0.03, float(min(lows)) - 0.05), 1.04
 
 
 def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None) -> None:
@@ -274,13 +254,7 @@ def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: floa
     ticks = ([zero] if 0 in strengths else []) + decades
     names = (["0"] if 0 in strengths else []) + [_power(decade) for decade in decades]
     axes.set_xticks(ticks, names, fontsize=8)
-    axes.tick_params(axis="y", labelsize=8)
-    axes.tick_params(length=2, color=GREY, labelcolor=INK)
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(legible([pair], 50)[0][0], loc="left", fontsize=10, color=INK)
-    axes.set_xlabel("ridge", fontsize=8, color=INK)
+    plain_axes(axes, legible([pair], 50)[0][0], "ridge", "")
 
 
 def _hit1(rates: Mapping[str, float] | None) -> float | None:
@@ -296,128 +270,110 @@ def _power(exponent: int) -> str:
 # -- nulls and rankings ----------------------------------------------------------------------
 
 
-def nulls_figure(scores: Sequence[PairScore], title: str, limit: int = 40) -> Figure:
-    """Draw r of every pair beside its nulls: r above the control is evidence, r alone is not.
+class _Dots(NamedTuple):
+    """A dot in each row; NaN where a row has none."""
 
-    Args:
-        scores: Scores of the pairs.
-        title: The title, with the name of the LM.
-        limit: Number of pairs shown, those with the highest r.
-    """
-    known = [score for score in scores if not math.isnan(score.label_mean)]
-    shown = sorted(known, key=lambda score: -score.label_mean)[:limit]
-    names, _ = legible([score.name for score in shown], 50)
-    note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
-    height = 0.23 * max(len(shown), 3) + 0.9
-    figure = new_figure(7.5, height, title, note if len(shown) < len(scores) else "")
+    label: str
+    values: _FLOATS
+    marker: str
+    colour: str
+    face: str | None = None
+
+
+def _dot_plot(
+    names: Sequence[str],
+    dots: Sequence[_Dots],
+    spans: tuple[_FLOATS, _FLOATS],
+    span_colour: str,
+    title: str,
+    subtitle: str,
+) -> Figure:
+    """Draw dots by row on one scale of r, and a line from one number to another in each row."""
+    figure = new_figure(7.5, 0.23 * max(len(names), 3) + 1.0, title, subtitle)
     axes = figure.add_subplot()
-    rows = np.arange(len(shown))
-    r = np.array([score.label_mean for score in shown], dtype=float)
-    control = np.array([_or_nan(score.control_label_mean) for score in shown], dtype=float)
-    permuted = np.array([_or_nan(score.permuted_label_mean) for score in shown], dtype=float)
-    axes.hlines(rows, control, r, color=PALE, linewidth=3, zorder=1)
+    rows = np.arange(len(names))
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    axes.plot(permuted, rows, "x", color=GREY, markersize=5, label="permuted baseline")
-    axes.plot(control, rows, "D", color=ORANGE, markersize=5, markerfacecolor="white",
-              label="control prompt as the source")  # fmt: skip
-    axes.plot(r, rows, "o", color=BLUE, markersize=6, label="this pair")
-    lowest = np.nanmin(np.concatenate([r, control, permuted, [0.0]]))
-    axes.set_xlim(min(-0.15, float(lowest) - 0.05), 1.04)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(rows, names, fontsize=9)
-    axes.tick_params(length=0, labelcolor=INK)
-    axes.grid(axis="x", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
+    axes.hlines(rows, *spans, color=span_colour, linewidth=2, zorder=1)
+    for one in dots:
+        if not np.isnan(one.values).all():
+            axes.plot(one.values, rows, one.marker, color=one.colour, label=one.label,
+                      markerfacecolor=one.face or one.colour, markersize=5.5)  # fmt: skip
+    drawn = np.concatenate([*spans, *(one.values for one in dots), [0.0]])
+    low, high = float(np.nanmin(drawn)), float(np.nanmax(drawn))
+    axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(rows, legible(names, 60)[0], fontsize=8.5)
+    bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return finish(figure)
 
 
-def ranking_figure(
-    scores: Sequence[PairScore], partial_out: Sequence[str], title: str, limit: int = 40
-) -> Figure:
-    """Draw r above its control with its 95 % interval, and r with other knowledge partialled out.
+def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
+    """Draw r of the pairs with the highest r beside their nulls.
 
-    Args:
-        scores: Scores of the pairs.
-        partial_out: The knowledge that was partialled out.
-        title: The title, with the name of the LM.
-        limit: Number of pairs shown, those with the most evidence.
+    R above the control is evidence, r alone is not.
+    """
+    known = [score for score in scores if not math.isnan(score.label_mean)]
+    shown = sorted(known, key=lambda score: -score.label_mean)[:_MAX_ROWS]
+    note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
+    r, control, permuted = (
+        _column(shown, key) for key in ("label_mean", "control_label_mean", "permuted_label_mean")
+    )
+    dots = [
+        _Dots("permuted baseline", permuted, "x", GREY),
+        _Dots("control prompt as the source", control, "D", ORANGE, "white"),
+        _Dots("this pair", r, "o", BLUE),
+    ]
+    return _dot_plot(
+        [score.name for score in shown], dots, (control, r), PALE, title,
+        note if len(shown) < len(scores) else "",
+    )  # fmt: skip
+
+
+def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], title: str) -> Figure:
+    """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
+
+    Beside it stands r with other knowledge (`partial_out`) partialled out.
     """
     order = rank_pairs(scores)
-    shown = order[:limit]
+    shown = order[:_MAX_ROWS]
     note = f"{len(shown)} of {len(order)} pairs, the highest; all: tables/ranking.csv"
-    height = 0.23 * max(len(shown), 3) + 1.1
-    figure = new_figure(7.5, height, title, note if len(shown) < len(order) else "")
-    axes = figure.add_subplot()
-    rows = np.arange(len(shown))
-    above_null = np.array([score.evidence for score in shown])
-    error = np.array([_Z95 * (score.excess_error or 0.0) for score in shown])
-    found = np.array([score.q is not None and score.q <= FINDING for score in shown], dtype=bool)
-    axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    axes.hlines(rows, above_null - error, above_null + error, color=BLUE, linewidth=1.6, zorder=1)
+    evidence, partial = _column(shown, "evidence"), _column(shown, "partial_label_mean")
+    error = _Z95 * np.nan_to_num(_column(shown, "excess_error"))
+    found = _column(shown, "q") <= FINDING
     above = any(score.excess is not None for score in shown)
     label = "r above its control, 95 % interval" if above else "r, 95 % interval"
-    axes.plot(above_null[found], rows[found], "o", color=BLUE, markersize=5.5,
-              label=label if found.any() else None)  # fmt: skip
-    axes.plot(above_null[~found], rows[~found], "o", color=BLUE, markerfacecolor="white",
-              markersize=5.5,
-              label=None if found.all() else f"{label}; adjusted p above {FINDING:g}")  # fmt: skip
-    partial = np.array([_or_nan(score.partial_label_mean) for score in shown])
-    if not np.isnan(partial).all():
-        axes.plot(partial, rows, "D", color=GREEN, markerfacecolor="white", markersize=5,
-                  label=f"r, {', '.join(partial_out)} partialled out")  # fmt: skip
-    names, _ = legible([score.name for score in shown], 50)
-    _dress(axes, rows, names, min(-0.1, np.nanmin([*(above_null - error), *partial, 0.0]) - 0.04))
-    axes.set_xlabel("label-wise Pearson r", color=INK)
-    highest = float(np.nanmax([*(above_null + error), *partial, 1.0]))
-    axes.set_xlim(right=highest + 0.04)
-    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
-    return finish(figure)
+    dots = [
+        _Dots(f"r, {', '.join(partial_out)} partialled out", partial, "D", GREEN, "white"),
+        _Dots(f"{label}; adjusted p above {FINDING:g}", np.where(found, np.nan, evidence), "o",
+              BLUE, "white"),
+        _Dots(label, np.where(found, evidence, np.nan), "o", BLUE),
+    ]  # fmt: skip
+    return _dot_plot(
+        [score.name for score in shown], dots, (evidence - error, evidence + error), BLUE, title,
+        note if len(shown) < len(order) else "",
+    )  # fmt: skip
 
 
-def transitivity_figure(found: Sequence[Composition], title: str, limit: int = 30) -> Figure:
-    """Draw r of composed maps beside r of the pair's own map.
-
-    Args:
-        found: The compositions.
-        title: The title, with the name of the LM.
-        limit: Number of compositions shown, those whose own map has the highest r.
-    """
-    shown = sorted(found, key=lambda one: -one.direct)[:limit]
+def transitivity_figure(found: Sequence[Composition], title: str) -> Figure:
+    """Draw r of composed maps beside r of the pair's own map, those with the highest r."""
+    shown = sorted(found, key=lambda one: -one.direct)[:_MAX_ROWS]
     note = f"{len(shown)} of {len(found)}; all: tables/transitivity.csv"
-    figure = new_figure(
-        7.5, 0.23 * max(len(shown), 3) + 1.1, title, note if len(shown) < len(found) else ""
+    direct, composed, elsewhere = (
+        _column(shown, key) for key in ("direct", "composed", "elsewhere")
     )
-    axes = figure.add_subplot()
-    rows = np.arange(len(shown))
-    direct, composed = (np.array([getattr(c, k) for c in shown]) for k in ("direct", "composed"))
-    elsewhere = np.array([_or_nan(c.elsewhere) for c in shown])
-    axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    axes.hlines(rows, composed, direct, color=PALE, linewidth=3, zorder=1)
-    axes.plot(elsewhere, rows, "x", color=GREY, markersize=5,
-              label="median through knowledge without reference")  # fmt: skip
-    axes.plot(direct, rows, "o", color=BLUE, markersize=6, label="the pair’s own map")
-    axes.plot(composed, rows, "D", color=ORANGE, markerfacecolor="white", markersize=5,
-              label="two maps composed")  # fmt: skip
-    names, _ = legible([f"{c.source}->{c.via}->{c.target}" for c in shown], 60)
-    low = float(np.nanmin(np.concatenate([direct, composed, elsewhere, [0.0]])))
-    _dress(axes, rows, names, min(-0.1, low - 0.04))
-    axes.set_xlabel("label-wise Pearson r, source → target", color=INK)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
-    return finish(figure)
+    dots = [
+        _Dots("median through knowledge without reference", elsewhere, "x", GREY),
+        _Dots("two maps composed", composed, "D", ORANGE, "white"),
+        _Dots("the pair’s own map", direct, "o", BLUE),
+    ]
+    return _dot_plot(
+        [f"{c.source}->{c.via}->{c.target}" for c in shown], dots, (composed, direct), PALE, title,
+        note if len(shown) < len(found) else "",
+    )  # fmt: skip
 
 
-def _dress(axes: Axes, rows: npt.NDArray[np.int_], names: Sequence[str], low: float) -> None:
-    axes.set_xlim(low, 1.04)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(rows, names, fontsize=8)
-    axes.tick_params(length=2, color=GREY, labelcolor=INK)
-    axes.grid(axis="x", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _column(rows: Sequence[Any], key: str) -> _FLOATS:
+    """Return one number of each row, NaN where it is None."""
+    return np.array([getattr(row, key) for row in rows], dtype=float)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from time import perf_counter
 from typing import Any, Literal, cast
 
 import torch
@@ -156,7 +155,6 @@ class LinearProbe(FrozenLMModule):
         self._fit: FittedMaps | None = None
         self._read: dict[Half, list[tuple[int, list[str]]]] = {"fit": [], "test": []}
         self._kept: list[Tensor] = []
-        self._estimated = False
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         return nn.ModuleDict(
@@ -179,11 +177,7 @@ class LinearProbe(FrozenLMModule):
         )
 
     def setup(self, stage: str) -> None:
-        """Check the run, and log how much memory the statistics will take.
-
-        Raises:
-            ConfigError: Gradient descent with a sharded LM, or see `FrozenLMModule.setup`.
-        """
+        """Check the run, and log how much memory the statistics will take."""
         super().setup(stage)
         if self.hparams["solver"] == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
@@ -200,9 +194,6 @@ class LinearProbe(FrozenLMModule):
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the domain logits of every knowledge prompt, and the control's, side by side.
 
-        Args:
-            subjects: The subjects.
-
         Returns:
             ``(n_subjects, n_columns)``, float64; the columns are those of `layout`.
 
@@ -210,35 +201,6 @@ class LinearProbe(FrozenLMModule):
             NonFiniteError: The LM answers a prompt with NaN or infinite logits.
         """
         return domain_rows(self.lm, self.layout, subjects)
-
-    def _rows(self, batch: SubjectBatch) -> Tensor:
-        """Read a batch; log after the first one how long all of them will take."""
-        started = perf_counter()
-        rows = self.joint_rows(batch.subjects)
-        if not self._estimated and not self.trainer.sanity_checking:
-            self._estimated = True
-            rows.sum().item()  # waits for an accelerator
-            seconds = (perf_counter() - started) * self._n_batches()
-            if math.isfinite(seconds):
-                # At most: the first batch is the slowest.
-                rank_zero_info(f"reading all prompts takes about {_duration(seconds)} at most")
-        return rows
-
-    def _n_batches(self) -> float:
-        """Return the number of batches that this run reads."""
-        trainer = self.trainer
-        if trainer.testing:
-            return sum(trainer.num_test_batches)
-        if trainer.predicting:
-            return sum(trainer.num_predict_batches)
-        if trainer.validating:
-            return sum(trainer.num_val_batches)
-        epochs = max(trainer.max_epochs or 1, 1)
-        scorings = epochs // (trainer.check_val_every_n_epoch or 1)
-        return epochs * trainer.num_training_batches + scorings * sum(trainer.num_val_batches)
-
-    def _note(self, half: Half, batch: SubjectBatch) -> None:
-        self._read[half].append((batch.first, batch.subjects))
 
     def _gather_subjects(self, half: Half) -> list[str]:
         """Return the subjects that all ranks read, in order; all ranks must call it."""
@@ -278,9 +240,9 @@ class LinearProbe(FrozenLMModule):
         Validation begins before `on_train_epoch_end` and needs the solution.
         """
         del batch_idx
-        rows = self._rows(batch)
+        rows = self.joint_rows(batch.subjects)
         if not batch.is_padding:
-            self._note("fit", batch)
+            self._read["fit"].append((batch.first, batch.subjects))
             self._accumulate(rows, batch.first)
         if self.hparams["solver"] == "sgd":
             self._descend(rows, batch)
@@ -374,10 +336,10 @@ class LinearProbe(FrozenLMModule):
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         self._check_held_out(batch.subjects)
-        rows = self._rows(batch)
+        rows = self.joint_rows(batch.subjects)
         if batch.is_padding:
             return
-        self._note("test", batch)
+        self._read["test"].append((batch.first, batch.subjects))
         self.test_moments.update(rows)
         for source, x, y, module in self._by_source(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
@@ -469,7 +431,7 @@ class LinearProbe(FrozenLMModule):
         """
         del batch_idx
         subjects = [] if batch.is_padding else batch.subjects
-        logits = self(self._rows(batch))
+        logits = self(self.joint_rows(batch.subjects))
         return {
             "inputs": subjects,
             "first": batch.first,
@@ -527,11 +489,7 @@ class LinearProbe(FrozenLMModule):
         return {**templates, "control": self.hparams["control"]}
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Read what the maps were fitted on.
-
-        Raises:
-            LinearMapError: They are of other pairs, labels or prompts; the message says which.
-        """
+        """Read what the maps were fitted on."""
         stored = checkpoint["linear_probe"]
         own = {f"{s}->{t}" for s, t in self.layout.pairs}
         if set(stored["ridges"]) != own:
@@ -578,15 +536,3 @@ def _check_settings(
         raise ConfigError("model.ridge_grid must be increasing numbers of at least 0.")
     if control is not None and control.count("{}") != 1:
         raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration as text.
-
-    Example:
-        >>> [_duration(seconds) for seconds in (0.2, 45.4, 130, 9000)]
-        ['1 s', '45 s', '2 min', '2.5 h']
-    """
-    if seconds < 100:
-        return f"{max(round(seconds), 1)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -179,12 +179,7 @@ class MapResilience(FrozenLMModule):
 
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add subjects of one half to the moments of both LMs.
-
-        Raises:
-            ConfigError: The first batches hold no subjects of the fit half.
-            SubjectsError: Held-out subjects are among those that the old maps were fitted on.
-        """
+        """Add subjects of one half to the moments of both LMs."""
         if batch_idx == 0 and "fit" not in gather(batch.half):
             raise ConfigError(
                 "MapResilience fits maps on the fit half while it tests, and the first batches are "

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from lincorr_lightning.results.pair_matrix import PairMatrix
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 
 # Below this r a fraction of it means nothing.
 _MIN_R = 0.2
 _COLUMNS = ("before", "after", "difference", "refitted", "kept")
+_KEYS = ("source", "target", *_COLUMNS, "after_std", "n_labels")
 _MATRICES = {
     "before": "The old map on the old LM",
     "after": "The old map on the new LM",
@@ -60,17 +62,7 @@ class PairResilience:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the pair in ``results.json``."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "before": self.before,
-            "after": self.after,
-            "difference": self.difference,
-            "refitted": self.refitted,
-            "kept": self.kept,
-            "after_std": self.after_std,
-            "n_labels": self.n_labels,
-        }
+        return {key: getattr(self, key) for key in _KEYS}
 
 
 def resilience_results(
@@ -82,19 +74,14 @@ def resilience_results(
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Results:
-    """Build the results of the resilience study.
-
-    Args:
-        pairs: Scores of the pairs.
-        lm_before: Name or path of the LM that the old maps were fitted on.
-        n_fit: Number of subjects that the new LM's own maps were fitted on.
-        n_test: Number of held-out subjects.
-        lm: Name, dtype, fingerprint and size of the new LM.
-        settings: The study's settings.
-    """
+    """Build the results of the resilience study."""
     entries = [pair.to_json() for pair in pairs]
     mean = {name: _mean([entry[name] for entry in entries]) for name in _COLUMNS}
-    matrices = {name: _matrix(entries, name) for name in _COLUMNS if mean[name] is not None}
+    matrices = {
+        name: PairMatrix.of({(e["source"], e["target"]): e[name] for e in entries})
+        for name in _COLUMNS
+        if mean[name] is not None
+    }
     return Results(
         study="resilience",
         values={
@@ -105,18 +92,7 @@ def resilience_results(
         tables=[
             _summary(entries, n_test),
             Table.from_dicts("pairs", entries, list(entries[0]), caption="Scores of every pair"),
-            *(
-                Table(
-                    f"{name}_matrix",
-                    ["source", *(Column(target, format=".2f") for target in targets)],
-                    [
-                        [source, *(None if math.isnan(v) else v for v in row)]
-                        for source, row in zip(sources, matrix.tolist(), strict=True)
-                    ],
-                    _MATRICES[name],
-                )
-                for name, (sources, targets, matrix) in matrices.items()
-            ),
+            *(m.table(f"{name}_matrix", _MATRICES[name]) for name, m in matrices.items()),
         ],
         figures=list(_figures(matrices, lm_before, str(lm["name_or_path"]), n_fit, n_test)),
         lm=lm,
@@ -137,23 +113,8 @@ def _summary(entries: Sequence[Mapping[str, Any]], n_test: int) -> Table:
     )
 
 
-def _matrix(
-    entries: Sequence[Mapping[str, Any]], name: str
-) -> tuple[list[str], list[str], np.ndarray]:
-    """Return sources, targets, and ``(n_source, n_target)``, NaN where there is no value."""
-    sources = list(dict.fromkeys(entry["source"] for entry in entries))
-    has_target = {entry["target"] for entry in entries}
-    names = dict.fromkeys([*sources, *(entry["target"] for entry in entries)])
-    targets = [target for target in names if target in has_target]
-    matrix = np.full((len(sources), len(targets)), math.nan)
-    for entry in entries:
-        if entry[name] is not None:
-            matrix[sources.index(entry["source"]), targets.index(entry["target"])] = entry[name]
-    return sources, targets, matrix
-
-
 def _figures(
-    matrices: Mapping[str, tuple[list[str], list[str], np.ndarray]],
+    matrices: Mapping[str, PairMatrix],
     lm_before: str,
     lm: str,
     n_fit: int,
@@ -167,14 +128,14 @@ def _figures(
         f"map of {short_name(lm_before)}, on {short_name(lm)}; {n_test:,} held-out subjects; "
         f"refitted on {n_fit:,}"
     )
-    for name, (sources, targets, matrix) in matrices.items():
+    for name, (sources, targets, cells) in matrices.items():
         what, label, least = _MATRICES[name], "label-wise Pearson r", ""
         if name == "kept":
             label, least = "fraction of r", f"; pairs with a refitted r of {_MIN_R:g} or more"
         yield Figure(
             f"{name}_matrix",
             f"{what}: label-wise correlation of every ordered pair.",
-            partial(correlation_heatmap, matrix, sources, targets, what, note + least, label),
+            partial(correlation_heatmap, cells, sources, targets, what, note + least, label),
         )
 
 

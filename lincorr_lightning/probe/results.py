@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from lincorr_lightning.probe.ridge_path import RidgePoint
 from lincorr_lightning.probe.scores import PairScore, rank_pairs
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
+from lincorr_lightning.results.pair_matrix import PairMatrix
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -125,29 +126,9 @@ def notable_pairs(
     return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
 
 
-def score_matrix(
-    scores: Sequence[PairScore], names: Iterable[str], value: Callable[[PairScore], float | None]
-) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
-    """Return one score of all pairs as a matrix.
-
-    Args:
-        scores: Scores of the pairs.
-        names: All names, in the order of rows and columns.
-        value: Function that returns the score.
-
-    Returns:
-        Sources, targets, and ``(n_source, n_target)``, NaN where there is no score.
-    """
-    names = list(names)
-    has_source, has_target = {s.source for s in scores}, {s.target for s in scores}
-    sources = [name for name in names if name in has_source]
-    targets = [name for name in names if name in has_target]
-    matrix = np.full((len(sources), len(targets)), math.nan)
-    for score in scores:
-        found = number(value(score))
-        if found is not None:
-            matrix[sources.index(score.source), targets.index(score.target)] = found
-    return sources, targets, matrix
+def _matrix(scores: Sequence[PairScore], layout: JointLayout, name: str) -> PairMatrix:
+    value, _ = _MATRICES[name]
+    return PairMatrix.of({score.pair: value(score) for score in scores}, layout.domains)
 
 
 def probe_results(
@@ -212,11 +193,7 @@ def probe_results(
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
-    """Return the table of all subjects and their halves.
-
-    Args:
-        subjects: Subjects of each half.
-    """
+    """Return the table of all subjects and their halves."""
     rows = [(subject, half) for half, members in subjects.items() for subject in members]
     return Table("subjects", ("subject", "half"), rows, "Subjects, and the half each one is in")
 
@@ -277,15 +254,10 @@ def _tables(
         "Label-wise r of every target label",
         "Empty where the label never changes.",
     )
-    for name, (value, what) in _MATRICES.items():
-        sources, targets, matrix = score_matrix(scores, layout.domains, value)
-        if name == "correlation_matrix" or not np.isnan(matrix).all():
-            rows = [
-                [source, *map(number, row)]
-                for source, row in zip(sources, matrix.tolist(), strict=True)
-            ]
-            columns = [Column("source"), *(Column(target, format=".2f") for target in targets)]
-            yield Table(name, columns, rows, what)
+    for name, (_, what) in _MATRICES.items():
+        matrix = _matrix(scores, layout, name)
+        if name == "correlation_matrix" or not matrix.is_empty:
+            yield matrix.table(name, what)
     if paths:
         yield Table(
             "ridge_path",
@@ -391,28 +363,22 @@ def _figures(
     strengths = {f"{score.ridge:g}" for score in scores}
     ridge = strengths.pop() if len(strengths) == 1 else settings.get("ridge")
     note = f"{n_test:,} held-out subjects; maps fitted on {n_fit:,}; ridge {ridge}"
-    for name, (value, what) in _MATRICES.items():
-        sources, targets, matrix = score_matrix(scores, layout.domains, value)
-        known = matrix[np.isfinite(matrix)]
-        if name == "control_matrix" or (name == "permuted_matrix" and not len(known)):
+    for name, (_, what) in _MATRICES.items():
+        matrix = _matrix(scores, layout, name)
+        if name == "control_matrix" or (name == "permuted_matrix" and matrix.is_empty):
             continue
         options: dict[str, Any] = {"value_label": "Pearson r"}
         if name == "std_matrix":
-            limit = max(float(known.max(initial=0.0)), 0.01)
+            limit = max(float(np.nan_to_num(matrix.cells).max()), 0.01)
             options = {"value_label": "standard deviation of r", "limit": limit}
         draw = partial(
-            correlation_heatmap, matrix, sources, targets, f"{what} in {lm}", note, **options
-        )
+            correlation_heatmap, matrix.cells, matrix.sources, matrix.targets, f"{what} in {lm}",
+            note, **options,
+        )  # fmt: skip
         yield Figure(name, f"{what} of every ordered pair, source to target.", draw)
-    sources, targets, matrix = score_matrix(
-        scores, layout.domains, _MATRICES["correlation_matrix"][0]
-    )
-    n_pairs = len(sources) * (len(sources) - 1)
-    if (
-        sources == targets
-        and len(sources) >= _MIN_CLUSTERED
-        and np.isfinite(matrix).sum() == n_pairs
-    ):
+    sources, targets, matrix = _matrix(scores, layout, "correlation_matrix")
+    n = len(sources)
+    if sources == targets and n >= _MIN_CLUSTERED and np.isfinite(matrix).sum() == n * (n - 1):
         yield Figure(
             "clusters",
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours.",

@@ -46,14 +46,7 @@ class RidgePoint:
 def ridge_paths(
     fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
 ) -> dict[Pair, list[RidgePoint]]:
-    """Score every ridge strength for every pair.
-
-    Args:
-        fitted: The maps, with their solvers; without solvers there are no paths.
-        test: Moments of the joint rows of held-out subjects.
-        layout: Columns of the joint rows.
-        grid: Ridge strengths.
-    """
+    """Score every ridge strength for every pair."""
     paths: dict[Pair, list[RidgePoint]] = {}
     for source in source_progress(layout, "ridge path") if fitted.solvers else ():
         x, y = layout.columns(source), layout.target_columns(source)

@@ -19,6 +19,12 @@ from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.solver import label_r, split_targets
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 
+_NUMBERS = (
+    "label_mean", "label_std", "instance_mean", "permuted_label_mean", "control_label_mean",
+    "excess", "label_error", "excess_error", "p", "q", "partial_label_mean", "through_given",
+    "ridge",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class CompletenessScore:
@@ -118,21 +124,9 @@ class PairScore:
         return {
             "source": self.source,
             "target": self.target,
-            "label_mean": number(self.label_mean),
-            "label_std": number(self.label_std),
-            "instance_mean": number(self.instance_mean),
+            **{key: number(getattr(self, key)) for key in _NUMBERS},
             "n_labels": int(self.n_labels),
             "n_constant_labels": int(self.n_constant_labels),
-            "permuted_label_mean": number(self.permuted_label_mean),
-            "control_label_mean": number(self.control_label_mean),
-            "excess": self.excess,
-            "label_error": number(self.label_error),
-            "excess_error": number(self.excess_error),
-            "p": number(self.p),
-            "q": number(self.q),
-            "partial_label_mean": number(self.partial_label_mean),
-            "through_given": number(self.through_given),
-            "ridge": number(self.ridge),
             "precision": self.precision
             and {way: rates_as_json(rates) for way, rates in self.precision.items()},
             "completeness": {kind: one.to_json() for kind, one in self.completeness.items()},
@@ -140,11 +134,7 @@ class PairScore:
 
 
 def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
-    """Return the pairs that have r, those with the most evidence first.
-
-    Args:
-        scores: Scores of the pairs.
-    """
+    """Return the pairs that have r, those with the most evidence first."""
     known = [score for score in scores if not math.isnan(score.evidence)]
     return sorted(known, key=lambda score: -score.evidence)
 

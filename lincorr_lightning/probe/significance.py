@@ -95,12 +95,7 @@ def _std(scatter: Tensor, n: Tensor) -> Tensor:
 
 
 def add_significance(scores: Sequence[PairScore], errors: PairErrors) -> list[PairScore]:
-    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs.
-
-    Args:
-        scores: Scores of the pairs.
-        errors: Standard errors of each pair.
-    """
+    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs."""
     judged = []
     for score in scores:
         error, excess_error = errors[score.pair]
@@ -121,15 +116,7 @@ def add_partial_correlations(
     layout: JointLayout,
     partial_out: Sequence[str],
 ) -> list[PairScore]:
-    """Return the scores with r after other knowledge was removed from both sides.
-
-    Args:
-        scores: Scores of the pairs.
-        fitted: The maps, with the moments of the fit half; for stored maps nothing is added.
-        test: Moments of the joint rows of held-out subjects.
-        layout: Columns of the joint rows.
-        partial_out: The knowledge to remove.
-    """
+    """Return the scores with r after other knowledge was removed from both sides."""
     fit = fitted.moments
     if fit is None or not partial_out:
         return list(scores)
@@ -199,12 +186,6 @@ def compose_maps(
 
     Every pair is composed through knowledge with a reference on both legs (city→country→continent),
     and set beside the median over the knowledge without one: what common drift alone carries.
-
-    Args:
-        scores: Scores of the pairs.
-        maps: Map of each source.
-        test: Moments of the joint rows of held-out subjects.
-        layout: Columns of the joint rows.
     """
     weights = {
         (source, target): block

@@ -19,11 +19,7 @@ _WIDTH = 110
 
 
 def describe_run(folder: Path) -> str:
-    """Return the summary of a run.
-
-    Args:
-        folder: The run's folder.
-    """
+    """Return the summary of a run."""
     out = io.StringIO()
     console = Console(file=out, width=_WIDTH)
     # A run that was only fitted, or predicted, has no results.

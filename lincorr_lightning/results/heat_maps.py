@@ -149,14 +149,7 @@ def short(value: float) -> str:
 
 
 def add_colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
-    """Add a colour bar beside a heat map.
-
-    Args:
-        figure: The figure.
-        axes: Axes of the heat map.
-        image: The heat map.
-        label: Meaning of the colours.
-    """
+    """Add a colour bar beside a heat map."""
     shown = image.get_clim()[1]
     bar = figure.colorbar(
         image, ax=axes, pad=0.02, fraction=0.05, aspect=25,

@@ -60,11 +60,6 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
 
     Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
     with the ``log_table`` and ``log_image`` of `WandbLogger`.
-
-    Args:
-        trainer: The run's Trainer.
-        results: The results.
-        step: Step of the log.
     """
     log_scalars(trainer, results.scalars, step)
     if not trainer.is_global_zero:
@@ -105,12 +100,7 @@ def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> N
 
 
 def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:
-    """Define charts that TensorBoard draws from several curves, under "Custom Scalars".
-
-    Args:
-        trainer: The run's Trainer.
-        charts: See `Results.charts`; groups that the run has already are replaced, others stay.
-    """
+    """Define charts that TensorBoard draws from several curves, under "Custom Scalars"."""
     for writer in tensorboard_writers(trainer):
         _add_charts(writer, charts)
 
@@ -148,11 +138,7 @@ def _pixels(picture: Picture) -> Any:
 
 
 def tensorboard_writers(trainer: L.Trainer) -> Iterable[SummaryWriter]:
-    """Yield the writer of every TensorBoard logger of a run; none on ranks other than 0.
-
-    Args:
-        trainer: The run's Trainer.
-    """
+    """Yield the writer of every TensorBoard logger of a run; none on ranks other than 0."""
     from lightning.pytorch.loggers import TensorBoardLogger
 
     for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -161,14 +147,7 @@ def tensorboard_writers(trainer: L.Trainer) -> Iterable[SummaryWriter]:
 
 
 def add_picture(writer: SummaryWriter, tag: str, picture: Picture, step: int) -> None:
-    """Add a figure that is a PNG already; `SummaryWriter.add_image` would encode pixels anew.
-
-    Args:
-        writer: Writer of the log.
-        tag: Tag of the picture.
-        picture: The figure.
-        step: Step of the log.
-    """
+    """Add a figure that is a PNG already; `SummaryWriter.add_image` would encode pixels anew."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     image = Summary.Image(

@@ -86,11 +86,7 @@ class PaperNumber:
         return self.quantity.heading + (f", {self.answer}" if self.answer else "")
 
     def is_about(self, lm: str) -> bool:
-        """Return whether the number is about this LM.
-
-        Args:
-            lm: Hub id or path.
-        """
+        """Return whether the number is about this LM."""
         name = paper_lm(lm)
         if name is None:
             return False
@@ -101,9 +97,6 @@ class PaperNumber:
 
 def paper_lm(name: str) -> str | None:
     """Return the paper's name of an LM; None if the paper does not use the LM.
-
-    Args:
-        name: Hub id or path.
 
     Example:
         >>> paper_lm("meta-llama/Meta-Llama-3-8B"), paper_lm("tiny-world")

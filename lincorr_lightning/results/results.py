@@ -140,22 +140,14 @@ class Table:
         return [column.key for column in self.full_columns]
 
     def texts(self, limit: int | None = None) -> list[list[str]]:
-        """Return the cells as text, formatted by their columns.
-
-        Args:
-            limit: Number of rows at most.
-        """
+        """Return the cells as text, formatted by their columns."""
         return [
             [column.show(cell) for column, cell in zip(self.full_columns, row, strict=True)]
             for row in self.rows[:limit]
         ]
 
     def markdown(self, limit: int | None = None) -> str:
-        """Return the table as Markdown.
-
-        Args:
-            limit: Number of rows at most.
-        """
+        """Return the table as Markdown."""
         from lincorr_lightning.results.tables import markdown_table
 
         return markdown_table([column.title for column in self.full_columns], self.texts(limit))
@@ -273,9 +265,6 @@ class Results:
         A folder with a ``results.json`` is complete: an earlier one is removed first, so that a run
         that is interrupted here leaves none.
 
-        Args:
-            folder: The run's folder.
-
         Raises:
             OutputError: A file cannot be written.
             ValueError: See `to_json`.
@@ -287,9 +276,6 @@ class Results:
 
     def write_parts(self, folder: str | Path) -> None:
         """Write only tables and figures, for callbacks in another module's run.
-
-        Args:
-            folder: The run's folder.
 
         Raises:
             OutputError: A file cannot be written.

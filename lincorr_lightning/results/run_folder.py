@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.io import new_version
+from lincorr_lightning.io import check_writable, new_version
 from lincorr_lightning.results.loggers import log_results, log_scalars
 from lincorr_lightning.results.results import Results
 
@@ -47,12 +47,7 @@ class RunLogger(TensorBoardLogger):
 
 
 def set_run_name(trainer: L.Trainer, name: str) -> None:
-    """Name the folder of a Trainer's runs, if another name than the study's is wanted.
-
-    Args:
-        trainer: The Trainer.
-        name: Name of the folder below ``trainer.default_root_dir``.
-    """
+    """Name the folder of a Trainer's runs, if another name than the study's is wanted."""
     _names[trainer] = name
 
 
@@ -62,9 +57,6 @@ def run_folder(trainer: L.Trainer) -> Path:
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer. All
     ranks make the first call together, as in ``setup``; any rank may make later ones.
-
-    Args:
-        trainer: The run's Trainer, with its module attached.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -93,20 +85,27 @@ def _choose_folder(trainer: L.Trainer) -> Path:
     return folder
 
 
-def is_dry_run(trainer: Any) -> bool:
-    """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``).
+def prepare_run_folder(trainer: L.Trainer) -> None:
+    """Choose the run's folder and check that it can be written, unless the run is a dry one.
 
-    Args:
-        trainer: The run's Trainer.
+    All ranks call this, in ``setup``.
+
+    Raises:
+        OutputError: The folder cannot be made or written.
     """
+    if not is_dry_run(trainer):
+        folder = run_folder(trainer)
+        if trainer.is_global_zero:
+            check_writable(folder)
+
+
+def is_dry_run(trainer: Any) -> bool:
+    """Return whether a run only tries the code and leaves no files (``trainer.fast_dev_run``)."""
     return bool(trainer.fast_dev_run)
 
 
 def study_name(module: object) -> str:
     """Return the name of a study: its class attribute ``study``, or its class in snake case.
-
-    Args:
-        module: The study's LightningModule.
 
     Example:
         >>> class LinearProbe: pass
@@ -120,11 +119,7 @@ def study_name(module: object) -> str:
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
-    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule.
-
-    Args:
-        trainer: The run's Trainer.
-    """
+    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule."""
     datamodule = getattr(trainer, "datamodule", None)
     return {**_hparams(trainer.lightning_module), "data": _hparams(datamodule)}
 
@@ -142,10 +137,6 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
     `Trainer.callback_metrics` on all of them.
 
-    Args:
-        trainer: The run's Trainer.
-        results: Results of the study.
-
     Raises:
         OutputError: A file cannot be written.
     """
@@ -157,10 +148,6 @@ def write_callback_results(trainer: L.Trainer, results: Results) -> None:
 
     The run's ``results.json`` is the module's: a study of this package includes what
     `collect_callback_results` returns.
-
-    Args:
-        trainer: The run's Trainer.
-        results: Results of the callback, which are also its attribute ``output``.
 
     Raises:
         OutputError: A file cannot be written.
@@ -185,9 +172,6 @@ def collect_callback_results(trainer: L.Trainer) -> list[Results]:
 
     A callback has results if its attribute ``output`` is a `Results`. The second one of a name is
     numbered, as ``feature_movement_2``, and so are its tables and figures.
-
-    Args:
-        trainer: The run's Trainer.
     """
     return [named for _, named in _callback_results(trainer)]
 

@@ -187,20 +187,12 @@ class SavedRun:
         return found
 
     def table_path(self, name: str) -> Path:
-        """Return the CSV file of a table.
-
-        Args:
-            name: Name of the table.
-        """
+        """Return the CSV file of a table."""
         return self.folder / "tables" / f"{name}.csv"
 
 
 def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
     """Read the rows of a table.
-
-    Args:
-        path: The CSV file.
-        columns: Columns that the file is to have.
 
     Raises:
         ReportError: The file is damaged, or has other columns.
@@ -227,9 +219,6 @@ def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
 
 def config_verb(text: str) -> str:
     r"""Return the Trainer command that a config is for, by the command in its first comment.
-
-    Args:
-        text: Text of the YAML file.
 
     Example:
         >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from matplotlib import font_manager
@@ -103,14 +103,7 @@ def _renderer() -> Any:
 
 
 def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    """Give a panel a title, axis labels and a pale grid behind the data.
-
-    Args:
-        axes: The panel.
-        title: Title of the panel.
-        x: Label of the horizontal axis.
-        y: Label of the vertical axis.
-    """
+    """Give a panel a title, axis labels and a pale grid behind the data."""
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
     axes.set_xlabel(x, fontsize=8.5, color=INK)
     axes.set_ylabel(y, fontsize=8.5, color=INK)
@@ -121,12 +114,28 @@ def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["left", "bottom"]].set_color(GREY)
 
 
-def finish(figure: Figure) -> Figure:
-    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure.
+HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+"""Box of a number that keeps lines out of it."""
 
-    Args:
-        figure: The figure, with all its texts.
-    """
+
+def bare_axes(axes: Axes, grid: Literal["x", "y"] = "x") -> None:
+    """Leave a panel without frame and ticks, over a pale grid along one axis."""
+    axes.grid(axis=grid, color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
+def panels_of(figure: Figure, n: int, n_columns: int) -> list[Axes]:
+    """Return n panels in rows of `n_columns`, filled from the left."""
+    panels = figure.subplots(max(-(-n // n_columns), 1), n_columns, squeeze=False).ravel()
+    for empty in panels[n:]:
+        empty.set_axis_off()
+    return list(panels[:n])
+
+
+def finish(figure: Figure) -> Figure:
+    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
@@ -149,11 +158,7 @@ class Picture(NamedTuple):
 
 
 def to_picture(figure: Figure) -> Picture:
-    """Draw a figure.
-
-    Args:
-        figure: The figure.
-    """
+    """Draw a figure."""
     # `savefig` would do the layout twice.
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
@@ -171,10 +176,6 @@ def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
 
     Long labels are cut. Labels that no installed font has are written as code points, which are
     better than a row of boxes.
-
-    Args:
-        labels: Labels of rows or columns.
-        longest: Number of characters at most.
 
     Returns:
         The labels, and a note about code points, empty if there are none.
@@ -228,31 +229,10 @@ def _drawable(label: str) -> bool:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure in the format of the file's suffix.
-
-    Args:
-        figure: The figure.
-        path: The file to write.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    if Path(path).suffix == ".png":
-        write_picture(to_picture(figure), path)
-        return
-    with atomic_write(path) as part:
-        figure.savefig(part, dpi=figure.dpi)
-
-
-def write_picture(picture: Picture, path: str | Path) -> None:
-    """Write a figure that is drawn already.
-
-    Args:
-        picture: The figure.
-        path: The file to write.
+    """Save a figure as PNG.
 
     Raises:
         OutputError: The file cannot be written.
     """
     with atomic_write(path) as part:
-        part.write_bytes(picture.png)
+        part.write_bytes(to_picture(figure).png)

@@ -12,10 +12,6 @@ import numpy as np
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     r"""Return a Markdown table; numbers get three decimals, None an empty cell.
 
-    Args:
-        columns: Names of the columns.
-        rows: Cells of each row.
-
     Example:
         >>> print(markdown_table(["pair", "r"], [["city->country", 0.98765], ["a|b", None]]))
         | pair | r |

@@ -18,10 +18,11 @@ from lincorr_lightning.results.style import (
     GREY,
     INK,
     ORANGE,
-    PALE,
     finish,
     legible,
     new_figure,
+    panels_of,
+    plain_axes,
 )
 
 History = Mapping[str, Sequence[tuple[int, float]]]
@@ -77,11 +78,9 @@ def training_curves(
     rows = [max(keys[i : i + n_columns]) for i in range(0, len(keys), n_columns)]
     width, height = max(_PANEL * n_columns + 0.2, 5.0), 2.3 * n_rows + 0.18 * sum(rows)
     figure = new_figure(width, max(height, 0.3), title, "; ".join(note for note in notes if note))
-    panels = figure.subplots(max(n_rows, 1), n_columns, squeeze=False)
-    for panel, (group, lines) in zip(panels.flat, shown.items(), strict=False):
+    panels = panels_of(figure, len(shown), n_columns)
+    for panel, (group, lines) in zip(panels, shown.items(), strict=True):
         _panel(panel, group, lines)
-    for empty in panels.flat[len(shown) :]:
-        empty.set_axis_off()
     return finish(figure)
 
 
@@ -116,12 +115,8 @@ def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]])
     elif len(kept) < len(lines):
         title = f"{group} ({len(kept)} of {len(lines)})"
     title = legible([title], 46)[0][0]
-    axes.set_title(title, loc="left", fontsize=min(10, 380 / len(title)), color=INK)
-    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    axes.grid(color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
+    plain_axes(axes, title, "", "")
+    axes.set_title(title, loc="left", fontsize=min(10, 380 / len(title)))
     if len(kept) > 1:
         axes.legend(
             loc="upper left", bbox_to_anchor=(0, 0), ncols=_key_columns(kept),

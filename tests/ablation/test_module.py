@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.ablation.batches import PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
-from lincorr_lightning.ablation.results import AblationFindings, ablation_results
+from lincorr_lightning.ablation.results import ablation_results
 from lincorr_lightning.ablation.scores import baselines
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, NonFiniteError
@@ -159,12 +159,9 @@ def test_results_keep_the_contract(ablate):
 def test_tables_and_figures(ablate):
     run = ablate(seeds=[0, 1])
     results = ablation_results(
-        run.data.corpus, run.module.embedding,
-        AblationFindings(
-            run.module.scores["learn"], run.module.scores["uncomposed"],
-            baselines(run.module.texts), run.module.history,
-        ),
-        {},
+        run.data.corpus, run.module.embedding, {}, composed=run.module.scores["learn"],
+        uncomposed=run.module.scores["uncomposed"], baselines=baselines(run.module.texts),
+        history=run.module.history,
     )  # fmt: skip
     summary = results.table("summary")
     assert summary.headline and [row[0] for row in summary.rows] == ["reference", "permuted"]

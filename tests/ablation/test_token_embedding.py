@@ -118,22 +118,6 @@ def test_embedding_of_encoders_and_bare_models(name: str, saved: Callable[..., P
         assert torch.equal(read(saved(name), "output").weight, ours.weight)
 
 
-def test_names_in_checkpoints(saved: Callable[..., Path], lm_folder: Callable[..., Path]) -> None:
-    assert read(saved("bert")).key == "bert.embeddings.word_embeddings.weight"
-    assert read(saved("bert-bare")).key == "embeddings.word_embeddings.weight"
-    assert read(saved("t5")).key == "shared.weight"
-    assert read(lm_folder("gpt2")).key == "transformer.wte.weight"
-    assert read(lm_folder("llama"), "output").key == "lm_head.weight"
-
-
-def test_packaged_lm() -> None:
-    ours = read("tiny-world")
-    text = "Paris lies in France"
-    ids = ours.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert ours.is_tied and len(ours.weight) > max(ids)
-    torch.testing.assert_close(ours.pooled([ids])[0], ours.weight[ids].float().mean(0))
-
-
 def test_prefix_may_be_there_or_lack(folder: Path) -> None:
     # GPT-2's own checkpoint is one of an LM without the prefix `transformer.`.
     tensors, expected = load_file(folder / "model.safetensors"), oracle(folder)
@@ -179,13 +163,6 @@ def test_untied_head_is_warned_of(
     assert record.levelname == "WARNING" and "model.embedding_source" in record.message
     other = {"model.embed_tokens.weight", "lm_head.weight"} - {ours.key}
     assert f"{ours.key} is used for both, and not {other.pop()}" in record.message
-
-
-def test_tied_head_needs_no_warning(
-    lm_folder: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    read(lm_folder("llama-tied"), "output")
-    assert not caplog.records
 
 
 def test_architecture_that_cannot_be_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,19 +190,6 @@ def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
     assert found == [edit["subject"] for edit in naive.edits]
 
 
-def test_a_bad_edit_in_a_callback_is_named(theirs, small_lm, own_map, tmp_path, capsys):
-    from lincorr_lightning.errors import SubjectsError
-
-    wrong = [{"subject": "name0", "answer": "Atlantis"}]
-    study = config(wrong, own_map) | {
-        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
-        "data": {"class_path": "their_study.Talk"},
-    }
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    with pytest.raises(SubjectsError, match="edit 1: 'Atlantis' is not a label of 'city'"):
-        main(["fit", "--config", "study.yaml"])
-
-
 def test_beside_callbacks_and_hooks_of_theirs(theirs, small_lm, make_trainer):
     """A validation loop, a learning rate scheduler and a callback that counts the LM's calls."""
 

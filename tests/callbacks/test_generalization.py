@@ -304,15 +304,6 @@ def test_bad_edits_are_refused_before_training(
     assert module.modes == []
 
 
-def test_the_line_of_a_bad_edit_is_named(naive, small_lm, tmp_path, make_trainer):
-    file = tmp_path / "edits.jsonl"
-    file.write_text('{"subject": "name1", "answer": "Paris"}\n{"subject": "name2"\n')
-    with pytest.raises(SubjectsError, match=r"edits\.jsonl, line 2"):
-        make_trainer(Generalization(edits=str(file))).fit(
-            naive.module(small_lm), naive.sentences(small_lm)
-        )
-
-
 def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, make_trainer):
     from lincorr_lightning.finetune.batches import EditSchedule
 

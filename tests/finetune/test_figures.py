@@ -12,16 +12,9 @@ from lincorr_lightning.finetune.figures import (
     outcomes_figure,
     reference_weights_figure,
     risk_figure,
-    scores_figure,
 )
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.results.style import to_picture
-
-SCORES: dict[str, dict[str, float | None]] = {
-    "map": {"accuracy": 0.25, "auroc": 0.75},
-    "first_order": {"accuracy": 0.5, "auroc": None},
-    "answer before": {"accuracy": 0.125, "auroc": None},
-}
 
 
 def case(i: int, **changes: Any) -> EditCase:
@@ -120,20 +113,6 @@ def test_every_finite_risk_is_in_a_bar_and_no_bar_is_on_both_sides_of_zero() -> 
         bars = [bar for bar in axes.patches if bar.get_height() > 0]
         assert sum(bar.get_height() for bar in bars) == n
         assert all(bar.get_x() >= 0 or bar.get_x() + bar.get_width() <= 1e-9 for bar in bars)
-
-
-def test_scores_are_drawn_beside_baselines() -> None:
-    outcomes = ["generalized", "unchanged", "hallucinated", "generalized"]
-    figure = scores_figure(SCORES, ["map", "first_order"], "city->country", outcomes)
-    accuracy, auroc = figure.axes
-    assert [bar.get_width() for bar in accuracy.patches] == [0.25, 0.5, 0.125]
-    assert [bar.get_width() for bar in auroc.patches] == [0.75, 0, 0]
-    colours = [bar.get_facecolor() for bar in accuracy.patches]
-    assert colours[0] == colours[1] != colours[2]
-    text = texts_of(figure)
-    assert "answer before" in text
-    assert "2 generalized, 1 hallucinated, 1 unchanged" in text
-    assert [t.get_text() for t in auroc.texts] == [".75", "–", "–"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ OTHER_SOURCE, OTHER_TARGET = "One day Oslo lives in the city of", "Oslo"
 SOURCE_TOKENS, TARGET_TOKENS = [5, 7, 9, 4], [17, 22, 30]
 ANSWERS = [[7], [9, 12]]
 LABELS = [1, 2]
-UPDATES: tuple[Literal["adam", "gradient"], ...] = ("adam", "gradient")
 # No forward mode: its activation is an autograd function of its own.
 BY_DIFFERENCES = ("bloom",)
 
@@ -57,17 +56,9 @@ def trained_copy(model: nn.Module, source: list[int], answer: list[int]) -> Any:
     return copied
 
 
-def updates(model: nn.Module, update: str) -> list[Tensor]:
-    """The first update of each parameter by torch's own optimizer, at a learning rate of 1."""
-    moving = copy.deepcopy(model)
-    for ours, theirs in zip(moving.parameters(), model.parameters(), strict=True):
-        ours.grad = None if theirs.grad is None else theirs.grad.clone()
-    before = [p.detach().clone() for p in moving.parameters()]
-    made = (torch.optim.AdamW(moving.parameters(), lr=1.0, weight_decay=0.0)
-            if update == "adam" else torch.optim.SGD(moving.parameters(), lr=1.0))  # fmt: skip
-    made.step()
-    after = [p.detach() for p in moving.parameters()]
-    return [a - b for a, b in zip(after, before, strict=True)]
+def update_of(model: Any) -> list[Tensor]:
+    """The update of each parameter by gradient descent, at a learning rate of 1."""
+    return [torch.zeros_like(p) if p.grad is None else -p.grad for p in model.parameters()]
 
 
 def logits_after(model: Any, row: list[int], tokens: list[int]) -> Tensor:
@@ -102,31 +93,27 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("update", UPDATES)
 def test_derivatives_equal_each_logits_own_gradient(
-    architecture: str, update: Literal["adam", "gradient"], small: SimpleNamespace
+    architecture: str, small: SimpleNamespace
 ) -> None:
     lm = language_model(small, architecture)
-    ours = both_edits(lm, small, update=update)
+    ours = both_edits(lm, small)
     allowed = 1e-2 if architecture in BY_DIFFERENCES else 1e-5
     for i, (source, target) in enumerate(zip(*rows(small), strict=True)):
         model = trained_copy(lm.model, source, ANSWERS[i])
-        direction = updates(model, update)
+        direction = update_of(model)
         expected = slope(model, source, SOURCE_TOKENS, direction)
         assert distance(ours.d_source[i], expected) <= allowed
         assert distance(ours.d_target[i], slope(model, target, TARGET_TOKENS, direction)) <= allowed
 
 
-@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("name", ["gpt2", "opt", "phi"])
-def test_derivatives_equal_finite_differences(
-    name: str, update: Literal["adam", "gradient"], small: SimpleNamespace
-) -> None:
+def test_derivatives_equal_finite_differences(name: str, small: SimpleNamespace) -> None:
     lm = language_model(small, name)
-    ours = both_edits(lm, small, update=update)
+    ours = both_edits(lm, small)
     for i, (source, target) in enumerate(zip(*rows(small), strict=True)):
         model = trained_copy(lm.model, source, ANSWERS[i])
-        direction = updates(model, update)
+        direction = update_of(model)
         step = 1e-6 / length(direction)
         ahead, behind = moved(model, direction, step), moved(model, direction, -step)
         for row, tokens, theirs in (
@@ -143,31 +130,26 @@ def test_an_update_teaches_its_answer(make_lm: Callable[..., Path], tmp_path: Pa
     prompts = [f"name{i} lives in the city of" for i in range(5)]
     source = lm.rows(prompts)
     target = lm.rows([p.replace("city", "country") for p in prompts])
-    for update in UPDATES:
-        tried = virtual_edits(
-            lm, source, [[t] for t in tokens], target, tokens, tokens[:2], range(5), update=update
-        )
-        for i, (row, token) in enumerate(zip(source, tokens, strict=True)):
-            model = trained_copy(lm.model, row, [token])
-            direction = updates(model, update)
-            expected = slope(model, row, tokens, direction)
-            assert distance(tried.d_source[i], expected) <= 1e-4
-        own = tried.d_source.diagonal()
-        assert (own > 0).all() and (own > tried.d_source.mean(1)).all(), update
+    tried = virtual_edits(lm, source, [[t] for t in tokens], target, tokens, tokens[:2], range(5))
+    for i, (row, token) in enumerate(zip(source, tokens, strict=True)):
+        model = trained_copy(lm.model, row, [token])
+        expected = slope(model, row, tokens, update_of(model))
+        assert distance(tried.d_source[i], expected) <= 1e-4
+    own = tried.d_source.diagonal()
+    assert (own > 0).all() and (own > tried.d_source.mean(1)).all()
 
 
-@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("name", ["llama-tied", "opt", "bloom"])
 def test_the_virtual_step_is_the_shortest_that_makes_the_answer_lead(
-    name: str, update: Literal["adam", "gradient"], small: SimpleNamespace
+    name: str, small: SimpleNamespace
 ) -> None:
     lm = language_model(small, name)
     # As far as some step makes the answer of both edits lead.
     lead = {"opt": 0.1, "bloom": -0.5}.get(name, 0.5)
-    ours = both_edits(lm, small, update=update, lead=lead)
+    ours = both_edits(lm, small, lead=lead)
     for i, (source, target) in enumerate(zip(*rows(small), strict=True)):
         model = trained_copy(lm.model, source, ANSWERS[i])
-        direction = updates(model, update)
+        direction = update_of(model)
         unit = length(model.parameters()) / length(direction)
         leads, targets = [], []
         for power in range(15):
@@ -246,15 +228,12 @@ def test_in_lightnings_inference_mode(small: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("update", UPDATES)
-def test_half_precision(
-    dtype: torch.dtype, update: Literal["adam", "gradient"], small: SimpleNamespace
-) -> None:
-    # Untied, so that most embeddings have no gradient: Adam's update of those is zero, not NaN.
+def test_half_precision(dtype: torch.dtype, small: SimpleNamespace) -> None:
+    # Untied, so that most embeddings have no gradient.
     lm = language_model(small, "gpt2-untied", dtype)
-    ours = both_edits(lm, small, update=update)
+    ours = both_edits(lm, small)
     lm.model.double()
-    exact = both_edits(lm, small, update=update)
+    exact = both_edits(lm, small)
     for rough, fine in zip(ours[:2], exact[:2], strict=True):
         assert distance(rough, fine) < 0.15
 
@@ -283,10 +262,10 @@ def test_broken_weights_are_refused(small: SimpleNamespace) -> None:
 def test_a_lead_out_of_reach_takes_the_longest_step(small: SimpleNamespace) -> None:
     lm = language_model(small, "opt")
     sources, targets = rows(small)
-    ours = both_edits(lm, small, update="gradient", lead=1e9)
+    ours = both_edits(lm, small, lead=1e9)
     for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
         model = trained_copy(lm.model, source, ANSWERS[i])
-        direction = updates(model, "gradient")
+        direction = update_of(model)
         step = 1e-3 * 1.5**14 * length(model.parameters()) / length(direction)
         longest = logits_after(moved(model, direction, step), target, TARGET_TOKENS)
         torch.testing.assert_close(ours.target[i], longest.detach(), rtol=1e-6, atol=1e-6)

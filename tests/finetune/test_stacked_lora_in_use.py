@@ -1,7 +1,7 @@
 """Stacked adapters in peft, LanguageModel, autocast, Lightning, and copied."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,45 +10,19 @@ import lightning as L
 import peft
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.finetune.test_stacked_lora import (
+    last_logits,
+    loss_of,
+    peft_state,
+    randomize,
+    relative,
+)
 
 RANK, ALPHA = 3, 7.0
-
-
-def batch(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-    last = torch.tensor([len(row) - 1 for row in rows])
-    return ids, (torch.arange(longest) <= last[:, None]).long(), last
-
-
-def last_logits(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    ids, mask, last = batch(rows)
-    logits = model(input_ids=ids, attention_mask=mask).logits
-    return logits[torch.arange(len(rows)), last]
-
-
-def loss_of(logits: torch.Tensor, answers: Sequence[int]) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits, torch.tensor(answers), reduction="sum")
-
-
-@torch.no_grad()
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).abs().max() / theirs.abs().max())
-
-
-def randomize(stack: StackedLoRA, seed: int = 1) -> None:
-    """Let B be other than zero, or nothing of A would be seen."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in stack.lora_B.values():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(noise * 0.1)
 
 
 def make_stack(
@@ -58,26 +32,6 @@ def make_stack(
     stack = StackedLoRA(model, n, RANK, ALPHA, **options)
     randomize(stack)
     return model, stack
-
-
-@pytest.mark.parametrize(("kind", "one"), [("llama", "0.mlp.up_proj"), ("gpt2", "0.mlp.c_fc")])
-def test_adapter_loads_in_peft(kind: str, one: str, small: SimpleNamespace, tmp_path: Path) -> None:
-    for targets in (None, [one]):
-        model, stack = make_stack(small, kind, target_modules=targets)
-        ids = [small.ids(prompt) for prompt in small.prompts[:3]]
-        with stack.rows([5, 5, 5]):
-            ours = last_logits(model, ids)
-        folder = tmp_path / str(targets is None)
-        stack.peft_config().save_pretrained(folder)
-        save_file(stack.adapter(5), folder / "adapter_model.safetensors")
-        stack.remove()
-        loaded = peft.PeftModel.from_pretrained(model, folder)
-        wrapped = {name for name, part in loaded.named_modules() if hasattr(part, "lora_A")}
-        assert wrapped == {f"base_model.model.{name}" for name in stack.targets}
-        # peft keeps float64 factors where the base has them
-        torch.testing.assert_close(last_logits(loaded, ids), ours, rtol=1e-9, atol=1e-9)
-        with pytest.raises(LanguageModelError, match="peft adapters already"):
-            StackedLoRA(loaded.base_model.model, 2, RANK, ALPHA)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -109,19 +63,18 @@ def test_asking_through_a_language_model(
 
 def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
     model = small.model(small.architectures["llama"]())
+    base = copy.deepcopy(model)
     stack = StackedLoRA(model, 2, RANK, alpha=2 * RANK)  # a power of two rounds nowhere
     randomize(stack)
-    state = stack.adapter(1)
     ids = torch.tensor([small.ids("Lima lives in the city of")])
     with stack.rows([1]), torch.autocast("cpu", torch.bfloat16):
         ours = model(input_ids=ids).logits
         ours.float().sum().backward()
     gradient = stack.lora_B["model/layers/0/self_attn/q_proj"].grad
     assert gradient is not None and gradient.dtype == torch.float32
-    stack.remove()
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
-    tuned = peft.get_peft_model(model, config).eval()
-    peft.set_peft_model_state_dict(tuned, state)
+    tuned = peft.get_peft_model(base, config).eval()
+    peft.set_peft_model_state_dict(tuned, peft_state(stack, 1))
     with torch.autocast("cpu", torch.bfloat16):
         theirs = tuned(input_ids=ids).logits
     theirs.float().sum().backward()
@@ -183,6 +136,5 @@ def test_copy_works_by_itself(small: SimpleNamespace) -> None:
             parameter.zero_()
     with twin["stack"].rows([4, 5]):
         assert torch.equal(last_logits(twin["model"], ids), expected)
-    twin["stack"].remove()
-    with stack.rows([4, 5]):  # nothing of the copy is left on the original
+    with stack.rows([4, 5]):  # the copy leaves the original alone
         assert relative(last_logits(model, ids), expected) > 1e-3

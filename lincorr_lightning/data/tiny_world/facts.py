@@ -43,10 +43,6 @@ as its answer, "The color of X is" the object's colour."""
 def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, dict[str, str]]:
     """Return for each city of the world the attributes that follow from living there.
 
-    Args:
-        cities_per_country: Largest number of cities of a country.
-        catalogue: The reference that the places are checked against.
-
     Raises:
         ConfigError: A place contradicts the catalogue.
     """
@@ -70,11 +66,6 @@ def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, 
 
 def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
     """Return CEO -> company, with one CEO per company.
-
-    Args:
-        n: Number of companies.
-        catalogue: Reference for who leads which company.
-        words: Answers that are plain words.
 
     Raises:
         ConfigError: The catalogue has fewer companies.

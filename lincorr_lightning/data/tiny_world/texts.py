@@ -47,11 +47,6 @@ def world_sentences(
 ) -> Iterator[str]:
     """Yield every true sentence about a world, as the LM was trained on them.
 
-    Args:
-        path: Description of the world.
-        knowledge: Kinds of knowledge, by name or family.
-        knowledge_files: YAML files with more knowledge.
-
     Raises:
         ConfigError: The file is not the description of a world, or the world has no answers for a
             kind of knowledge.

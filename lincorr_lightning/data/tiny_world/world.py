@@ -233,9 +233,6 @@ class World:
 
         Knowledge in another language ("city_es") states the same fact in that language.
 
-        Args:
-            knowledge: Attributes in any language, similes about objects, and math.
-
         Raises:
             ConfigError: The world has no such attribute, or an answer has no name in the language.
         """
@@ -258,9 +255,6 @@ class World:
 
     def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
         """Return all words of the statements of some kinds of knowledge.
-
-        Args:
-            knowledge: See `statements`.
 
         Returns:
             The words, names first, then in the order of their use; and those in scripts without
@@ -285,11 +279,7 @@ class World:
         return numbers
 
     def save(self, path: Path) -> None:
-        """Write the world as JSON: its settings, and a row of answers per person.
-
-        Args:
-            path: The file.
-        """
+        """Write the world as JSON: its settings, and a row of answers per person."""
         attributes = list(next(iter(self.people.values())))
         answers = {a: sorted({facts[a] for facts in self.people.values()}) for a in attributes}
         rank = {a: {identity: i for i, identity in enumerate(answers[a])} for a in attributes}
@@ -302,9 +292,6 @@ class World:
     @classmethod
     def load(cls, path: Path) -> World:
         """Read a file that `save` wrote.
-
-        Args:
-            path: The file.
 
         Raises:
             ConfigError: The file is missing, or is not a world.

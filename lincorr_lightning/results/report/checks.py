@@ -13,9 +13,6 @@ from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
 def check_together(runs: Sequence[SavedRun]) -> None:
     """Refuse runs that do not belong on one page.
 
-    Args:
-        runs: All runs of a page.
-
     Raises:
         ReportError: The runs are of different versions of this package, or two LMs have one name.
     """

@@ -27,6 +27,7 @@ from lincorr_lightning.results.style import (
     finish,
     legible,
     new_figure,
+    panels_of,
     plain_axes,
     short_name,
 )
@@ -38,11 +39,7 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def run_names(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a name for each run: its LM's, and what distinguishes runs of one LM.
-
-    Args:
-        runs: The runs.
-    """
+    """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
     short = [short_name(run.lm_name) for run in runs]
     names = short
     for detail in (lambda run: run.folder.name, lambda run: str(run.folder)):
@@ -55,11 +52,7 @@ def run_names(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def join_tables(runs: Sequence[SavedRun]) -> list[PageTable]:
-    """Join the headline tables that runs have in common, with a group of columns for each run.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Join the headline tables that runs have in common, with a group of columns for each run."""
     by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
     common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
     note = _differences(runs)
@@ -135,11 +128,7 @@ def _flatten(settings: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, 
 
 
 def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
-    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
     own: list[list[str]] = []
     others: dict[PaperNumber, None] = {}
     for run in runs:
@@ -190,9 +179,6 @@ def _other_lms(numbers: Sequence[PaperNumber], runs: Sequence[SavedRun]) -> Page
 def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
     """Draw Hit@N over the size of the LM, as in the paper's figure 4.
 
-    Args:
-        runs: Runs of one study, in the order of their LMs' sizes.
-
     Returns:
         The figure and its caption; None if there are fewer than two LMs or no such numbers.
     """
@@ -216,19 +202,17 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
     figure = new_figure(
         max(4.6, 3 * n_columns + 1.8), 2.7 * n_rows, "Precision of W by LM", subtitle
     )
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    grid = panels_of(figure, len(shown), n_columns)
     labels, _ = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
-    for axes, pair in zip(grid.flat, shown, strict=False):
-        plain_axes(axes, clean(pair), "", "Hit@N" if axes in grid[:, 0] else "")
+    for i, (axes, pair) in enumerate(zip(grid, shown, strict=True)):
+        plain_axes(axes, clean(pair), "", "" if i % n_columns else "Hit@N")
         _draw_lines(axes, runs, pair, lines, xs)
         axes.set_xscale("log" if to_scale else "linear")
         axes.minorticks_off()
-        rotation = {} if to_scale else {"rotation": 35, "ha": "right"}
+        rotation: dict[str, Any] = {} if to_scale else {"rotation": 35, "ha": "right"}
         axes.set_xticks(xs, labels, fontsize=8, **rotation)
         axes.margins(x=0.15)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_axis_off()
-    grid.flat[n_columns - 1].legend(
+    grid[n_columns - 1].legend(
         loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, labelcolor=INK
     )
     left_out = f"; {len(shown)} of {len(panels)} pairs" if len(shown) < len(panels) else ""

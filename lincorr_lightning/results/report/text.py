@@ -47,13 +47,7 @@ class PageTable:
 
     @classmethod
     def of(cls, table: Table, limit: int, where: str) -> PageTable:
-        """Take over a table of a run.
-
-        Args:
-            table: The table.
-            limit: Number of rows at most.
-            where: File that has all rows.
-        """
+        """Take over a table of a run."""
         note = table.note
         if len(table.rows) > limit:
             note += f" The first {limit} of {len(table.rows):,} rows; all: {where}."
@@ -72,12 +66,7 @@ class PageTable:
 
 
 def to_markdown(title: str, tables: Iterable[PageTable]) -> str:
-    """Return the tables of a study as Markdown.
-
-    Args:
-        title: Title of the study.
-        tables: Its tables.
-    """
+    """Return the tables of a study as Markdown."""
     parts = [f"# {_markdown(title)}"]
     for table in tables:
         parts.append(f"**{_markdown(table.caption)}**")
@@ -91,12 +80,7 @@ def to_markdown(title: str, tables: Iterable[PageTable]) -> str:
 
 
 def to_latex(name: str, tables: Iterable[PageTable]) -> str:
-    """Return the tables of a study as LaTeX.
-
-    Args:
-        name: Name of the study, for labels.
-        tables: Its tables.
-    """
+    """Return the tables of a study as LaTeX."""
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "study"
     parts = [_LATEX_HEAD]
     for number, table in enumerate(tables, start=1):
