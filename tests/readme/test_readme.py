@@ -138,7 +138,7 @@ def test_commands_run_in_order(small_runs: list[Path]) -> None:
     files = [folder / "results.json" for folder in small_runs]
     # Only the predictions of the linear probe have no results of their own.
     assert [path.parents[1].name for path in files if not path.is_file()] == ["linear_probe"]
-    assert Path("runs/report/index.html").is_file()
+    assert Path("runs/report/report.html").is_file()
 
 
 @pytest.mark.slow
