@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,7 +111,7 @@ def sample_edits(
         part = pool[first : first + n]
         before = leading_labels(relation, lm, part)
         for subject, source, target in zip(part, *before, strict=True):
-            answer = deck.draw(lambda a, s=source, t=target: a.label != s and t not in a.reference)
+            answer = deck.draw(source, target)
             if answer is not None:
                 edits.append(Edit(subject, *answer, source, target))
             if len(edits) == n:
@@ -135,12 +135,17 @@ class _Deck:
         self._n_rounds = 0
         self._left_over: list[SourceAnswer] = []
 
-    def draw(self, fits: Callable[[SourceAnswer], bool]) -> SourceAnswer | None:
-        """Take the next answer that fits; None if there is none."""
-        answer = _take(self._left_over, fits)
+    def draw(self, source: int, target: int) -> SourceAnswer | None:
+        """Take the next answer that is new to a subject; None if there is none.
+
+        Args:
+            source: Source label that the LM gives for the subject now.
+            target: Target label that it gives; the edit has to change it.
+        """
+        answer = _take_new(self._left_over, source, target)
         if answer is None:
             fresh = self._round()
-            answer = _take(fresh, fits)
+            answer = _take_new(fresh, source, target)
             if answer is not None:
                 self._left_over += fresh
                 self._n_rounds += 1
@@ -152,9 +157,11 @@ class _Deck:
         return [self._answers[i][self._n_rounds % len(self._answers[i])] for i in order]
 
 
-def _take(stock: list[SourceAnswer], fits: Callable[[SourceAnswer], bool]) -> SourceAnswer | None:
-    index = next((index for index, answer in enumerate(stock) if fits(answer)), None)
-    return None if index is None else stock.pop(index)
+def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
+    for index, answer in enumerate(stock):
+        if answer.label != source and target not in answer.reference:
+            return stock.pop(index)
+    return None
 
 
 # -- resolving -------------------------------------------------------------------------------------

@@ -376,14 +376,15 @@ def _figures(
             note, **options,
         )  # fmt: skip
         yield Figure(name, f"{what} of every ordered pair, source to target.", draw)
-    sources, targets, matrix = _matrix(scores, layout, "correlation_matrix")
-    n = len(sources)
-    if sources == targets and n >= _MIN_CLUSTERED and np.isfinite(matrix).sum() == n * (n - 1):
+    r = _matrix(scores, layout, "correlation_matrix")
+    n = len(r.sources)
+    is_square = r.sources == r.targets
+    if is_square and n >= _MIN_CLUSTERED and np.isfinite(r.cells).sum() == n * (n - 1):
         yield Figure(
             "clusters",
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours.",
             partial(
-                figures.cluster_heatmap, matrix, sources, f"Clusters of knowledge in {lm}", note
+                figures.cluster_heatmap, r.cells, r.sources, f"Clusters of knowledge in {lm}", note
             ),
         )
     yield Figure(
