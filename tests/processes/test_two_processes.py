@@ -268,7 +268,7 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     # Both had the same stderr: that it came to its end says that the other process is gone, too.
-    assert "the process that started this one is gone" in done.stderr
+    assert "the process that started this rank is gone" in done.stderr
 
 
 def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, tmp_path):
