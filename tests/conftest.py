@@ -13,8 +13,12 @@ import pytest
 from tests.toys import save_toy_lm
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker has one left when the others are done."""
+    for item in items:
+        if item.get_closest_marker("nightly"):  # so that -m "not slow" leaves it out, too
+            item.add_marker("slow")
     long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
     items.sort(key=lambda item: not any(part in item.nodeid for part in long))
 
