@@ -268,7 +268,8 @@ class Generalization(RelationCallback):
         assert self._base is not None
         after = {edit: logits for part in gather(self._after) for edit, logits in part.items()}
         by_step = gather(self._by_step)
-        if any(gather(self._is_independent)):
+        is_independent = any(gather(self._is_independent))
+        if is_independent:
             ids = sorted(after)  # fewer than all, or none, if training was cut short
             logits = DomainLogits.stack([self._base.rows([]), *(after[index] for index in ids)])
             self._log_by_step(trainer, by_step)
@@ -307,6 +308,12 @@ class Generalization(RelationCallback):
         return Results(
             self.study,
             values,
+            # Joint edits are logged at each step; these have no step in common before the end.
+            scalars={
+                f"{self._prefix}{key}": value for key, value in means.items() if value is not None
+            }
+            if is_independent
+            else {},
             tables=[cases_table(self.cases, self.tag, taught, suffix)],
             figures=outcome_figures(self.cases, self.tag, random, taught, suffix),
             charts=self._charts,

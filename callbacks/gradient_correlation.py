@@ -176,8 +176,11 @@ class GradientCorrelation(RelationCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
         by_edit = {edit: steps for part in gather(self._by_edit) for edit, steps in part.items()}
+        scalars: dict[str, float] = {}
         if by_edit:
             numbers = self._over_edits(trainer, by_edit)
+            # Edits of independent training have no step in common before the end.
+            scalars = {f"{key}/{self.tag}": r for key, r in numbers.items() if "correlation" in key}
         else:
             names = dict.fromkeys(name for entry in self._steps for name in entry)
             numbers = {name: _mean([entry[name] for entry in self._steps]) for name in names}
@@ -188,7 +191,7 @@ class GradientCorrelation(RelationCallback):
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
-        return Results(self.study, values, tables=[self.history_table(caption)])
+        return Results(self.study, values, scalars, tables=[self.history_table(caption)])
 
     def _over_edits(
         self, trainer: L.Trainer, by_edit: Mapping[int, Mapping[int, _Update]]
