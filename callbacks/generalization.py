@@ -291,6 +291,10 @@ class Generalization(RelationCallback):
         )
         means = {key: number(value) for key, value in self._means(ids, logits).items()}
         random = number(mask.double().mean().item())
+        scalars: dict[str, float] = {}
+        if is_independent:  # joint edits are logged at each step; these have none in common
+            named = {f"{self._prefix}{key}": value for key, value in means.items()}
+            scalars = {key: value for key, value in named.items() if value is not None}
         values = {
             "relation": self.tokenized.name,
             "n_edits": len(ids),
