@@ -312,12 +312,7 @@ class Generalization(RelationCallback):
         return Results(
             self.study,
             values,
-            # Joint edits are logged at each step; these have no step in common before the end.
-            scalars={
-                f"{self._prefix}{key}": value for key, value in means.items() if value is not None
-            }
-            if is_independent
-            else {},
+            scalars,
             tables=[cases_table(self.cases, self.tag, taught, suffix)],
             figures=outcome_figures(self.cases, self.tag, random, taught, suffix),
             charts=self._charts,

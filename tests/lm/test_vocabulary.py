@@ -115,7 +115,7 @@ def test_more_than_there_are(small: SimpleNamespace) -> None:
     message = rf"the vocabulary has {n} subjects of"
     with pytest.raises(SubjectsError, match=message):
         sample_subjects(tokenizer, n + 1)
-    with pytest.raises(SubjectsError, match=rf"gives {n * n}; lower"):
+    with pytest.raises(SubjectsError, match=rf"has {n * n} subjects of 2"):
         sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
     with pytest.raises(SubjectsError, match="words_per_subject is 0"):
         sample_subjects(tokenizer, 1, words_per_subject=0)
