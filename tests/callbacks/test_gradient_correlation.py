@@ -190,6 +190,8 @@ def test_independent_edits_are_measured_at_their_own_subject(independent_run, na
         r, abs=1e-3
     )
     assert watch.results["gradient_correlation"] == pytest.approx(r[1], abs=1e-3)
+    logged = watch.output.scalars["gradient_correlation/city->country"]
+    assert logged == watch.results["gradient_correlation"]
     over_all = naive.r(np.concatenate(d_source), np.concatenate(d_target))
     assert watch.results["gradient_correlation_all_steps"] == pytest.approx(over_all, abs=1e-3)
     assert watch.results["n_updates"] == 7 * len(r)
@@ -218,6 +220,7 @@ def test_independent_edits_count_with_their_last_step(independent_run, naive):
             assert history.get(step) == (pytest.approx(value) if measured else None), (name, step)
     for name, value in rates.items():
         assert count.results[name] == pytest.approx(value)
+        assert count.output.scalars[f"generalization/{name}"] == pytest.approx(value)
     cases = count.cases
     assert [(case.outcome, case.source_learned) for case in cases] == [
         (found[0], "source_learned" in found) for found in last[3]

@@ -154,7 +154,7 @@ def test_prompts_that_share_their_beginning_or_not_give_one_map(
     tmp_path: Path,
 ) -> None:
     shared = fitted[0]
-    assert (shared.lm.reads_prompts or "").startswith("together")
+    assert (shared.lm.reads_prompts or "").startswith("with shared prefixes")
     alone, _, other = run_probe(
         tmp_path, LMConfig(name_or_path=small_lm, share_prefixes=False), ridge=1.0
     )
