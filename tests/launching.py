@@ -1,7 +1,6 @@
 """Processes of one run, as torchrun starts them, without importing the libraries each time."""
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import multiprocessing
+from torch.distributed import TCPStore
 
 # Its server has imported everything and done nothing: what it forks begins as a new Python does.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -27,11 +27,11 @@ def run_in_two(*arguments: str) -> SimpleNamespace:
     Returns:
         `returncode`, the first that is not 0; `stderr` of both processes, one after the other.
     """
-    port = _free_port()
+    store = _store()
     with TemporaryDirectory() as folder:
         told = [Path(folder) / str(rank) for rank in range(2)]
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(rank, port, arguments, str(path)))
+            _CONTEXT.Process(target=_rank, args=(rank, store.port, arguments, str(path)))
             for rank, path in enumerate(told)
         ]
         for process in ranks:
@@ -91,8 +91,9 @@ def launch(n: int, work: Callable[..., None], *args: Any) -> None:
         work: Called with the number of the process, and the arguments.
         args: The arguments.
     """
+    store = _store()
     multiprocessing.start_processes(
-        _work, (n, _free_port(), work, args), nprocs=n, start_method="forkserver"
+        _work, (n, store.port, work, args), nprocs=n, start_method="forkserver"
     )
 
 
@@ -101,17 +102,17 @@ def _work(rank: int, n: int, port: int, work: Callable[..., None], args: tuple[A
     work(rank, *args)
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _store() -> TCPStore:
+    """Serve the store at which the ranks meet, as torchrun does, on a port of its own."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _join_run(rank: int, n: int, port: int) -> None:
-    """Tell a process what torchrun does."""
+    """Set the environment that torchrun sets."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "tests", "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_RUN_ID": "tests", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     torch.set_num_threads(1)

@@ -127,5 +127,14 @@ def test_callbacks_use_no_lightning_module_of_a_study() -> None:
             assert not names & studies, f"{module} imports {sorted(names & studies)}"
 
 
+def test_data_import_no_results_and_only_feature_flow_imports_sparse_autoencoders() -> None:
+    for module, names in IMPORTS.items():
+        parts = {_part(name) for name in names}
+        if _part(module) == "data":
+            assert "results" not in parts, module
+        if _part(module) in set(STUDIES) - {"sae", "flow"}:
+            assert "sae" not in parts, module
+
+
 def test_the_cycle_finder_finds_a_cycle() -> None:
     assert _cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
