@@ -1,4 +1,4 @@
-"""Which features of sparse autoencoders move while an LM is fine-tuned?"""
+"""Movement of sparse-autoencoder features while an LM is fine-tuned."""
 
 from __future__ import annotations
 

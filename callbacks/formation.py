@@ -1,4 +1,4 @@
-"""How do correlations form? A probe at set steps of training (paper, appendix B, open there)."""
+"""Formation of correlations: a probe at set steps of training (paper, appendix B)."""
 
 from __future__ import annotations
 

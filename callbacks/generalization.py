@@ -1,4 +1,4 @@
-"""What do edits of the source do to the target: does it generalize or hallucinate?"""
+"""Outcomes of edits: generalized, hallucinated or unchanged (paper, section 5)."""
 
 from __future__ import annotations
 

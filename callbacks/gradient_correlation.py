@@ -1,4 +1,4 @@
-"""Does an update of the source's logits carry over to the target's as W predicts?"""
+"""Gradient correlation: predicted and measured change of target logits (paper, section 4.1)."""
 
 from __future__ import annotations
 

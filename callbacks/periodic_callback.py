@@ -53,7 +53,7 @@ class PeriodicCallback(L.Callback):
 
     @property
     def state_key(self) -> str:
-        """Key of the callback's state in checkpoints; it tells apart callbacks by all arguments."""
+        """Key of the callback's state in checkpoints, made of all its arguments."""
         names = inspect.signature(type(self)).parameters
         return self._generate_state_key(
             **{name: getattr(self, name) for name in names if hasattr(self, name)}

@@ -1,4 +1,4 @@
-"""How long does a linear map hold that was fitted before training?"""
+"""Resilience: correlation of a map fitted before training, during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does the geometry of a text's tokens change while an LM is trained?"""
+"""Token geometry of a set of texts while an LM is trained."""
 
 from __future__ import annotations
 

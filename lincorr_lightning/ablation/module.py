@@ -1,4 +1,4 @@
-"""Do correlations come from the vocabulary alone (paper, section 6)?"""
+"""Vocabulary ablation: a feed-forward network between frozen embeddings (paper, section 6)."""
 
 from __future__ import annotations
 

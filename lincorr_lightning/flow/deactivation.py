@@ -1,4 +1,4 @@
-"""Is a feature switched off with its matched predecessors? Causal tests of the flow.
+"""Causal tests of the flow: features whose matched predecessors are removed.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
 2025, arXiv 2502.03032), figures 6 to 8. A case is a feature at a token: its predecessors are

@@ -1,4 +1,4 @@
-"""Does a relation run through certain features? Ablate them and measure the correlation again."""
+"""Ablation of features that a relation shares, and the correlation that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is linearly correlated knowledge closer in geometry too?"""
+"""Knowledge geometry: closeness of two prompts' clouds against the correlation of their logits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class KnowledgeGeometry(FrozenLMModule):
-    """Are the prompts of linearly correlated knowledge closer in geometry than those of others?
+    """Compares the closeness of prompts in geometry with the correlation of their logits.
 
     ``lincorr test`` reads the prompt of each kind of knowledge for the same held-out subjects. The
     cloud of a kind of knowledge at a layer is the hidden states of its prompts' last tokens, a

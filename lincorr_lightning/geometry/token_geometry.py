@@ -1,4 +1,4 @@
-"""How does the cloud of a prompt's tokens change by layer, and if the tokens are shuffled?"""
+"""Token geometry: the cloud of a prompt's tokens by layer, as written and shuffled."""
 
 from __future__ import annotations
 
