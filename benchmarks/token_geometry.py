@@ -1,7 +1,7 @@
 """Cost of token geometry: intrinsic dimension and overlap in all layers of a prompt.
 
-    python -m venv /tmp/dadapy && /tmp/dadapy/bin/pip install dadapy==0.3.4
-    python benchmarks/token_geometry.py --dadapy /tmp/dadapy/bin/python
+    python -m venv dadapy && dadapy/bin/pip install dadapy==0.3.4
+    python benchmarks/token_geometry.py --dadapy dadapy/bin/python
 
 The size is that of an 8B LM and a prompt of 1,024 tokens; the hidden states are a random walk on a
 curved cloud, unless a file is given. Each row is compared with the bare products of the same hidden

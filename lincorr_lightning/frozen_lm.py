@@ -13,7 +13,7 @@ from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
-from lincorr_lightning.results.run_folder import prepare_run_folder, run_settings
+from lincorr_lightning.results.run_folder import prepare_run_folder
 
 
 class FrozenLMModule(L.LightningModule):
@@ -63,10 +63,6 @@ class FrozenLMModule(L.LightningModule):
                 f"{self.lm.config.name_or_path} read the prompts of a subject "
                 f"{self.lm.reads_prompts}"
             )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the hyper-parameters of the study and, under ``data``, those of its data."""
-        return run_settings(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the LM out, and note which one it was."""

@@ -14,7 +14,7 @@ from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
-from lincorr_lightning.results.run_folder import write_results
+from lincorr_lightning.results.run_folder import run_settings, write_results
 
 
 class EditForecast(FrozenLMModule):
@@ -89,7 +89,7 @@ class EditForecast(FrozenLMModule):
             self.hparams["first_order"],
             self.hparams["lead"],
         )
-        results = forecast_results(self.forecasts, self.lm.info, self.settings())
+        results = forecast_results(self.forecasts, self.lm.info, run_settings(self.trainer))
         write_results(self.trainer, results)
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:

@@ -36,7 +36,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 from lincorr_lightning.sae.formats import load_saes, save_saes
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
@@ -287,7 +287,7 @@ class FeatureFlow(FrozenLMModule):
             names=name_features(lm.tokenizer, statistics.activity, drawn),
         )
         self._warn_of_size(flows)
-        self.output = feature_flow_results(found, lm.info, saes, self.settings())
+        self.output = feature_flow_results(found, lm.info, saes, run_settings(self.trainer))
 
     def _measure_relation(self, generator: torch.Generator) -> RelationFlow | None:
         if self.relation is None:

@@ -30,7 +30,11 @@ from lincorr_lightning.linear_map.solver import RidgeSolver, label_r, split_targ
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.run_folder import collect_callback_results, write_results
+from lincorr_lightning.results.run_folder import (
+    collect_callback_results,
+    run_settings,
+    write_results,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -214,7 +218,7 @@ class KnowledgeGeometry(FrozenLMModule):
             return
         included = collect_callback_results(self.trainer)
         results = knowledge_geometry_results(
-            self.closeness, self._lm_info, self.settings(), included
+            self.closeness, self._lm_info, run_settings(self.trainer), included
         )
         write_results(self.trainer, results)
 

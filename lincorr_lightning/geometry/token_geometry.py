@@ -23,7 +23,11 @@ from lincorr_lightning.geometry.profiles import (
 from lincorr_lightning.geometry.results import token_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings, observe_prompts
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.run_folder import collect_callback_results, write_results
+from lincorr_lightning.results.run_folder import (
+    collect_callback_results,
+    run_settings,
+    write_results,
+)
 
 
 class TokenGeometry(FrozenLMModule):
@@ -154,5 +158,7 @@ class TokenGeometry(FrozenLMModule):
         if self.profiles is None or not self.trainer.is_global_zero:
             return
         included = collect_callback_results(self.trainer)
-        results = token_geometry_results(self.profiles, self._lm_info, self.settings(), included)
+        results = token_geometry_results(
+            self.profiles, self._lm_info, run_settings(self.trainer), included
+        )
         write_results(self.trainer, results)

@@ -38,7 +38,7 @@ from lincorr_lightning.probe.significance import (
     mean_r_errors,
 )
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
@@ -400,7 +400,7 @@ class LinearProbe(FrozenLMModule):
             n_fit=self.n_fit,
             n_test=int(test.n),
             lm=self.lm.info,
-            settings=self.settings(),
+            settings=run_settings(self.trainer),
         )
 
     def _log_mean(self, scores: Sequence[PairScore]) -> None:

@@ -33,7 +33,7 @@ from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.resilience_results import PairResilience, resilience_results
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import write_results
+from lincorr_lightning.results.run_folder import run_settings, write_results
 
 _HALVES = ("fit", "test")
 _MAX_NAMED = 5
@@ -227,7 +227,7 @@ class MapResilience(FrozenLMModule):
             n_fit=int(now["fit"].n),
             n_test=int(now["test"].n),
             lm=self.lm.info,
-            settings=self.settings(),
+            settings=run_settings(self.trainer),
         )
 
     def _solve(self, fit: Moments, source: str) -> Tensor:

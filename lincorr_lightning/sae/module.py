@@ -19,7 +19,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 from lincorr_lightning.sae.formats import load_saes, save_saes
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
@@ -336,7 +336,7 @@ class SparseAutoencoders(FrozenLMModule):
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
         self.output = sae_results(
             self.scores, self._found, self.history,
-            lm=self.lm.info, settings=self.settings(), n_steps=self.trainer.global_step,
+            lm=self.lm.info, settings=run_settings(self.trainer), n_steps=self.trainer.global_step,
             n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
             seconds=seconds,
         )  # fmt: skip
