@@ -26,7 +26,12 @@ class LMConfig:
     """
 
     name_or_path: str = TINY_WORLD
-    """Folder of a checkpoint, a hub id such as openai-community/gpt2, or tiny-world (packaged)."""
+    """Folder of a checkpoint, a .gguf file, a hub id such as openai-community/gpt2, or tiny-world
+    (packaged)."""
+
+    tokenizer: str | None = None
+    """Folder or hub id of another tokenizer, for a checkpoint without one or a GGUF file whose
+    tokenizer is wrong; null for the checkpoint's own."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub id; null for its main branch."""
@@ -62,7 +67,8 @@ class LMConfig:
     def __post_init__(self) -> None:
         if not self.name_or_path:
             raise LanguageModelError(
-                "lm.name_or_path is empty. Pass a checkpoint's folder, a hub id, or tiny-world."
+                "lm.name_or_path is empty. Pass a checkpoint's folder, a .gguf file, a hub id, or "
+                "tiny-world."
             )
         if self.dtype not in get_args(Dtype):
             raise LanguageModelError(
