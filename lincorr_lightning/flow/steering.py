@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.activity import FeatureActivity
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -62,18 +62,16 @@ class SteeringSettings:
                 f"model.steering.strategies is {list(self.strategies)}; choose from "
                 f"{', '.join(STRATEGIES)}."
             )
-        if not self.strengths or not all(map(math.isfinite, self.strengths)):
+        if not self.strengths:
             raise ConfigError(
-                f"model.steering.strengths is {list(self.strengths)}; give at least one number, "
-                "such as [0.0, 1.0]."
+                "model.steering.strengths is []; give at least one number, such as [0.0, 1.0]."
             )
-        minimum = {"n_answers": 0, "n_prompts": 1, "n_texts": 1}
-        if not 0 < self.decay <= 1 or any(getattr(self, key) < n for key, n in minimum.items()):
-            raise ConfigError(
-                f"model.steering has n_answers {self.n_answers}, decay {self.decay}, n_prompts "
-                f"{self.n_prompts} and n_texts {self.n_texts}; decay must be above 0 and at most "
-                "1, n_answers at least 0, the others at least 1."
-            )
+        for strength in self.strengths:
+            require("model.steering.strengths", strength)
+        require("model.steering.decay", self.decay, above=0, at_most=1)
+        require("model.steering.n_answers", self.n_answers, at_least=0)
+        for name in ("n_prompts", "n_texts"):
+            require(f"model.steering.{name}", getattr(self, name), at_least=1)
 
 
 def distances(graph: FlowGraph) -> dict[Feature, int]:

@@ -120,13 +120,8 @@ def measure_transitions(
 ) -> list[Transition]:
     """Carry the features of every predecessor to the next residual stream.
 
-    Args:
-        saes: SAE of each hook point.
-        matcher: Their decoders.
-        sample: Activations of the same tokens at each hook point, ``(n, width)``.
-
-    Returns:
-        A `Transition` per pair of hook points, kind of weights and k of `TRANSITION_K`.
+    `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
+    result per pair of hook points, kind of weights and k of `TRANSITION_K`.
     """
     found = []
     for target in matcher.hook_points:

@@ -237,6 +237,11 @@ class StackedAutoencoders(nn.Module):
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
 
+    def nonfinite_hook_point(self, losses: StepLosses) -> HookPoint | None:
+        """Return the first hook point whose loss is NaN or infinite, if there is one."""
+        bad = (~losses.unexplained.isfinite()).nonzero()
+        return self.hook_points[int(bad[0])] if len(bad) else None
+
     @torch.no_grad()
     def remember(self, active: Tensor, least: Tensor) -> None:
         """Update the steps since each feature's last activation, and the threshold.

@@ -6,6 +6,7 @@ import torch
 
 from lincorr_lightning.flow.deactivation import (
     METHODS,
+    Outcomes,
     find_cases,
     predecessors_by_method,
     run_cuts,
@@ -48,7 +49,7 @@ def saes() -> dict[HookPoint, SparseAutoencoder]:
 
 
 def _cases(lm, saes, n=200, seed=0):
-    flow = DecoderMatcher.from_saes(saes.values())
+    flow = DecoderMatcher({at: sae.decoder for at, sae in saes.items()})
     groups = FeatureGroups(HERE, flow.match(HERE))
     rows = lm.rows(TEXTS)
     cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
@@ -138,8 +139,6 @@ def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, sa
 
 
 def test_summary_by_group() -> None:
-    from lincorr_lightning.flow.deactivation import Outcomes
-
     before = Outcomes(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 3.0, float("nan")]))
     after = Outcomes(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, float("nan")]))
     chosen = torch.tensor([True, True, False])
