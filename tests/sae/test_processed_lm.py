@@ -16,6 +16,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.formats import load_sae
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
+from tests.toys import toy_model
 
 N, WIDTH = 48, 16
 IDS = torch.arange(3, 20)[None]
@@ -28,13 +29,8 @@ def tokenizer(small_lm: str) -> Any:
 
 
 def _lm(name: str, n_words: int) -> Any:
-    torch.manual_seed(0)
-    config = hf.AutoConfig.for_model(
-        name, num_hidden_layers=2, hidden_size=WIDTH, num_attention_heads=2, intermediate_size=24,
-        vocab_size=n_words, max_position_embeddings=64, pad_token_id=0, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    model: Any = hf.AutoModelForCausalLM.from_config(config).eval()
+    """An LM whose weights have a mean, biases too."""
+    model = toy_model(name, n_words, hidden_size=WIDTH)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(mean=0.1, std=0.3)
