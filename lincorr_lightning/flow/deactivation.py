@@ -77,7 +77,7 @@ def predecessors_by_method(
 
 @dataclass(frozen=True)
 class Cases:
-    """Features at tokens at which at least one of their matched predecessors is active.
+    """Cases: features at tokens at which at least one of their matched predecessors is active.
 
     Attributes:
         hook_point: Hook point of the features.

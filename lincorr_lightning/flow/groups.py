@@ -50,11 +50,9 @@ class FeatureGroups:
 
     Args:
         hook_point: Hook point of the features.
-        matches: Matches of the features in each predecessor, as `DecoderMatcher.match` returns
-            them; only the best match is used.
+        matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
 
     Attributes:
-        hook_point: Hook point of the features.
         sources: Predecessors by kind.
         predecessors: Matched predecessor of each feature by kind, ``(n_features,)``; -1 is none.
         cosines: Cosine of that predecessor by kind, ``(n_features,)``; NaN if there is none.

@@ -140,13 +140,7 @@ def answer_probability(
 
 
 def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None = None) -> float:
-    """Return the mean negative log likelihood of the tokens of some texts, in nats.
-
-    Args:
-        lm: The loaded LM.
-        rows: Token ids of the texts; the first token of each is not predicted.
-        interventions: Interventions during the forward pass.
-    """
+    """Return the mean negative log likelihood of the tokens of some texts, in nats."""
     sums: list[Tensor] = []
     counts: list[int] = []
 

@@ -17,19 +17,11 @@ from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_sae
 
 WIDTH = 16
 BELOW, HERE = HookPoint(0, "residual"), HookPoint(1, "residual")
 TEXTS = [f"name{i} lives in the city of {c}" for i in range(6) for c in ("Paris", "Rome", "Oslo")]
-
-
-def _coordinates(hook_point: HookPoint, order: torch.Tensor) -> SparseAutoencoder:
-    """Feature i is coordinate order[i] where it is above 0."""
-    eye = torch.eye(WIDTH)[order]
-    return SparseAutoencoder(
-        hook_point=hook_point, encoder=eye, decoder=eye.clone(), encoder_bias=torch.zeros(WIDTH),
-        decoder_bias=torch.zeros(WIDTH),
-    ).eval()  # fmt: skip
 
 
 @pytest.fixture
@@ -44,8 +36,10 @@ def passing(small_lm: str) -> LanguageModel:
 
 @pytest.fixture
 def saes() -> dict[HookPoint, SparseAutoencoder]:
+    """Each feature is a coordinate where it is above 0; those below are in another order."""
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1))
-    return {BELOW: _coordinates(BELOW, order), HERE: _coordinates(HERE, torch.arange(WIDTH))}
+    eye = torch.eye(WIDTH)
+    return {BELOW: toy_sae(BELOW, eye[order]), HERE: toy_sae(HERE, eye)}
 
 
 def _cases(lm, saes, n=200, seed=0):

@@ -26,6 +26,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_sae
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
@@ -41,10 +42,7 @@ def _sae(hook_point: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(hook_point.layer)
     decoder = torch.randn(N, width, generator=random)
     decoder[7] = 0
-    return SparseAutoencoder(
-        hook_point=hook_point, encoder=decoder.clone(), decoder=decoder,
-        encoder_bias=torch.full((N,), -0.5), decoder_bias=torch.zeros(width),
-    )  # fmt: skip
+    return toy_sae(hook_point, decoder, encoder_bias=torch.full((N,), -0.5))
 
 
 def _save(folder: Path, hook_points: list[HookPoint], width: int = WIDTH) -> str:
@@ -186,7 +184,7 @@ def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> 
         ("residual.1.7", "feature 7 .* cannot be followed: its decoder row is zero"),
     ],
 )
-def test_features_that_are_not_there(
+def test_unknown_features_are_refused(
     feature: str, match: str, small_lm: str, texts: str, tmp_path: Path
 ) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
@@ -195,7 +193,7 @@ def test_features_that_are_not_there(
            "--model.relation=null", "--model.deactivation.n_cases=0")  # fmt: skip
 
 
-def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     for options, match in (
         ({"k": 0}, r"model\.k is 0"),
@@ -295,7 +293,7 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "dry").rglob("results.json"))
 
 
-def test_any_loader_of_token_rows_will_do(small_lm: str, texts: str, tmp_path: Path) -> None:
+def test_any_loader_of_token_rows_works(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     found = []
     for plain in (False, True):

@@ -199,7 +199,7 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
 def test_studies_find_the_projection_and_folder_names_give_the_hook_point(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    """A folder of folders, from the command line; more texts asked for than there are."""
+    """A folder of folders, from the command line; n_texts exceeds the number of texts."""
     model, projection = _model("gpt2", len(tokenizer))
     model.save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")

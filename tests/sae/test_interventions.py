@@ -169,7 +169,7 @@ def test_drawn_at_random_among_the_active() -> None:
     assert draw_active(three, torch.zeros(2000, dtype=torch.long), generator).shape == (2000, 0)
 
 
-def test_features_and_places_that_are_not_there() -> None:
+def test_unknown_features_and_hook_points_are_refused() -> None:
     sae = make_sae(HOOK_POINTS[0])
     with pytest.raises(SparseAutoencoderError, match=r"no feature 40; it has 40"):
         remove_everywhere(sae, [3, 40])

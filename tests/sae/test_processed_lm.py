@@ -58,12 +58,12 @@ def _weights() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
 
-def _saelens(folder: Path, asked: object, new: bool = True, **changes: Any) -> Path:
+def _saelens(folder: Path, steps: object, new: bool = True, **changes: Any) -> Path:
     config: dict[str, Any] = {
         "architecture": "standard", "hook_name": "blocks.0.hook_resid_post",
         "normalize_activations": "none", **changes,
     }  # fmt: skip
-    about = {"model_from_pretrained_kwargs": asked}
+    about = {"model_from_pretrained_kwargs": steps}
     folder.mkdir(parents=True)
     content = {**config, "metadata": about} if new else {**config, **about}
     (folder / "cfg.json").write_text(json.dumps(content))
@@ -109,9 +109,9 @@ def test_features_are_those_of_the_centred_lm(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("asked", [None, {}, {"center_writing_weights": False}])
-def test_an_lm_that_was_not_changed(asked: object, tmp_path: Path) -> None:
-    sae = load_sae(_saelens(tmp_path / "sae", asked))
+@pytest.mark.parametrize("steps", [None, {}, {"center_writing_weights": False}])
+def test_an_lm_that_was_not_changed(steps: object, tmp_path: Path) -> None:
+    sae = load_sae(_saelens(tmp_path / "sae", steps))
     assert torch.equal(sae.encoder, _weights()["W_enc"].T)
 
 
