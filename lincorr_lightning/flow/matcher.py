@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from lincorr_lightning.errors import SparseAutoencoderError, require
+from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint, check_index
@@ -132,8 +132,8 @@ class DecoderMatcher:
 
         Raises:
             SparseAutoencoderError: The start's hook point has no SAE, its index is out of range,
-                its decoder is zero, or an argument is not valid.
-            ConfigError: k is below 1.
+                its decoder is zero, or there is no such direction.
+            ConfigError: k or a threshold is out of range.
         """
         limits = thresholds_by_kind(thresholds)
         if direction not in ("backward", "forward", "both"):
@@ -231,20 +231,17 @@ def thresholds_by_kind(thresholds: Mapping[HookKind, float] | float) -> dict[Hoo
             not named have `DEFAULT_THRESHOLD`.
 
     Raises:
-        SparseAutoencoderError: There is no such kind, or a threshold is not between -1 and 1.
+        ConfigError: There is no such kind, or a threshold is not between -1 and 1.
     """
     if not isinstance(thresholds, Mapping):
         thresholds = dict.fromkeys(KINDS, float(thresholds))
     unknown = set(thresholds) - set(KINDS)
     if unknown:
-        raise SparseAutoencoderError(
-            f"{sorted(unknown)[0]!r} is not a kind of hook point; the kinds are {', '.join(KINDS)}."
+        raise ConfigError(
+            f"model.thresholds has {sorted(unknown)[0]!r}, which is no kind of hook point; the "
+            f"kinds are {', '.join(KINDS)}."
         )
     found = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
     for kind, value in found.items():
-        if not -1 <= value <= 1:
-            raise SparseAutoencoderError(
-                f"the threshold of {kind} is {value:g}; it is the minimum cosine of an edge, "
-                "between -1 and 1."
-            )
+        require(f"model.thresholds of {kind}", value, at_least=-1, at_most=1)
     return found

@@ -116,10 +116,7 @@ class FeatureFlow(FrozenLMModule):
         require("model.k", k, at_least=1)
         require("model.training_tokens", training_tokens, at_least=1)
         require("model.n_subjects", n_subjects, at_least=20)
-        try:
-            self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
-        except SparseAutoencoderError as error:
-            raise ConfigError(f"model.thresholds is {thresholds}: {error}") from None
+        self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         super().__init__(lm)
         self.sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if isinstance(deactivation, Mapping):

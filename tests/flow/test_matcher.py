@@ -240,8 +240,14 @@ START = Feature(_hook_point(1), 0)
         (lambda: FLOW.follow(Feature(_hook_point(1), -1)), "no feature -1"),
         (lambda: FLOW.follow(START, direction="up"), "backward, forward or both"),
         (lambda: FLOW.follow(START, k=0), "k is 0; it must be at least 1"),
-        (lambda: FLOW.follow(START, thresholds={"mlp": 0.1}), "'mlp' is not a kind of hook point"),
-        (lambda: FLOW.follow(START, thresholds=2.0), "threshold of residual is 2; it is the minim"),
+        (
+            lambda: FLOW.follow(START, thresholds={"mlp": 0.1}),
+            "'mlp', which is no kind of hook point",
+        ),
+        (
+            lambda: FLOW.follow(START, thresholds=2.0),
+            "thresholds of residual is 2.0; it must be at least -1",
+        ),
         (lambda: FLOW.follow(START, thresholds={"mlp_out": math.nan}), "of mlp_out is nan"),
         (lambda: DecoderMatcher({}), "no SAE"),
         (lambda: DecoderMatcher({_hook_point(i): torch.eye(3 + i) for i in (0, 1)}), "4 wide"),
