@@ -138,16 +138,9 @@ def find_cases(
     generator: torch.Generator,
     n_skipped: int = 0,
 ) -> Cases:
-    """Draw cases at random; each is as likely as any other.
+    """Draw n cases at random, each as likely as any other; fewer if there are not so many.
 
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        rows: Token ids of the texts.
-        groups: Groups of the hook point, with the best matches of its features.
-        n: Number of cases; fewer if there are not so many.
-        generator: Random generator on the CPU.
-        n_skipped: Number of tokens at the beginning of each text that do not count.
+    The first `n_skipped` tokens of a text do not count.
     """
     sources = list(groups.sources.values())
     hook_points = [groups.hook_point, *sources]
@@ -199,16 +192,8 @@ def run_cuts(
 ) -> list[Outcomes]:
     """Read the text of every case with features rescaled at its token, once per cut.
 
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        rows: Token ids of the texts.
-        cases: Cases of `find_cases`.
-        cuts: Cuts, each of all cases; one that chooses nothing leaves the LM unchanged.
-        progress: Function called with the number of texts of each forward pass.
-
-    Returns:
-        Outcomes of each cut.
+    A cut that chooses no feature leaves the LM unchanged. `progress` is called with the number of
+    texts of each forward pass.
     """
     n = len(cuts)
     activation = torch.full((len(cases), n), torch.nan, dtype=torch.float64)

@@ -106,11 +106,7 @@ def score_relation(
 ) -> RelationScores:
     """Compare the logits of a relation with and without some features.
 
-    Args:
-        relation: The relation.
-        before: Logits of the unchanged LM.
-        after: Logits with the features removed; `before` again scores the unchanged LM.
-        n_fit: Number of subjects, from the first, that maps are fitted on; the others are scored.
+    Maps are fitted on the first `n_fit` subjects; the others are scored.
     """
     old, new = _fit(before, n_fit), _fit(after, n_fit)
     test = slice(n_fit, None)

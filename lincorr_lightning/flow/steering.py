@@ -92,17 +92,11 @@ def distances(graph: FlowGraph) -> dict[Feature, int]:
 def steering_weights(
     graph: FlowGraph, strategy: Strategy, decay: float = 0.5
 ) -> dict[Feature, float]:
-    """Return the relative strength of each feature of a flow graph.
+    """Return the relative strength of each feature of a flow graph: 1 for its start.
 
-    Args:
-        graph: Flow graph of the feature to steer with.
-        strategy: ``single`` uses the start alone. With the others every feature of the graph takes
-            part: ``constant`` with equal weights, ``linear`` with weights that fall to 0 one step
-            beyond the farthest feature, ``exponential`` with a factor of `decay` per step.
-        decay: Factor of ``exponential``.
-
-    Returns:
-        1 for the start, at most 1 for the others.
+    ``single`` uses the start alone. With the others every feature takes part: ``constant`` with
+    equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
+    ``exponential`` with a factor of `decay` per step.
 
     Raises:
         ConfigError: There is no such strategy.
@@ -232,12 +226,7 @@ def measure_steering(
 
 
 def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
-    """Return the means over the answers for each strategy and strength.
-
-    Returns:
-        Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and
-        ``score``.
-    """
+    """Return the means over the answers, a row for each strategy and strength."""
     groups: dict[tuple[str, float], list[SteeringPoint]] = {}
     for point in points:
         groups.setdefault((point.strategy, point.strength), []).append(point)

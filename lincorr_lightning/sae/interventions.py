@@ -62,12 +62,7 @@ def remove_everywhere(sae: SparseAutoencoder, chosen: Sequence[int]) -> Interven
 def add_features(
     saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
 ) -> dict[HookPoint, Intervention]:
-    """Add features to every token, to steer with them.
-
-    Args:
-        saes: SAE of each hook point.
-        amounts: Amount of each feature to add, in units of its activation.
-    """
+    """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
         sae = sae_at(saes, feature.hook_point)

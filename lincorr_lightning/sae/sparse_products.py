@@ -45,16 +45,9 @@ def encode_entries(
 ) -> Tensor:
     """Make known pre-activations differentiable with respect to encoder, bias and center.
 
-    Args:
-        inputs: Scaled activations, ``(n_hook_points, n, width)``.
-        encoder: Encoders, ``(n_hook_points, n_features, width)``.
-        bias: Encoder biases, ``(n_hook_points, n_features)``.
-        center: Vectors subtracted from the inputs, ``(n_hook_points, width)``.
-        values: ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``.
-        entries: The entries.
-
-    Returns:
-        The values, ``(n_entries,)``.
+    They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``. Other
+    shapes are ``(n_hook_points, n, width)`` of the inputs and ``(n_hook_points, n_features,
+    width)`` of the encoders.
     """
     return _EncodeEntries.apply(inputs, encoder, bias, center, values, entries)  # type: ignore[no-untyped-call]
 

@@ -233,14 +233,6 @@ def test_checkpoints_and_folders_are_scored_again(
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
 
 
-def test_a_single_hook_point(make: Callable[..., Any]) -> None:
-    trainer, module, data = make(layers=[1], kinds=["mlp_out"])
-    trainer.fit(module, datamodule=data)
-    (score,) = module.scores
-    assert (score.kind, score.layer) == ("mlp_out", 1)
-    assert 0.5 < score.explained_variance < 1
-
-
 @pytest.mark.parametrize("as_steps", [True, False])
 def test_any_dataloader_of_the_documented_batches(make: Callable[..., Any], as_steps: bool) -> None:
     """Texts as whole batches, or as blocks whose tokens are used in another order."""
