@@ -276,8 +276,13 @@ class FeatureFlow(FrozenLMModule):
 
     @torch.no_grad()
     def on_test_epoch_end(self) -> None:
-        """Measure what needs all texts or none, and build the results."""
-        assert self._statistics is not None, "no text was read"
+        """Measure what needs all texts or none, and build the results.
+
+        Raises:
+            ConfigError: No text was read.
+        """
+        if self._statistics is None:
+            raise ConfigError("the data has no batches of TokenRows. Pass --data TextsDataModule.")
         lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
         generator = torch.Generator().manual_seed(self.hparams["seed"])
         cuts = []
