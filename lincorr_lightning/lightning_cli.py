@@ -23,7 +23,7 @@ import lincorr_lightning.flow
 import lincorr_lightning.geometry
 import lincorr_lightning.pretraining
 import lincorr_lightning.probe
-import lincorr_lightning.sae.module  # noqa: F401
+import lincorr_lightning.sae.module
 from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
@@ -86,6 +86,11 @@ class LincorrCLI(LightningCLI):
         parser.link_arguments(
             "model", "data.init_args.plan", compute_fn=_training_plan, apply_on="instantiate"
         )
+        # TextsDataModule adds training steps where the study trains SAEs first.
+        parser.link_arguments(
+            "model", "data.init_args.training_tokens", compute_fn=_training_tokens,
+            apply_on="instantiate",
+        )  # fmt: skip
 
     def before_instantiate_classes(self) -> None:
         """Look for the checkpoint before anything is loaded."""
@@ -148,6 +153,10 @@ def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:
 def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
     plan = getattr(module, "plan", None)
     return plan if isinstance(plan, TrainingPlan) else None
+
+
+def _training_tokens(module: L.LightningModule) -> int:
+    return module.training_tokens if isinstance(module, lincorr_lightning.flow.FeatureFlow) else 0
 
 
 def run_lightning_cli(args: list[str]) -> LincorrCLI:

@@ -12,6 +12,9 @@ import transformers as hf
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+
 WORDS = (
     """lives in the city of country speaks language favorite color ’s is was born One day saw a
 Paris London Tokyo Berlin Madrid Rome Vienna Oslo Cairo Lima Beijing Moscow
@@ -131,6 +134,22 @@ def word_tokenizer(
     named = {"<pad>": "pad_token", "<unk>": "unk_token", "<s>": "bos_token", "</s>": "eos_token"}
     tokens = {named[token]: token for token in special}
     return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens | options)
+
+
+def toy_sae(hook_point: HookPoint, decoder: torch.Tensor, **changes: Any) -> SparseAutoencoder:
+    """Return an SAE whose encoder is its decoder, ``(n_features, width)``, without biases.
+
+    Args:
+        hook_point: Where it reads and writes.
+        decoder: The decoder; a feature is a row.
+        **changes: Arguments of `SparseAutoencoder` that replace the defaults.
+    """
+    n, width = decoder.shape
+    defaults = {
+        "encoder": decoder.clone(), "encoder_bias": torch.zeros(n),
+        "decoder_bias": torch.zeros(width),
+    }  # fmt: skip
+    return SparseAutoencoder(hook_point=hook_point, decoder=decoder, **defaults | changes).eval()
 
 
 def save_toy_lm(

@@ -201,6 +201,8 @@ class TextsDataModule(L.LightningDataModule):
         eval_batch_size: Number of held-out rows per batch.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of the order and of the held-out texts.
+        training_tokens: Number of tokens of other texts that a test run first trains SAEs on; the
+            program `lincorr` passes that of the study. 0 trains none.
 
     Attributes:
         n_skipped: After `setup`, the number of tokens at the beginning of a row that do not count.
@@ -226,9 +228,10 @@ class TextsDataModule(L.LightningDataModule):
         eval_batch_size: int = 250,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
+        training_tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["lm"])
+        self.save_hyperparameters(ignore=["lm", "training_tokens"])
         for name in ("n_tokens", "batch_tokens", "block_steps", "n_held_out", "eval_batch_size"):
             require(f"data.{name}", self.hparams[name], at_least=1)
         require("data.max_length", max_length, at_least=2)
@@ -242,6 +245,13 @@ class TextsDataModule(L.LightningDataModule):
                 f"data.block_steps = {batch_tokens * block_steps}. Train on more tokens, or make "
                 "blocks smaller."
             )
+        if 0 < training_tokens < batch_tokens * block_steps:
+            raise ConfigError(
+                f"model.training_tokens is {training_tokens}, but SAEs are trained on blocks of "
+                f"{batch_tokens * block_steps} tokens. Set it to that or more, or pass SAEs as "
+                "model.saes."
+            )
+        self._training_tokens = training_tokens
         self.n_skipped = 0
         self._lm = lm
         self._excluded: frozenset[str] = frozenset()
@@ -373,9 +383,16 @@ class TextsDataModule(L.LightningDataModule):
         batches = [pad_rows(rows[start : start + size], self.n_skipped) for start in starts]
         return make_loader(batches, self.trainer)
 
-    def test_dataloader(self) -> DataLoader[TokenRows]:
-        """Return a loader of the texts that a study reads which trains nothing."""
-        return self.val_dataloader()
+    def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:
+        """Return a loader of the texts that a study reads which trains nothing.
+
+        With `training_tokens` a loader of `TokenStep` from other texts comes first.
+        """
+        if not self._training_tokens:
+            return self.val_dataloader()
+        other = self.complement(self._training_tokens)
+        other.setup("fit")
+        return [DataLoader(other.blocks(), batch_size=None), self.val_dataloader()]
 
 
 def _tokenize(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[int]]:

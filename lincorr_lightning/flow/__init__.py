@@ -1,6 +1,6 @@
 """Feature flow: matching, graphs, deactivation and steering of the features of SAEs."""
 
-from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph, group_codes
+from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.module import FeatureFlow
@@ -12,5 +12,4 @@ __all__ = [
     "FeatureFlow",
     "FeatureGroups",
     "FlowGraph",
-    "group_codes",
 ]

@@ -83,9 +83,8 @@ def name_features(
 ) -> dict[str, str]:
     """Name features by the last tokens where each is most active, and the most likely next one.
 
-    Returns:
-        Name of each feature by its id, as ``Paris is → in``; features that are never active are
-        left out.
+    Names such as ``Paris is → in`` are given by the feature's id; features that are never active
+    have none.
     """
     names = {}
     for feature in features:

@@ -68,12 +68,10 @@ def find_answer_features(
 
     Args:
         hook_point: Hook point of the features.
-        features: Features at the last position of each subject's prompt, ``(n_subjects,
-            n_features)``.
+        features: Features at the end of each subject's prompt, ``(n_subjects, n_features)``.
         answers: Label that the LM answers for each subject, ``(n_subjects,)``.
         n_labels: Number of labels.
-        n_fit: Number of subjects, from the first, that features are chosen on; the others give the
-            AUROC that is reported.
+        n_fit: Number of subjects, from the first, that features are chosen on; AUROC is of others.
     """
     members = torch.nn.functional.one_hot(answers, n_labels).bool()
     fit, test = members[:n_fit], members[n_fit:]
@@ -107,15 +105,7 @@ def compare_answers(
     """Follow the features of all source and target answers back, and see where they meet.
 
     The flow of an answer starts at the feature that carries it in the last residual stream. Pairs
-    outside the reference are the chance level for those in it.
-
-    Args:
-        matcher: The decoders.
-        source: Features of the source's labels at each hook point.
-        target: Features of the target's labels at each hook point.
-        reference: Which pairs are in the reference, ``(n_target, n_source)`` bool.
-        thresholds: Minimum cosine of an edge.
-        k: Number of predecessors considered at each hook point.
+    outside the reference, ``(n_target, n_source)`` bool, are the chance level for those in it.
 
     Returns:
         All pairs of a source and a target label that have a feature in the last residual stream.

@@ -7,7 +7,6 @@ rescaled at that token alone, and the LM reads the rest of the text with that.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.matching import assign_features
-from lincorr_lightning.flow.suffix_rerun import rerun_suffixes
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
@@ -52,25 +50,20 @@ class DeactivationSettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        valid = all(math.isfinite(r) and r >= 0 for r in self.strengths)
-        distinct = len(set(self.strengths)) == len(self.strengths) > 0
-        if self.n_cases < 0 or not valid or not distinct:
+        require("model.deactivation.n_cases", self.n_cases, at_least=0)
+        for r in self.strengths:
+            require("model.deactivation.strengths", r, at_least=0)
+        if not self.strengths or len(set(self.strengths)) < len(self.strengths):
             raise ConfigError(
-                f"model.deactivation has n_cases {self.n_cases} and strengths "
-                f"{list(self.strengths)}; n_cases must be at least 0, and strengths, the factors "
-                "of the predecessors' activations, at least one number, each once and at least 0, "
-                "such as [0.0, 0.5]."
+                f"model.deactivation.strengths is {list(self.strengths)}; it must be at least one "
+                "number, each once, such as [0.0, 0.5]."
             )
 
 
 def predecessors_by_method(
     matcher: DecoderMatcher, hook_point: HookPoint
 ) -> dict[str, dict[HookPoint, Tensor]]:
-    """Return the predecessors of every feature of a hook point by each of `METHODS`.
-
-    Returns:
-        By method and hook point of the predecessors, ``(n_features, k)``; -1 is none.
-    """
+    """Return the predecessors of every feature by method, ``(n_features, k)``; -1 is none."""
     matches = matcher.match(hook_point, k=_TOP)
     targets = matcher.decoder(hook_point)
     return {
@@ -84,7 +77,7 @@ def predecessors_by_method(
 
 @dataclass(frozen=True)
 class Cases:
-    """Features at tokens at which at least one of their matched predecessors is active.
+    """Cases: features at tokens at which at least one of their matched predecessors is active.
 
     Attributes:
         hook_point: Hook point of the features.
@@ -123,7 +116,7 @@ class Cases:
 
 
 class Outcomes(NamedTuple):
-    """What became of the features of the cases and of the texts.
+    """Activations of the cases' features, and losses of their texts, after a cut.
 
     Attributes:
         activation: Activation of each case's feature at its token, ``(n,)``, float64.
@@ -145,16 +138,9 @@ def find_cases(
     generator: torch.Generator,
     n_skipped: int = 0,
 ) -> Cases:
-    """Draw cases at random; each is as likely as any other.
+    """Draw n cases at random, each as likely as any other; fewer if there are not so many.
 
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        rows: Token ids of the texts.
-        groups: Groups of the hook point, with the best matches of its features.
-        n: Number of cases; fewer if there are not so many.
-        generator: Random generator on the CPU.
-        n_skipped: Number of tokens at the beginning of each text that do not count.
+    The first `n_skipped` tokens of a text do not count.
     """
     sources = list(groups.sources.values())
     hook_points = [groups.hook_point, *sources]
@@ -204,22 +190,10 @@ def run_cuts(
     cuts: Sequence[Cut],
     progress: Callable[[int], object] | None = None,
 ) -> list[Outcomes]:
-    """Read the text of every case with features rescaled at its token, in each of several ways.
+    """Read the text of every case with features rescaled at its token, once per cut.
 
-    All cuts of a case are read together, and only the part of its text and the layers that they
-    can change (see `rerun_suffixes`).
-
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        rows: Token ids of the texts.
-        cases: Cases of `find_cases`.
-        cuts: Cuts, each of all cases; one that chooses nothing leaves the LM as it is.
-        progress: Function called with the number of pairs of a cut and a case after each forward
-            pass.
-
-    Returns:
-        Outcomes of each cut.
+    A cut that chooses no feature leaves the LM unchanged. `progress` is called with the number of
+    texts of each forward pass.
     """
     n = len(cuts)
     activation = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
@@ -227,28 +201,29 @@ def run_cuts(
     factor = torch.tensor([r for _, r in cuts])
     chosen = _stack(cases, [features for features, _ in cuts])
 
-    def interventions(numbers: list[int], begin: int) -> dict[HookPoint, Intervention]:
+    def interventions(numbers: list[int]) -> dict[HookPoint, Intervention]:
         case, cut = torch.tensor(numbers) // n, torch.tensor(numbers) % n
-        positions = cases.positions[case] - begin
         return {
-            at: rescale_at(saes[at], positions, index[cut, case], factor[cut])
+            at: rescale_at(saes[at], cases.positions[case], index[cut, case], factor[cut])
             for at, index in chosen.items()
         }
 
-    def record(forward: Forward, begin: int) -> None:
+    def record(forward: Forward) -> None:
         case, cut = torch.tensor(forward.cases) // n, torch.tensor(forward.cases) % n
-        positions = cases.positions[case] - begin
+        positions = cases.positions[case]
         x = forward.at_positions(cases.hook_point, positions)
         features = saes[cases.hook_point].encode(x).cpu()
         activation[case, cut] = features.gather(1, cases.features[case][:, None])[:, 0].double()
         losses, has_next = (part.cpu() for part in forward.losses())
         after = has_next & (torch.arange(has_next.shape[1]) >= positions[:, None])
         loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
+        if progress is not None:
+            progress(len(forward.cases))
 
-    rerun_suffixes(
-        lm, [rows[text] for text in cases.texts.tolist()], cases.positions.tolist(), n,
-        min(at.layer + (at.kind == "residual") for at in (cases.hook_point, *chosen)), record,
-        hook_points=[cases.hook_point], interventions=interventions, progress=progress,
+    # Row `case * n + cut` is a case's text, read with one of the cuts.
+    run_with_hooks(
+        lm, [rows[text] for text in cases.texts.tolist() for _ in cuts], record,
+        hook_points=[cases.hook_point], interventions=interventions,
     )  # fmt: skip
     return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
 
@@ -268,15 +243,7 @@ def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
 
 
 class Effect(NamedTuple):
-    """Effect of rescaling on some cases.
-
-    Attributes:
-        n: Number of cases.
-        success: Share of the cases whose feature is no longer active.
-        activation_change: Mean of ``(f_new - f_old) / f_old``.
-        loss_change: ``(L_new - L_old) / L_old`` of the mean losses after the token; None if every
-            token is the last of its text.
-    """
+    """Effect of rescaling on some cases, see `CutEffect`."""
 
     n: int
     success: float
@@ -284,20 +251,8 @@ class Effect(NamedTuple):
     loss_change: float | None
 
 
-def summarize_outcomes(
-    before: Outcomes, after: Outcomes, which: Tensor | None = None
-) -> Effect | None:
-    """Compare the outcomes of cases with and without rescaling.
-
-    Args:
-        before: Outcomes of the unchanged LM.
-        after: Outcomes with features rescaled.
-        which: Cases to compare, ``(n,)`` bool; None for all.
-
-    Returns:
-        The effect; None if there are no cases.
-    """
-    which = torch.ones(len(before.loss), dtype=torch.bool) if which is None else which
+def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> Effect | None:
+    """Compare some of the cases, ``(n,)`` bool, before and after a cut; None if there are none."""
     n = int(which.sum())
     if not n:
         return None
@@ -326,8 +281,9 @@ class CutEffect:
         group: Group of the cases, or ``all``.
         n: Number of cases.
         success: Share of the cases whose feature is no longer active.
-        activation_change: Mean relative change of the features' activations.
-        loss_change: Relative change of the loss after the token; None if nothing follows.
+        activation_change: Mean of ``(f_new - f_old) / f_old`` of the features' activations.
+        loss_change: ``(L_new - L_old) / L_old`` of the mean losses after the token; None if every
+            token is the last of its text.
     """
 
     layer: int
@@ -376,7 +332,7 @@ def measure_deactivation(
         total=len(cuts) * len(cases), desc=description, unit="text", disable=None, leave=False
     ) as bar:
         before, *after = run_cuts(lm, saes, rows, cases, cuts, bar.update)
-    masks: dict[str, Tensor | None] = {"all": None}
+    masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [
         CutEffect(groups.hook_point.layer, *label, group, *effect)

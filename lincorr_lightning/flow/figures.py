@@ -338,29 +338,29 @@ def flow_figure(
 def _positions(
     features: Collection[Feature], edges: Sequence[Edge]
 ) -> dict[Feature, tuple[float, float]]:
-    """Centre of each box: streams in the middle, attention to their left and MLP to their right."""
-    rows: dict[tuple[int, bool], list[Feature]] = {}
+    """Centre of each box: a column per kind, the streams in the middle, and a row per height."""
+    own: dict[HookPoint, list[Feature]] = {}
     for feature in features:
-        rows.setdefault(_height(feature.hook_point), []).append(feature)
-    # Room between the outputs for lines from stream to stream.
-    passing = any(e.source.hook_point.kind == "residual" for e in edges)
-    widest = max((len(own) for (_, is_stream), own in rows.items() if is_stream), default=0)
-    gap = widest * _STEP if passing else 0.0
+        own.setdefault(feature.hook_point, []).append(feature)
+    # Lines from stream to stream pass between the columns of attention and MLP.
+    attention, stream, mlp = (
+        max((len(row) for at, row in own.items() if at.kind == kind), default=0)
+        for kind in ("attention_out", "residual", "mlp_out")
+    )
+    columns: dict[HookKind, float] = {
+        "attention_out": -(stream + attention) / 2, "residual": 0.0, "mlp_out": (stream + mlp) / 2
+    }  # fmt: skip
+    heights = sorted({_height(at) for at in own})
     positions: dict[Feature, tuple[float, float]] = {}
 
     def order(feature: Feature) -> tuple[float, Feature]:
         targets = [positions[e.target][0] for e in edges if e.source == feature]
         return (sum(targets) / len(targets) if targets else 0.0, feature)
 
-    for row, (height, own) in enumerate(sorted(rows.items(), reverse=True)):
-        is_mlp = {feature: feature.hook_point.kind == "mlp_out" for feature in own}
-        y = (len(rows) - row - 0.5) * _ROW
-        for i, feature in enumerate(sorted(own, key=lambda f: (is_mlp[f], *order(f)))):
-            x = (i - (len(own) - 1) / 2) * _STEP
-            if not height[1] and gap:
-                n_left = len(own) - sum(is_mlp.values())
-                x = (i - n_left + 0.5) * _STEP + (gap / 2 if is_mlp[feature] else -gap / 2)
-            positions[feature] = x, y
+    for at in sorted(own, key=_height, reverse=True):
+        y = (heights.index(_height(at)) + 0.5) * _ROW
+        for i, feature in enumerate(sorted(own[at], key=order)):
+            positions[feature] = (columns[at.kind] + i - (len(own[at]) - 1) / 2) * _STEP, y
     return positions
 
 
@@ -374,16 +374,17 @@ def _strongest(starts: Collection[Feature], edges: Collection[Edge]) -> set[Feat
     kept = set(starts)
     for backward in (True, False):
         reached = set(starts)
-        ends = [(e.target, e.source) if backward else (e.source, e.target) for e in edges]
-        cosines = [edge.cosine for edge in edges]
-        order = sorted({far.hook_point for _, far in ends}, key=_height, reverse=backward)
-        for hook_point in order:
+        ends = [
+            (e.target, e.source, e.cosine) if backward else (e.source, e.target, e.cosine)
+            for e in edges
+        ]
+        for at in sorted({far.hook_point for _, far, _ in ends}, key=_height, reverse=backward):
             best: dict[Feature, float] = {}
-            for (near, far), cosine in zip(ends, cosines, strict=True):
-                if far.hook_point == hook_point and near in reached:
+            for near, far, cosine in ends:
+                if far.hook_point == at and near in reached:
                     best[far] = max(best.get(far, -math.inf), cosine)
             new = sorted(best.keys() - kept, key=lambda f: (-best[f], f))
-            n_kept = sum(feature.hook_point == hook_point for feature in kept)
+            n_kept = sum(feature.hook_point == at for feature in kept)
             kept.update(new[: max(0, _MAX_PER_HOOK_POINT - n_kept)])
             reached |= kept & best.keys()
     return kept

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from torch import Tensor
-
-from lincorr_lightning.io import atomic_write, write_json
+from lincorr_lightning.io import atomic_write
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
 
 SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
@@ -24,27 +22,6 @@ def _group_name(code: int) -> str:
 
 GROUPS: tuple[str, ...] = tuple(_group_name(code) for code in range(2 ** len(KINDS)))
 """Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
-
-
-def group_codes(residual: Tensor, mlp_out: Tensor, attention_out: Tensor) -> Tensor:
-    """Return the group of a feature, given which of its matched predecessors take part.
-
-    Args:
-        residual: Whether the predecessor in the residual stream takes part (on data: is active),
-            bool of any shape.
-        mlp_out: Whether the predecessor in the MLP's output does, same shape.
-        attention_out: Whether the predecessor in the attention's output does, same shape.
-
-    Returns:
-        Codes of `GROUPS`, int64 of the same shape.
-
-    Example:
-        >>> import torch
-        >>> yes, no = torch.tensor([True]), torch.tensor([False])
-        >>> GROUPS[group_codes(no, yes, yes)]
-        'From MLP & ATT'
-    """
-    return residual.long() + 2 * mlp_out.long() + 4 * attention_out.long()
 
 
 @dataclass(frozen=True, order=True)
@@ -89,10 +66,7 @@ class FlowGraph:
         return sorted(ends | {self.start})
 
     def change(self, feature: Feature) -> str | None:
-        """Return what happens to a residual feature at its layer.
-
-        Args:
-            feature: A feature of the graph.
+        """Return what happens to a feature at its layer.
 
         Returns:
             *persistence* if it comes from the residual stream alone, *transformation* if it comes
@@ -132,14 +106,6 @@ class FlowGraph:
                 for edge in self.edges
             ],
         }
-
-    def write_json(self, path: str | Path) -> None:
-        """Write the graph as JSON.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        write_json(path, self.as_dict())
 
     def write_graphml(self, path: str | Path) -> None:
         """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lincorr_lightning.flow.graph import GROUPS, group_codes
+from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.flow.matching import Matches
 from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.results.numbers import number
@@ -50,11 +50,9 @@ class FeatureGroups:
 
     Args:
         hook_point: Hook point of the features.
-        matches: Matches of the features in each predecessor, as `DecoderMatcher.match` returns
-            them; only the best match is used.
+        matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
 
     Attributes:
-        hook_point: Hook point of the features.
         sources: Predecessors by kind.
         predecessors: Matched predecessor of each feature by kind, ``(n_features,)``; -1 is none.
         cosines: Cosine of that predecessor by kind, ``(n_features,)``; NaN if there is none.
@@ -96,20 +94,15 @@ class FeatureGroups:
         Returns:
             Codes of `GROUPS`, ``(n_tokens, n_features)``, int64.
         """
-        here = features[self.hook_point]
-        active = dict.fromkeys(KINDS, torch.zeros_like(here, dtype=torch.bool))
+        codes = torch.zeros_like(features[self.hook_point], dtype=torch.int64)
         for kind, source in self.sources.items():
             index = self.predecessors[kind]
-            active[kind] = (features[source] > 0)[:, index.clamp(min=0)] & (index >= 0)
-        return group_codes(**active)
+            active = (features[source] > 0)[:, index.clamp(min=0)] & (index >= 0)
+            codes += active.long() << KINDS.index(kind)
+        return codes
 
     def update(self, features: Mapping[HookPoint, Tensor]) -> None:
-        """Count the activations of some tokens.
-
-        Args:
-            features: Features of this hook point and of its predecessors, ``(n_tokens,
-                n_features)`` each.
-        """
+        """Count the activations of some tokens; features are as for `codes`."""
         token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
         codes = self.codes(features)[token, feature]
         flat = feature * len(GROUPS) + codes
@@ -123,30 +116,21 @@ class FeatureGroups:
             return {}
         return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
 
-    def with_predecessor(self, kind: HookKind) -> Tensor:
-        """Return how often each feature was active with its predecessor, ``(n_features,)``."""
-        bit = 1 << KINDS.index(kind)
-        return self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
-
     def auroc(self, kind: HookKind) -> float:
         """Return how well the cosine predicts that the predecessor is active with the feature.
 
-        Args:
-            kind: Kind of the predecessor.
-
         Returns:
-            Area under the ROC curve over all activations; NaN if the predecessor always or never
-            is active.
+            Area under the ROC curve over all activations; NaN if the predecessor of this kind is
+            always or never active.
         """
-        together = self.with_predecessor(kind)
+        bit = 1 << KINDS.index(kind)
+        together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
         return counted_auroc(self.cosines[kind], together, self.counts.sum(1) - together)
 
-    def histogram(self, kind: HookKind, n_bins: int = 40) -> Tensor:
+    def histogram(self, kind: HookKind, n_bins: int = 20) -> Tensor:
         """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
 
-        Args:
-            kind: Kind of the predecessor.
-            n_bins: Number of bins of equal width from 0 to 1; cosines below 0 are in the first.
+        Bins have equal width from 0 to 1; cosines below 0 are in the first.
 
         Returns:
             ``(8, n_bins)``, int64.
@@ -157,19 +141,15 @@ class FeatureGroups:
         found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
         return found.index_add_(0, binned, self.counts[known]).T
 
-    def summarize(self, n_bins: int = 20) -> LayerGroups:
-        """Return the counts of this layer as plain data.
-
-        Args:
-            n_bins: Number of bins of the cosines.
-        """
+    def summarize(self) -> LayerGroups:
+        """Return the counts of this layer as plain data."""
         return LayerGroups(
             layer=self.hook_point.layer,
             n_activations=int(self.counts.sum()),
             shares=self.shares(),
             auroc={kind: number(self.auroc(kind)) for kind in self.kinds},
             histograms={
-                kind: dict(zip(GROUPS, self.histogram(kind, n_bins).tolist(), strict=True))
+                kind: dict(zip(GROUPS, self.histogram(kind).tolist(), strict=True))
                 for kind in self.kinds
             },
             zero_norm=self._zero_norm,

@@ -8,15 +8,14 @@ outputs have no predecessors: features are born there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint, check_index
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
 DEFAULT_THRESHOLD = 0.25
@@ -64,26 +63,6 @@ class DecoderMatcher:
                         "Pass one, or only the layers on one side of it."
                     )
 
-    @classmethod
-    def from_saes(cls, saes: Iterable[SparseAutoencoder]) -> DecoderMatcher:
-        """Make a matcher from SAEs.
-
-        Args:
-            saes: SAEs, at most one per hook point.
-
-        Raises:
-            SparseAutoencoderError: Two SAEs belong to one hook point, or the SAEs do not belong
-                together.
-        """
-        decoders: dict[HookPoint, Tensor] = {}
-        for sae in saes:
-            if sae.hook_point in decoders:
-                raise SparseAutoencoderError(
-                    f"there are two SAEs for the {sae.hook_point}. Pass one."
-                )
-            decoders[sae.hook_point] = sae.decoder
-        return cls(decoders)
-
     @property
     def hook_points(self) -> list[HookPoint]:
         """Hook points that have an SAE, by layer."""
@@ -104,8 +83,7 @@ class DecoderMatcher:
     def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Return the hook points with an SAE from which features of a hook point can come.
 
-        Args:
-            hook_point: A hook point; those of MLP and attention have no predecessors.
+        Hook points of MLP and attention have none.
         """
         if hook_point.kind != "residual":
             return []
@@ -142,7 +120,6 @@ class DecoderMatcher:
         direction: str = "both",
         thresholds: Mapping[HookKind, float] | float = DEFAULT_THRESHOLD,
         k: int = 1,
-        max_steps: int | None = None,
     ) -> FlowGraph:
         """Follow a feature through the layers.
 
@@ -152,19 +129,18 @@ class DecoderMatcher:
                 ``both``, each from the start.
             thresholds: Minimum cosine of an edge, one for all or by the kind of its source.
             k: Number of features considered at each hook point, the most similar first.
-            max_steps: Number of steps in each direction; None for all layers.
 
         Raises:
             SparseAutoencoderError: The start's hook point has no SAE, its index is out of range,
-                its decoder is zero, or an argument is not valid.
+                its decoder is zero, or there is no such direction.
+            ConfigError: k or a threshold is out of range.
         """
         limits = thresholds_by_kind(thresholds)
         if direction not in ("backward", "forward", "both"):
             raise SparseAutoencoderError(
                 f"direction is {direction!r}; it must be backward, forward or both."
             )
-        if k < 1:
-            raise SparseAutoencoderError(f"k is {k}; it must be at least 1.")
+        require("k", k, at_least=1)
         self.check_start(start)
         edges: dict[tuple[Feature, Feature], Edge] = {}
         groups: dict[Feature, str] = {}
@@ -172,15 +148,14 @@ class DecoderMatcher:
         for backward in (True, False):
             if direction not in ("both", "backward" if backward else "forward"):
                 continue
-            step, frontier, seen = 0, {start}, {start}
-            while frontier and (max_steps is None or step < max_steps):
+            frontier = seen = {start}
+            while frontier:
                 found = self._step(frontier, backward, limits, k, zero_norm)
                 if backward:
                     groups.update(self._groups_of(frontier, found))
                 edges.update({(edge.source, edge.target): edge for edge in found})
                 frontier = {edge.source if backward else edge.target for edge in found} - seen
-                seen |= frontier
-                step += 1
+                seen = seen | frontier
         return FlowGraph(start, tuple(sorted(edges.values())), groups, limits, zero_norm)
 
     def _step(
@@ -191,7 +166,7 @@ class DecoderMatcher:
         k: int,
         zero_norm: dict[HookPoint, int],
     ) -> list[Edge]:
-        """Edges from the frontier to the hook points before or after it."""
+        """Return the edges from the frontier to the hook points before or after it."""
         edges = []
         for at in sorted({feature.hook_point for feature in frontier}):
             indices = sorted(feature.index for feature in frontier if feature.hook_point == at)
@@ -213,15 +188,11 @@ class DecoderMatcher:
         return edges
 
     def _groups_of(self, frontier: set[Feature], edges: list[Edge]) -> dict[Feature, str]:
-        kinds: dict[Feature, set[HookKind]] = {
-            feature: set() for feature in frontier if self.predecessors(feature.hook_point)
-        }
+        """Return the group of each feature of the frontier that can have predecessors."""
+        codes = {feature: 0 for feature in frontier if self.predecessors(feature.hook_point)}
         for edge in edges:
-            kinds[edge.target].add(edge.source.hook_point.kind)
-        return {
-            feature: GROUPS[sum(1 << KINDS.index(kind) for kind in found)]
-            for feature, found in kinds.items()
-        }
+            codes[edge.target] |= 1 << KINDS.index(edge.source.hook_point.kind)
+        return {feature: GROUPS[code] for feature, code in codes.items()}
 
     def decoder(self, hook_point: HookPoint) -> Tensor:
         """Return the decoder of a hook point, ``(n_features, width)``.
@@ -238,9 +209,6 @@ class DecoderMatcher:
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed.
-
-        Args:
-            start: Feature to start from.
 
         Raises:
             SparseAutoencoderError: Its hook point has no SAE, its index is out of range, or its
@@ -263,20 +231,17 @@ def thresholds_by_kind(thresholds: Mapping[HookKind, float] | float) -> dict[Hoo
             not named have `DEFAULT_THRESHOLD`.
 
     Raises:
-        SparseAutoencoderError: There is no such kind, or a threshold is not between -1 and 1.
+        ConfigError: There is no such kind, or a threshold is not between -1 and 1.
     """
     if not isinstance(thresholds, Mapping):
         thresholds = dict.fromkeys(KINDS, float(thresholds))
     unknown = set(thresholds) - set(KINDS)
     if unknown:
-        raise SparseAutoencoderError(
-            f"{sorted(unknown)[0]!r} is not a kind of hook point; the kinds are {', '.join(KINDS)}."
+        raise ConfigError(
+            f"model.thresholds has {sorted(unknown)[0]!r}, which is no kind of hook point; the "
+            f"kinds are {', '.join(KINDS)}."
         )
     found = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
     for kind, value in found.items():
-        if not -1 <= value <= 1:
-            raise SparseAutoencoderError(
-                f"the threshold of {kind} is {value:g}; it is the minimum cosine of an edge, "
-                "between -1 and 1."
-            )
+        require(f"model.thresholds of {kind}", value, at_least=-1, at_most=1)
     return found

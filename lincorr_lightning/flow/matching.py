@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lincorr_lightning.errors import require
+
 # Cosines held in memory at a time: 16 million float32 numbers are 64 MiB.
 _TILE_SIZE = 2**24
 
@@ -47,7 +49,8 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
         k: Number of sources per target; 1 and 5 in the paper.
 
     Raises:
-        ValueError: The widths differ, or k is below 1.
+        ValueError: The widths differ.
+        ConfigError: k is below 1.
 
     Example:
         >>> matches = match_features(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1], [3, 3]]))
@@ -59,8 +62,7 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
             f"decoders {tuple(targets.shape)} and {tuple(sources.shape)} cannot be compared: "
             "they must be (n_features, width) of one width"
         )
-    if k < 1:
-        raise ValueError(f"k is {k}; it must be at least 1")
+    require("k", k, at_least=1)
     n_targets, n_sources = len(targets), len(sources)
     targets, sources = targets.float(), sources.float()
     target_norm, source_norm = targets.norm(dim=1), sources.norm(dim=1)

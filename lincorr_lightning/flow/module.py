@@ -9,16 +9,15 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from lincorr_lightning.data.texts import TextsDataModule, TokenRows
+from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.errors import (
     ConfigError,
     DomainError,
     SparseAutoencoderError,
     require,
 )
-from lincorr_lightning.flow.activity import name_features
+from lincorr_lightning.flow.activity import FeatureActivity, name_features
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
-from lincorr_lightning.flow.default_saes import train_saes
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.matcher import DecoderMatcher, thresholds_by_kind
 from lincorr_lightning.flow.relation_flow import RelationFlow, measure_relation
@@ -43,6 +42,7 @@ from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
+from lincorr_lightning.sae.training import SAETraining
 
 _log = logging.getLogger(__name__)
 
@@ -60,16 +60,18 @@ class FeatureFlow(FrozenLMModule):
     share, and steers towards some of the answers. ("Analyze Feature Flow to Enhance Interpretation
     and Steering in Language Models", Laptev et al., 2025, arXiv 2502.03032.)
 
-    It is run by ``lincorr test`` in one process. Its batches are `TokenRows`.
+    It is run by ``lincorr test`` in one process. Its batches are `TokenRows`. Without SAEs, a
+    DataLoader of `TokenStep` comes first, on which small ones are trained.
 
     Args:
         lm: The LM.
         saes: Folder that holds a folder for each SAE, in any known format, such as
             ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the folders of the SAEs.
-            None trains small ones first, on texts of the `TextsDataModule` that are not read
+            None trains small ones first.
+        training_tokens: Number of tokens that small SAEs are trained on; the program `lincorr`
+            passes it to the `TextsDataModule`, which takes them from texts that are not read
             afterwards.
-        training_tokens: Number of tokens that these are trained on.
-        sae: Form and size of these.
+        sae: Form and size of small SAEs.
         relation: Relation whose answers' features are searched, as ``city->country``; None skips
             it and steering.
         features: Features whose flow is drawn, as ``residual.1.37``; None draws features that carry
@@ -112,11 +114,9 @@ class FeatureFlow(FrozenLMModule):
         seed: int = 0,
     ) -> None:
         require("model.k", k, at_least=1)
+        require("model.training_tokens", training_tokens, at_least=1)
         require("model.n_subjects", n_subjects, at_least=20)
-        try:
-            self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
-        except SparseAutoencoderError as error:
-            raise ConfigError(f"model.thresholds is {thresholds}: {error}") from None
+        self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         super().__init__(lm)
         self.sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if isinstance(deactivation, Mapping):
@@ -158,6 +158,11 @@ class FeatureFlow(FrozenLMModule):
         self.starts = [parse_feature(text, folded) for text in self.hparams["features"] or []]
 
     @property
+    def training_tokens(self) -> int:
+        """Number of tokens to train SAEs on; 0 if there are SAEs."""
+        return 0 if self.saes else int(self.hparams["training_tokens"])
+
+    @property
     def saes(self) -> dict[HookPoint, SparseAutoencoder]:
         """SAE of each hook point; empty before default SAEs are trained."""
         return dict(zip(self._hook_points, self._saes.values(), strict=True))  # type: ignore[arg-type]
@@ -168,8 +173,7 @@ class FeatureFlow(FrozenLMModule):
         """Refuse settings that the study cannot run under.
 
         Raises:
-            ConfigError: There are several processes, no texts to train SAEs on, or what every study
-                of a frozen LM refuses.
+            ConfigError: There are several processes, or what every study of a frozen LM refuses.
             OutputError: The run's folder cannot be written.
         """
         super().setup(stage)
@@ -178,17 +182,6 @@ class FeatureFlow(FrozenLMModule):
                 f"FeatureFlow runs in one process, not {self.trainer.world_size}. Pass "
                 "--trainer.devices 1."
             )
-        if not self.saes:
-            self._training_data()
-
-    def _training_data(self) -> TextsDataModule:
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, TextsDataModule):
-            raise ConfigError(
-                "model.saes is null, which trains SAEs on the texts of a TextsDataModule; data is "
-                f"{type(data).__name__}. Pass --data TextsDataModule, or SAEs as model.saes."
-            )
-        return data
 
     def configure_model(self) -> None:
         """Load the LM."""
@@ -201,7 +194,7 @@ class FeatureFlow(FrozenLMModule):
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
         for sae in self.saes.values():
             sae.check_fits(width_of(model), n_layers, self.lm.config.name_or_path)
-        matcher = DecoderMatcher.from_saes(self.saes.values())
+        matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
         for start in self.starts:
             matcher.check_start(start)
         if not any(matcher.predecessors(hook_point) for hook_point in matcher.hook_points):
@@ -214,45 +207,66 @@ class FeatureFlow(FrozenLMModule):
     # -- reading ---------------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
-        """Train SAEs if none are given, and match the features."""
-        if not self.saes:
-            self._train_saes()
-            self._check_saes()
-        self._matcher = DecoderMatcher.from_saes(self.saes.values())
-        self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
+        """Match the features of the given SAEs."""
         self._rows: list[list[int]] = []
         self._n_skipped = 0
+        self._training: SAETraining | None = None
+        self._statistics: TextStatistics | None = None
+        if self.saes:
+            self._start_reading()
 
-    def _train_saes(self) -> None:
-        dry = is_dry_run(self.trainer)
+    def _start_reading(self) -> TextStatistics:
+        self._matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
+        self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
+        return self._statistics
+
+    def _train(self, batch: TokenStep, n_steps: float) -> None:
         # Lightning tests in inference mode, whose tensors cannot be trained.
         with torch.inference_mode(False):
-            saes = train_saes(
-                self.lm, self._training_data(), self.hparams["training_tokens"], self.sae,
-                self.hparams["seed"], max_steps=1 if dry else None,
-            )  # fmt: skip
+            if self._training is None:
+                self._training = SAETraining(self.lm, self.sae, self.hparams["seed"], n_steps)
+            self._training.step(batch)
+
+    def _finish_training(self) -> TextStatistics:
+        if self._training is None:
+            raise ConfigError(
+                "model.saes is null, so that SAEs are trained first, but the data has no batches "
+                "of TokenStep for that. Pass --data TextsDataModule, or SAEs as model.saes."
+            )
+        with torch.inference_mode(False):
+            saes = self._training.finish()
             self._add(saes)
-        if not dry:
+        self._training = None
+        self._check_saes()
+        if not is_dry_run(self.trainer):
             save_saes(saes, run_folder(self.trainer))
+        return self._start_reading()
 
     @torch.no_grad()
-    def test_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Count the groups and the activity of features on some texts.
+    def test_step(
+        self, batch: TokenStep | TokenRows, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Train SAEs if none are given, or count the groups and the activity of features.
 
         Raises:
-            ConfigError: The batch is of another type.
+            ConfigError: The batch is of another type, or there is nothing to train SAEs on.
         """
         del batch_idx
+        if isinstance(batch, TokenStep):
+            if self._statistics is None:
+                self._train(batch, self.trainer.num_test_batches[dataloader_idx])
+            return
         if not isinstance(batch, TokenRows):
             raise ConfigError(
                 "FeatureFlow takes batches of TokenRows (lincorr_lightning.data.texts), not "
                 f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that "
                 "yields these."
             )
+        statistics = self._statistics or self._finish_training()
         pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
         rows = [ids[mask].tolist() for ids, mask in pairs]
         self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
-        self._statistics.update(rows, self._n_skipped)
+        statistics.update(rows, self._n_skipped)
         # Later measurements read some of the texts again.
         n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
         if len(self._rows) < n_kept:
@@ -262,7 +276,13 @@ class FeatureFlow(FrozenLMModule):
 
     @torch.no_grad()
     def on_test_epoch_end(self) -> None:
-        """Measure what needs all texts or none, and build the results."""
+        """Measure what needs all texts or none, and build the results.
+
+        Raises:
+            ConfigError: No text was read.
+        """
+        if self._statistics is None:
+            raise ConfigError("the data has no batches of TokenRows. Pass --data TextsDataModule.")
         lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
         generator = torch.Generator().manual_seed(self.hparams["seed"])
         cuts = []
@@ -281,7 +301,7 @@ class FeatureFlow(FrozenLMModule):
             groups=[groups.summarize() for groups in statistics.groups.values()],
             transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
-            steering=self._measure_steering(relation),
+            steering=self._measure_steering(relation, statistics.activity),
             relation=relation,
             flows=flows,
             names=name_features(lm.tokenizer, statistics.activity, drawn),
@@ -300,7 +320,9 @@ class FeatureFlow(FrozenLMModule):
             self.hparams["k"], generator,
         )  # fmt: skip
 
-    def _measure_steering(self, relation: RelationFlow | None) -> list[SteeringPoint]:
+    def _measure_steering(
+        self, relation: RelationFlow | None, activity: Mapping[HookPoint, FeatureActivity]
+    ) -> list[SteeringPoint]:
         if relation is None:
             return []
         settings = self.steering
@@ -308,7 +330,6 @@ class FeatureFlow(FrozenLMModule):
             self.lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
         )
         texts = self._rows[: settings.n_texts]
-        activity = self._statistics.activity
         return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
 
     def _follow(self, start: Feature) -> FlowGraph:

@@ -1,9 +1,10 @@
-"""Ablation of features that a relation shares, and the correlation that is left."""
+"""Correlation of a relation with the features removed that its answers share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,20 +17,14 @@ from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Interventions
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import rescale_everywhere, sae_at
+from lincorr_lightning.sae.interventions import remove_everywhere, sae_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 _N_NEAREST = 20
 
 
-@dataclass(frozen=True)
-class RelationLogits:
-    """Domain logits of source and target for the same subjects.
-
-    Attributes:
-        source: Logits of the source's labels, ``(n_subjects, n_source)``, float64.
-        target: Logits of the target's labels, ``(n_subjects, n_target)``, float64.
-    """
+class RelationLogits(NamedTuple):
+    """Domain logits of source and target for the same subjects, ``(n_subjects, n_labels)``."""
 
     source: Tensor
     target: Tensor
@@ -55,7 +50,7 @@ def ablation(
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
         indices.setdefault(feature.hook_point, []).append(feature.index)
-    return {at: rescale_everywhere(sae_at(saes, at), own) for at, own in indices.items()}
+    return {at: remove_everywhere(sae_at(saes, at), own) for at, own in indices.items()}
 
 
 def control_features(
@@ -63,15 +58,10 @@ def control_features(
     activations: Mapping[HookPoint, Tensor],
     generator: torch.Generator,
 ) -> list[Feature]:
-    """Draw other features of the same hook points that are active about as often.
+    """Draw as many other features of the same hook points that are active about as often.
 
-    Each is one of the 20 whose number of activations is closest to that of the feature that it
-    stands for, so that removing it takes about as much away.
-
-    Args:
-        features: Features that are removed.
-        activations: Number of activations of each feature of a hook point, ``(n_features,)``.
-        generator: Random generator on the CPU.
+    Each is one of the 20 whose number of activations, ``(n_features,)`` by hook point, is closest
+    to that of the feature that it stands for.
     """
     features = sorted(features)
     drawn: list[Feature] = []
@@ -116,11 +106,7 @@ def score_relation(
 ) -> RelationScores:
     """Compare the logits of a relation with and without some features.
 
-    Args:
-        relation: The relation.
-        before: Logits of the unchanged LM.
-        after: Logits with the features removed; `before` again scores the unchanged LM.
-        n_fit: Number of subjects, from the first, that maps are fitted on; the others are scored.
+    Maps are fitted on the first `n_fit` subjects; the others are scored.
     """
     old, new = _fit(before, n_fit), _fit(after, n_fit)
     test = slice(n_fit, None)

@@ -82,12 +82,9 @@ class RelationFlow:
         return [pair for pair in self.pairs if pair.is_reference]
 
     def starts_to_draw(self, n: int) -> list[tuple[str, list[Feature]]]:
-        """Return the pairs of answers whose flow is most worth drawing, one pair per target.
+        """Return pairs of answers, one per target, and their features in the last residual stream.
 
         Pairs in which both answers have a feature come first, then those that share most.
-
-        Returns:
-            Name of each pair, and the features that carry its answers in the last residual stream.
         """
 
         def starts(pair: AnswerPair) -> list[Feature]:
@@ -156,16 +153,7 @@ def measure_relation(
 ) -> RelationFlow:
     """Find the features of a relation's answers, follow them back, and remove what they share.
 
-    Args:
-        lm: The loaded LM.
-        saes: SAE of each hook point.
-        matcher: Their decoders.
-        relation: The relation.
-        subjects: The subjects; features and maps are fitted on the first half and scored on the
-            second.
-        thresholds: Minimum cosine of an edge.
-        k: Number of predecessors considered at each hook point.
-        generator: Random generator on the CPU that draws controls.
+    Features and maps are fitted on the first half of the subjects and scored on the second.
     """
     n_fit = len(subjects) // 2
     # The unchanged LM, and two cuts with a control each.
@@ -197,11 +185,9 @@ def measure_relation(
     cuts = [RelationCut("none", False, 0, score_relation(relation, logits, logits, n_fit))]
     for name, features_of_cut in shared.items():
         for control in (False, True) if features_of_cut else ():
-            removed = (
-                control_features(features_of_cut, n_active, generator)
-                if control
-                else sorted(features_of_cut)
-            )
+            removed = sorted(features_of_cut)
+            if control:
+                removed = control_features(removed, n_active, generator)
             after = relation_logits(lm, relation, subjects, ablation(saes, removed))
             bar.update()
             scores = score_relation(relation, logits, after, n_fit)

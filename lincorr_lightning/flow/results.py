@@ -15,7 +15,7 @@ from lincorr_lightning.flow.groups import LayerGroups
 from lincorr_lightning.flow.relation_flow import RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.transitions import Transition
-from lincorr_lightning.io import safe_names
+from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
@@ -80,7 +80,7 @@ def feature_flow_results(
 def write_graphs(flows: Iterable[DrawnFlow], folder: Path) -> None:
     """Write the graph of each start as JSON and GraphML."""
     for graph in {graph.start: graph for flow in flows for graph in flow.graphs}.values():
-        graph.write_json(folder / f"{graph.start.id}.json")
+        write_json(folder / f"{graph.start.id}.json", graph.as_dict())
         graph.write_graphml(folder / f"{graph.start.id}.graphml")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.activity import FeatureActivity
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -62,18 +62,16 @@ class SteeringSettings:
                 f"model.steering.strategies is {list(self.strategies)}; choose from "
                 f"{', '.join(STRATEGIES)}."
             )
-        if not self.strengths or not all(map(math.isfinite, self.strengths)):
+        if not self.strengths:
             raise ConfigError(
-                f"model.steering.strengths is {list(self.strengths)}; give at least one number, "
-                "such as [0.0, 1.0]."
+                "model.steering.strengths is []; give at least one number, such as [0.0, 1.0]."
             )
-        minimum = {"n_answers": 0, "n_prompts": 1, "n_texts": 1}
-        if not 0 < self.decay <= 1 or any(getattr(self, key) < n for key, n in minimum.items()):
-            raise ConfigError(
-                f"model.steering has n_answers {self.n_answers}, decay {self.decay}, n_prompts "
-                f"{self.n_prompts} and n_texts {self.n_texts}; decay must be above 0 and at most "
-                "1, n_answers at least 0, the others at least 1."
-            )
+        for strength in self.strengths:
+            require("model.steering.strengths", strength)
+        require("model.steering.decay", self.decay, above=0, at_most=1)
+        require("model.steering.n_answers", self.n_answers, at_least=0)
+        for name in ("n_prompts", "n_texts"):
+            require(f"model.steering.{name}", getattr(self, name), at_least=1)
 
 
 def distances(graph: FlowGraph) -> dict[Feature, int]:
@@ -94,17 +92,11 @@ def distances(graph: FlowGraph) -> dict[Feature, int]:
 def steering_weights(
     graph: FlowGraph, strategy: Strategy, decay: float = 0.5
 ) -> dict[Feature, float]:
-    """Return the relative strength of each feature of a flow graph.
+    """Return the relative strength of each feature of a flow graph: 1 for its start.
 
-    Args:
-        graph: Flow graph of the feature to steer with.
-        strategy: ``single`` uses the start alone. With the others every feature of the graph takes
-            part: ``constant`` with equal weights, ``linear`` with weights that fall to 0 one step
-            beyond the farthest feature, ``exponential`` with a factor of `decay` per step.
-        decay: Factor of ``exponential``.
-
-    Returns:
-        1 for the start, at most 1 for the others.
+    ``single`` uses the start alone. With the others every feature takes part: ``constant`` with
+    equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
+    ``exponential`` with a factor of `decay` per step.
 
     Raises:
         ConfigError: There is no such strategy.
@@ -142,13 +134,7 @@ def answer_probability(
 
 
 def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None = None) -> float:
-    """Return the mean negative log likelihood of the tokens of some texts, in nats.
-
-    Args:
-        lm: The loaded LM.
-        rows: Token ids of the texts; the first token of each is not predicted.
-        interventions: Interventions during the forward pass.
-    """
+    """Return the mean negative log likelihood of the tokens of some texts, in nats."""
     sums: list[Tensor] = []
     counts: list[int] = []
 
@@ -240,12 +226,7 @@ def measure_steering(
 
 
 def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
-    """Return the means over the answers for each strategy and strength.
-
-    Returns:
-        Rows with ``strategy``, ``strength``, ``n_answers``, ``behaviour``, ``coherence`` and
-        ``score``.
-    """
+    """Return the means over the answers, a row for each strategy and strength."""
     groups: dict[tuple[str, float], list[SteeringPoint]] = {}
     for point in points:
         groups.setdefault((point.strategy, point.strength), []).append(point)

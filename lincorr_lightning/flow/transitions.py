@@ -78,15 +78,9 @@ def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
 
 
 def carry_features(features: Tensor, transition: Tensor) -> Tensor:
-    """Carry features to another SAE: ``f T``.
+    """Carry features to another SAE: ``f T``, with T sparse or dense, ``(n, n_targets)``.
 
-    Args:
-        features: Features of the source, ``(n, n_sources)``.
-        transition: T, ``(n_sources, n_targets)``, sparse or dense.
-
-    Returns:
-        Features of the target, ``(n, n_targets)``. Decoded by the target's SAE, they make the two
-        SAEs a transcoder from one hook point to the other.
+    Decoded by the target's SAE, they make the two SAEs a transcoder between their hook points.
     """
     return (transition.to(features.dtype).transpose(0, 1) @ features.T).T
 
@@ -94,12 +88,7 @@ def carry_features(features: Tensor, transition: Tensor) -> Tensor:
 def explained_variance(true: Tensor, predicted: Tensor) -> float:
     """Return ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
 
-    Args:
-        true: Activations x, ``(n, width)``.
-        predicted: x̂, likewise.
-
-    Returns:
-        At most 1; NaN if the activations are constant.
+    It is at most 1, and NaN if the activations x, ``(n, width)``, are constant.
 
     Example:
         >>> x = torch.tensor([[0.0], [2.0]])
@@ -120,13 +109,8 @@ def measure_transitions(
 ) -> list[Transition]:
     """Carry the features of every predecessor to the next residual stream.
 
-    Args:
-        saes: SAE of each hook point.
-        matcher: Their decoders.
-        sample: Activations of the same tokens at each hook point, ``(n, width)``.
-
-    Returns:
-        A `Transition` per pair of hook points, kind of weights and k of `TRANSITION_K`.
+    `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
+    result per pair of hook points, kind of weights and k of `TRANSITION_K`.
     """
     found = []
     for target in matcher.hook_points:

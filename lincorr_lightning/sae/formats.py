@@ -161,10 +161,6 @@ def _sae_folders(folder: Path) -> list[Path]:
 def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -> None:
     """Save SAEs in a run's folder, as ``sparse_autoencoders/residual.0`` and so on.
 
-    Args:
-        saes: The SAEs.
-        folder: The run's folder.
-
     Raises:
         OutputError: A file cannot be written.
     """

@@ -22,7 +22,7 @@ Intervention = Callable[[Tensor], Tensor]
 
 
 def rescale_at(
-    sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float | Tensor = 0.0
+    sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: Tensor
 ) -> Intervention:
     """Rescale features at one position of each row.
 
@@ -30,7 +30,7 @@ def rescale_at(
         sae: SAE of the hook point.
         positions: Position in each row, ``(batch,)``.
         chosen: Indices of distinct features of each row, ``(batch, k)``; -1 for none.
-        r: Factor of their activations: 0 removes, 1 changes nothing; a number, or ``(batch,)``.
+        r: Factor of their activations in each row: 0 removes, 1 changes nothing, ``(batch,)``.
     """
 
     def rescale(x: Tensor) -> Tensor:
@@ -38,46 +38,31 @@ def rescale_at(
         where = positions.to(x.device)
         index = chosen.to(x.device)
         features = sae.encode(x[rows, where]).gather(1, index.clamp(min=0)) * (index >= 0)
-        share = 1 - torch.as_tensor(r, dtype=features.dtype, device=x.device)
+        share = 1 - r.to(features)[:, None]
         removed = (features.unsqueeze(1) @ sae.decoder[index.clamp(min=0)]).squeeze(1)
         changed = x.clone()
-        changed[rows, where] -= (share.reshape(-1, 1) * removed / sae.input_scale).to(x.dtype)
+        changed[rows, where] -= (share * removed / sae.input_scale).to(x.dtype)
         return changed
 
     return rescale
 
 
-def rescale_everywhere(
-    sae: SparseAutoencoder, chosen: Sequence[int] | Tensor, r: float = 0.0
-) -> Intervention:
-    """Rescale features at every token.
+def remove_everywhere(sae: SparseAutoencoder, chosen: Sequence[int]) -> Intervention:
+    """Remove distinct features, given by their indices, at every token."""
+    index = torch.tensor([sae.check_feature(feature) for feature in chosen])
 
-    Args:
-        sae: SAE of the hook point.
-        chosen: Indices of distinct features, ``(k,)``.
-        r: Factor of their activations: 0 removes, 1 changes nothing.
-    """
-    index = torch.as_tensor(chosen, dtype=torch.long)
-    for feature in index.tolist():
-        sae.check_feature(feature)
-
-    def rescale(x: Tensor) -> Tensor:
+    def remove(x: Tensor) -> Tensor:
         own = index.to(x.device)
         removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
-        return x - ((1 - r) * removed).to(x.dtype)
+        return x - removed.to(x.dtype)
 
-    return rescale
+    return remove
 
 
 def add_features(
     saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
 ) -> dict[HookPoint, Intervention]:
-    """Add features to every token, to steer with them.
-
-    Args:
-        saes: SAE of each hook point.
-        amounts: Amount of each feature to add, in units of its activation.
-    """
+    """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
         sae = sae_at(saes, feature.hook_point)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import LMConfig
@@ -33,6 +33,7 @@ from lincorr_lightning.sae.scoring import (
 )
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
+from lincorr_lightning.sae.training import DECAY, LEARNING_RATE, WARMUP, learning_rate_factor
 
 
 class SparseAutoencoders(FrozenLMModule):
@@ -74,20 +75,18 @@ class SparseAutoencoders(FrozenLMModule):
         kinds: list[HookKind] = list(KINDS),  # noqa: B006 (never changed)
         layers: list[int] | None = None,
         sae: SAESettings = SAESettings(),  # noqa: B008 (frozen)
-        learning_rate: float = 4e-3,
-        warmup: float = 0.05,
-        decay: float = 0.4,
+        learning_rate: float = LEARNING_RATE,
+        warmup: float = WARMUP,
+        decay: float = DECAY,
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
         sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
-        if min(warmup, decay) < 0 or warmup + decay > 1:
-            raise ConfigError(
-                f"model.warmup is {warmup} and model.decay {decay}; they are shares of the steps, "
-                "together at most 1."
-            )
+        require("model.warmup", warmup, at_least=0)
+        require("model.decay", decay, at_least=0)
+        require("model.warmup + model.decay", warmup + decay, at_most=1)
         super().__init__(lm)
         self.save_hyperparameters(
             {
@@ -189,9 +188,11 @@ class SparseAutoencoders(FrozenLMModule):
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
         """Set the learning rate, and read the activations of a new block."""
-        rate = self.hparams["learning_rate"] * self._rate(self.trainer.global_step)
+        factor = learning_rate_factor(
+            self.trainer.global_step, self._n_steps, self.hparams["warmup"], self.hparams["decay"]
+        )
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = rate
+            group["lr"] = self.hparams["learning_rate"] * factor
         texts, block = _texts_of(batch)
         if block is None or block != self._block:
             self._activations = None  # frees the last block's memory first
@@ -202,14 +203,8 @@ class SparseAutoencoders(FrozenLMModule):
         if self.trainer.global_step == 0 and batch_idx == 0:
             self._fit_input()
 
-    def _rate(self, step: int) -> float:
-        """Return the learning rate of a step as a share of its peak."""
-        up = (step + 1) / max(self.hparams["warmup"] * self._n_steps, 1.0)
-        down = (self._n_steps - step) / max(self.hparams["decay"] * self._n_steps, 1.0)
-        return max(min(1.0, up, down), 0.0)
-
     def _fit_input(self) -> None:
-        """Set scale and decoder bias from the first block of rank 0."""
+        """Set input scale and decoder bias from the first block of rank 0."""
         saes = self._saes
         assert self._activations is not None
         saes.fit_input(self._activations)
@@ -237,11 +232,10 @@ class SparseAutoencoders(FrozenLMModule):
 
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._saes
-        is_finite = losses.unexplained.isfinite()
-        if not bool(is_finite.all()):
-            hook_point = saes.hook_points[int((~is_finite).nonzero()[0])]
+        bad = saes.nonfinite_hook_point(losses)
+        if bad is not None:
             raise NonFiniteError(
-                f"the loss of the SAE at {hook_point} is NaN or infinite in step "
+                f"the loss of the SAE at {bad} is NaN or infinite in step "
                 f"{self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
                 "activations: set model.lm.dtype to float32."
             )

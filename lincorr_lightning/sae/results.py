@@ -39,15 +39,8 @@ def sae_results(
 ) -> Results:
     """Return the results of a run.
 
-    Args:
-        scores: Scores of each SAE; empty if the run had no held-out texts.
-        found: Result of the metric, None likewise.
-        history: Training curves, (step, value) pairs by tag; empty if nothing was trained.
-        lm: The LM, see `LanguageModel.info`.
-        settings: Hyper-parameters of the study and its data.
-        n_steps: Number of training steps.
-        n_tokens: Number of tokens trained on, over all ranks.
-        seconds: Duration of the training; None if nothing was trained.
+    Without held-out texts there are no scores and `found` is None; without training, the history,
+    (step, value) pairs by tag, is empty and `seconds` is None.
     """
     values: dict[str, Any] = {}
     tables: list[Table] = []

@@ -38,11 +38,9 @@ def read_activations(
     batches: MicroBatches,
     device: torch.device,
 ) -> Tensor:
-    """Return the activations of all counted tokens.
+    """Return the activations of all counted tokens in their order and the LM's precision.
 
-    Returns:
-        Activations, ``(n_hook_points, n_counted, width)``, in the order of `texts`, in the LM's
-        precision.
+    Their shape is ``(n_hook_points, n_counted, width)``.
     """
     mask = texts.attention_mask.bool()
     lengths = mask.sum(1).tolist()
@@ -75,12 +73,8 @@ def score_texts(
 ) -> tuple[Tensor, int]:
     """Run one batch of texts unchanged, and twice for each SAE.
 
-    Args:
-        model: A Hugging Face causal LM, in eval mode.
-        saes: SAE of each hook point.
-        texts: The texts; activations are read and replaced at their counted tokens.
-        update: Function called for each SAE with its number, the activations, their reconstruction,
-            ``(n, width)`` each, and the features, ``(n, n_features)``.
+    Activations are read and replaced at the counted tokens. `update` is called for each SAE with
+    its number, the activations, their reconstruction, ``(n, width)`` each, and the features.
 
     Returns:
         The summed cross-entropies of all tokens after the first: unchanged, then with each hook
@@ -176,16 +170,10 @@ def score_hook_points(
 def feature_densities(
     frequency: npt.NDArray[np.float64], n_features: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return a histogram of how often features are active.
+    """Return the shares of features that are never active, then by how often they are.
 
-    Args:
-        frequency: Share of the tokens at which each feature is active,
-            ``(n_hook_points, max(n_features))``.
-        n_features: Number of features of each hook point; columns beyond it are ignored.
-
-    Returns:
-        Shares of the features of each hook point: never active, then by half decades of the share
-        of tokens (`DENSITY_EDGES`, the first without lower edge), ``(n_hook_points, 1 + n_bins)``.
+    `frequency` is the share of the tokens at which each feature is active, ``(n_hook_points,
+    max(n_features))``; bins are half decades of it (`DENSITY_EDGES`).
 
     Example:
         >>> feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]

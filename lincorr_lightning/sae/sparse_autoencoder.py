@@ -147,11 +147,6 @@ class SparseAutoencoder(nn.Module):
         if not (math.isfinite(self.input_scale) and self.input_scale > 0):
             fail(f"input_scale is {self.input_scale}; it must be a number above 0")
 
-    def extra_repr(self) -> str:
-        """Return what ``print`` shows."""
-        size = f"{self.n_features} features of width {self.width}"
-        return f"{self.hook_point}, {size}, {self.activation}"
-
     @property
     def n_features(self) -> int:
         """Number of features."""
@@ -168,10 +163,7 @@ class SparseAutoencoder(nn.Module):
         return (self.decoder.detach() == 0).all(1)
 
     def check_feature(self, index: int) -> int:
-        """Return the index of a feature if there is such a feature.
-
-        Args:
-            index: Index of the feature, from 0.
+        """Return the index of a feature, from 0, if there is such a feature.
 
         Raises:
             SparseAutoencoderError: The index is out of range.
@@ -202,13 +194,7 @@ class SparseAutoencoder(nn.Module):
             )
 
     def pre_activations(self, x: Tensor) -> Tensor:
-        """Return the pre-activations of the features.
-
-        Args:
-            x: Activations of the LM, ``(..., width)``.
-
-        Returns:
-            Pre-activations, ``(..., n_features)``, in the SAE's precision.
+        """Return pre-activations, ``(..., n_features)``, in the SAE's precision.
 
         Raises:
             SparseAutoencoderError: The activations have another width.
@@ -224,14 +210,7 @@ class SparseAutoencoder(nn.Module):
         return nn.functional.linear(x, self.encoder, self.encoder_bias)
 
     def activate(self, pre_activations: Tensor) -> Tensor:
-        """Apply the activation.
-
-        Args:
-            pre_activations: Pre-activations, ``(..., n_features)``.
-
-        Returns:
-            Features, ``(..., n_features)``, all at least 0.
-        """
+        """Return the features, all at least 0, of pre-activations, ``(..., n_features)`` both."""
         features = pre_activations.relu()
         if self.threshold is not None:
             return features * (pre_activations > self.threshold)
@@ -245,13 +224,7 @@ class SparseAutoencoder(nn.Module):
         return features
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features of activations.
-
-        Args:
-            x: Activations of the LM, ``(..., width)``.
-
-        Returns:
-            Features, ``(..., n_features)``.
+        """Return the features of activations, ``(..., width)`` to ``(..., n_features)``.
 
         Raises:
             SparseAutoencoderError: The activations have another width.
@@ -259,14 +232,7 @@ class SparseAutoencoder(nn.Module):
         return self.activate(self.pre_activations(x))
 
     def decode(self, features: Tensor) -> Tensor:
-        """Return the activations that features stand for.
-
-        Args:
-            features: Features, ``(..., n_features)``.
-
-        Returns:
-            Activations on the LM's scale, ``(..., width)``.
-        """
+        """Return activations on the LM's scale, ``(..., width)``, from features."""
         return (features @ self.decoder + self.decoder_bias) / self.input_scale
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,11 +31,7 @@ class Entries(NamedTuple):
 
 
 def entries_of(chosen: Tensor) -> Entries:
-    """Return the entries of a mask.
-
-    Args:
-        chosen: Whether a feature is active, ``(n_hook_points, n, n_features)``, bool.
-    """
+    """Return the entries of a mask of active features, ``(n_hook_points, n, n_features)``."""
     n_hook_points, n, n_features = chosen.shape
     flat = chosen.view(n_hook_points * n, n_features)
     rows, columns = flat.nonzero(as_tuple=True)
@@ -49,16 +45,9 @@ def encode_entries(
 ) -> Tensor:
     """Make known pre-activations differentiable with respect to encoder, bias and center.
 
-    Args:
-        inputs: Scaled activations, ``(n_hook_points, n, width)``.
-        encoder: Encoders, ``(n_hook_points, n_features, width)``.
-        bias: Encoder biases, ``(n_hook_points, n_features)``.
-        center: Vectors subtracted from the inputs, ``(n_hook_points, width)``.
-        values: ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``.
-        entries: The entries.
-
-    Returns:
-        The values, ``(n_entries,)``.
+    They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``. Other
+    shapes are ``(n_hook_points, n, width)`` of the inputs and ``(n_hook_points, n_features,
+    width)`` of the encoders.
     """
     return _EncodeEntries.apply(inputs, encoder, bias, center, values, entries)  # type: ignore[no-untyped-call]
 
@@ -100,15 +89,10 @@ class _EncodeEntries(torch.autograd.Function):
 
 
 def decode_entries(values: Tensor, decoder: Tensor, entries: Entries) -> Tensor:
-    """Return sums of decoder rows, differentiable with respect to values and decoder.
+    """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by `values`.
 
-    Args:
-        values: Activations of the entries, ``(n_entries,)``.
-        decoder: Decoders, ``(n_hook_points, n_features, width)``.
-        entries: The entries.
-
-    Returns:
-        Sums, ``(n_hook_points, n, width)``.
+    They are differentiable with respect to the values, ``(n_entries,)``, and the decoders,
+    ``(n_hook_points, n_features, width)``.
     """
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(

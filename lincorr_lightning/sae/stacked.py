@@ -135,11 +135,7 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def fit_input(self, activations: Tensor) -> None:
-        """Set input scale and decoder bias from a sample.
-
-        Args:
-            activations: Activations of the LM, ``(n_hook_points, n, width)``.
-        """
+        """Set input scale and decoder bias from activations, ``(n_hook_points, n, width)``."""
         sample = activations.to(self.encoder.dtype)
         center = torch.zeros_like(sample[:, 0])
         if self.settings.center != "zero":
@@ -151,11 +147,7 @@ class StackedAutoencoders(nn.Module):
         self.decoder_bias.copy_(center * self.input_scale[:, None])
 
     def forward(self, activations: Tensor) -> StepLosses:
-        """Return the losses of one batch.
-
-        Args:
-            activations: Activations of the LM, ``(n_hook_points, n, width)``.
-        """
+        """Return the losses of a batch of activations, ``(n_hook_points, n, width)``."""
         inputs = activations.to(self.encoder.dtype) * self.input_scale[:, None, None]
         variance = (inputs - inputs.mean(1, keepdim=True)).square().sum(-1).mean(1)
         variance = variance.clamp(min=torch.finfo(inputs.dtype).tiny)
@@ -237,14 +229,16 @@ class StackedAutoencoders(nn.Module):
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
 
+    def nonfinite_hook_point(self, losses: StepLosses) -> HookPoint | None:
+        """Return the first hook point whose loss is NaN or infinite, if there is one."""
+        bad = (~losses.unexplained.isfinite()).nonzero()
+        return self.hook_points[int(bad[0])] if len(bad) else None
+
     @torch.no_grad()
     def remember(self, active: Tensor, least: Tensor) -> None:
         """Update the steps since each feature's last activation, and the threshold.
 
-        Args:
-            active: Number of tokens at which each feature was active in this step,
-                ``(n_hook_points, n_features)``.
-            least: Smallest pre-activation of a chosen feature, ``(n_hook_points,)``.
+        `active` and `least` are those of `StepLosses`.
         """
         self.idle.add_(1).masked_fill_(active > 0, 0)
         self.n_averaged.add_(1)

@@ -6,6 +6,7 @@ import torch
 
 from lincorr_lightning.flow.deactivation import (
     METHODS,
+    Outcomes,
     find_cases,
     predecessors_by_method,
     run_cuts,
@@ -16,19 +17,11 @@ from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_sae
 
 WIDTH = 16
 BELOW, HERE = HookPoint(0, "residual"), HookPoint(1, "residual")
 TEXTS = [f"name{i} lives in the city of {c}" for i in range(6) for c in ("Paris", "Rome", "Oslo")]
-
-
-def _coordinates(hook_point: HookPoint, order: torch.Tensor) -> SparseAutoencoder:
-    """Feature i is coordinate order[i] where it is above 0."""
-    eye = torch.eye(WIDTH)[order]
-    return SparseAutoencoder(
-        hook_point=hook_point, encoder=eye, decoder=eye.clone(), encoder_bias=torch.zeros(WIDTH),
-        decoder_bias=torch.zeros(WIDTH),
-    ).eval()  # fmt: skip
 
 
 @pytest.fixture
@@ -43,12 +36,14 @@ def passing(small_lm: str) -> LanguageModel:
 
 @pytest.fixture
 def saes() -> dict[HookPoint, SparseAutoencoder]:
+    """Each feature is a coordinate where it is above 0; those below are in another order."""
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1))
-    return {BELOW: _coordinates(BELOW, order), HERE: _coordinates(HERE, torch.arange(WIDTH))}
+    eye = torch.eye(WIDTH)
+    return {BELOW: toy_sae(BELOW, eye[order]), HERE: toy_sae(HERE, eye)}
 
 
 def _cases(lm, saes, n=200, seed=0):
-    flow = DecoderMatcher.from_saes(saes.values())
+    flow = DecoderMatcher({at: sae.decoder for at, sae in saes.items()})
     groups = FeatureGroups(HERE, flow.match(HERE))
     rows = lm.rows(TEXTS)
     cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
@@ -138,8 +133,6 @@ def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, sa
 
 
 def test_summary_by_group() -> None:
-    from lincorr_lightning.flow.deactivation import Outcomes
-
     before = Outcomes(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 3.0, float("nan")]))
     after = Outcomes(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, float("nan")]))
     chosen = torch.tensor([True, True, False])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.flow.matching import assign_features, match_features
 
 
@@ -65,7 +66,7 @@ def test_columns_of_zero_norm_are_counted_and_left_out() -> None:
 
 
 @pytest.mark.parametrize("n_alive", [0, 2])
-def test_fewer_sources_than_asked_for(n_alive: int) -> None:
+def test_fewer_sources_than_k(n_alive: int) -> None:
     targets, sources = map(torch.from_numpy, _decoders(4, 6))
     sources[n_alive:] = 0
     matches = match_features(targets, sources, 3)
@@ -73,9 +74,14 @@ def test_fewer_sources_than_asked_for(n_alive: int) -> None:
     assert (matches.indices[:, :n_alive] >= 0).all() and matches.n_zero_sources == 6 - n_alive
 
 
-@pytest.mark.parametrize(("k", "width", "word"), [(1, 3, "one width"), (0, 4, "at least 1")])
-def test_bad_arguments(k: int, width: int, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
+@pytest.mark.parametrize(
+    ("k", "width", "error", "message"),
+    [(1, 3, ValueError, "one width"), (0, 4, ConfigError, "k is 0; it must be at least 1")],
+)
+def test_invalid_arguments_are_refused(
+    k: int, width: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         match_features(torch.ones(2, 4), torch.ones(2, width), k)
 
 

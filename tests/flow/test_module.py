@@ -26,6 +26,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_sae
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
@@ -41,10 +42,7 @@ def _sae(hook_point: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(hook_point.layer)
     decoder = torch.randn(N, width, generator=random)
     decoder[7] = 0
-    return SparseAutoencoder(
-        hook_point=hook_point, encoder=decoder.clone(), decoder=decoder,
-        encoder_bias=torch.full((N,), -0.5), decoder_bias=torch.zeros(width),
-    )  # fmt: skip
+    return toy_sae(hook_point, decoder, encoder_bias=torch.full((N,), -0.5))
 
 
 def _save(folder: Path, hook_points: list[HookPoint], width: int = WIDTH) -> str:
@@ -186,7 +184,7 @@ def test_saes_that_cannot_be_read(small_lm: str, texts: str, tmp_path: Path) -> 
         ("residual.1.7", "feature 7 .* cannot be followed: its decoder row is zero"),
     ],
 )
-def test_features_that_are_not_there(
+def test_unknown_features_are_refused(
     feature: str, match: str, small_lm: str, texts: str, tmp_path: Path
 ) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
@@ -195,23 +193,36 @@ def test_features_that_are_not_there(
            "--model.relation=null", "--model.deactivation.n_cases=0")  # fmt: skip
 
 
-def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     for options, match in (
         ({"k": 0}, r"model\.k is 0"),
+        ({"training_tokens": 0}, r"model\.training_tokens is 0"),
+        ({"steering": {"decay": 0}}, r"steering\.decay is 0; it must be above 0 and at most 1"),
+        ({"steering": {"n_texts": 0}}, r"steering\.n_texts is 0"),
+        ({"steering": {"strengths": [float("inf")]}}, r"strengths is inf; it must be finite"),
         ({"n_subjects": 3}, r"model\.n_subjects is 3"),
-        ({"deactivation": {"n_cases": -1}}, "n_cases -1"),
-        ({"deactivation": {"strengths": []}}, r"strengths \[\]"),
-        ({"deactivation": {"strengths": [0.0, -0.5]}}, r"-0\.5\].* at least 0"),
+        ({"deactivation": {"n_cases": -1}}, "n_cases is -1; it must be at least 0"),
+        ({"deactivation": {"strengths": []}}, r"deactivation\.strengths is \[\]"),
+        (
+            {"deactivation": {"strengths": [0.0, -0.5]}},
+            r"strengths is -0\.5; it must be at least 0",
+        ),
         ({"deactivation": {"strengths": [0.5, 0.5]}}, "each once"),
-        ({"deactivation": {"strengths": [float("nan")]}}, "nan"),
+        ({"deactivation": {"strengths": [float("nan")]}}, "strengths is nan"),
         ({"steering": {"strategies": ["cubic"]}}, "strategies is \\['cubic'\\]; .* single, con"),
         ({"steering": {"strategies": []}}, r"strategies is \[\]; choose"),
         ({"steering": {"strengths": []}}, r"steering\.strengths is \[\]"),
-        ({"steering": {"n_answers": -1}}, "n_answers -1"),
-        ({"thresholds": 2.0}, r"model\.thresholds is 2\.0: .* between -1 and 1"),
-        ({"thresholds": {"foo": 0.3}}, r"model\.thresholds .*'foo'.* kinds are residual, mlp_out"),
-        ({"thresholds": {"mlp_out": -3}}, r"threshold of mlp_out is -3"),
+        ({"steering": {"n_answers": -1}}, "n_answers is -1"),
+        (
+            {"thresholds": 2.0},
+            r"model\.thresholds of residual is 2\.0; it must be at least -1 and at",
+        ),
+        (
+            {"thresholds": {"foo": 0.3}},
+            r"model\.thresholds has 'foo'.* kinds are residual, mlp_out",
+        ),
+        ({"thresholds": {"mlp_out": -3}}, r"thresholds of mlp_out is -3"),
     ):
         with pytest.raises(ConfigError, match=match):
             FeatureFlow(lm={"name_or_path": small_lm}, saes=saes, **options)  # type: ignore[arg-type]
@@ -219,10 +230,8 @@ def test_settings_that_no_run_can_have(small_lm: str, texts: str, tmp_path: Path
 
 def test_other_data_is_refused(small_lm: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    for given, match in (
-        (saes, r"batches of TokenRows .*, not \w+\. Pass --data TextsDataModule"),
-        ("null", r"model\.saes is null.* data is SubjectsDataModule\. Pass --data TextsDataModule"),
-    ):
+    for given in (saes, "null"):
+        match = r"batches of TokenRows .*, not \w+\. Pass --data TextsDataModule"
         with pytest.raises(ConfigError, match=match):
             main(
                 ["test", "--model=FeatureFlow", f"--model.saes={given}",
@@ -230,6 +239,17 @@ def test_other_data_is_refused(small_lm: str, tmp_path: Path) -> None:
                  f"--model.lm.name_or_path={small_lm}", *QUIET,
                  f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
             )  # fmt: skip
+
+
+def test_saes_cannot_be_trained_without_steps(small_lm: str, texts: str, tmp_path: Path) -> None:
+    module = FeatureFlow(LMConfig(name_or_path=small_lm), relation=None)
+    data = TextsDataModule(module.lm, texts=[texts], n_texts=20)
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"model\.saes is null.* no batches of TokenStep"):
+        trainer.test(module, data, verbose=False)
 
 
 def test_an_lm_without_the_relations_labels_is_refused(
@@ -279,7 +299,7 @@ def test_the_lm_is_not_changed(small_lm: str, texts: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "dry").rglob("results.json"))
 
 
-def test_any_loader_of_token_rows_will_do(small_lm: str, texts: str, tmp_path: Path) -> None:
+def test_any_loader_of_token_rows_works(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     found = []
     for plain in (False, True):

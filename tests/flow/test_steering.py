@@ -21,7 +21,7 @@ from lincorr_lightning.flow.steering import (
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.interventions import add_features
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_sae
 
 
 def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
@@ -84,13 +84,7 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     prompts, texts = lm.rows(["name1 lives in the city of"]), lm.rows(["name2 speaks", "red blue"])
     start, below = _feature(1, 0), _feature(0, 2)
     graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {}, {})
-    saes = {
-        feature.hook_point: SparseAutoencoder(
-            hook_point=feature.hook_point, encoder=torch.eye(16), decoder=torch.eye(16),
-            encoder_bias=torch.zeros(16), decoder_bias=torch.zeros(16),
-        )
-        for feature in (start, below)
-    }  # fmt: skip
+    saes = {f.hook_point: toy_sae(f.hook_point, torch.eye(16)) for f in (start, below)}
     activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer)) for at in saes}
     settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5)
     answer = SteeredAnswer("Paris", 7, graph, prompts)

@@ -40,7 +40,7 @@ def test_transition_leaves_out_what_has_no_match() -> None:
 
 
 def test_a_permuted_decoder_is_a_perfect_transcoder() -> None:
-    """Features of one place written with another's order come out as its activations."""
+    """Features of one hook point written with another's order come out as its activations."""
     generator = torch.Generator().manual_seed(0)
     target = torch.nn.functional.normalize(torch.randn(40, 64, generator=generator), dim=1)
     order = torch.randperm(40, generator=generator)

@@ -1,5 +1,6 @@
 """SAEs of the attention's concatenated heads, against what they give on the heads themselves."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,18 @@ from lincorr_lightning.sae.formats import load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_model
 
 N = 64
 IDS = torch.arange(3, 20)[None]
 HOOK_POINT = HookPoint(1, "attention_out")
 HOOK = "blocks.1.attn.hook_z"
+_PROJECTIONS = {
+    "gpt2": "transformer.h.1.attn.c_proj",
+    "gpt-neox": "gpt_neox.layers.1.attention.dense",
+    "opt": "model.decoder.layers.1.self_attn.out_proj",
+    "phi": "model.layers.1.self_attn.dense",
+} | dict.fromkeys(("llama", "mixtral", "gemma2", "gemma3"), "model.layers.1.self_attn.o_proj")
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +39,14 @@ def tokenizer(small_lm: str) -> Any:
     return hf.AutoTokenizer.from_pretrained(small_lm)
 
 
-def _gpt2(n_words: int, std: float = 0.2) -> tuple[Any, nn.Module]:
-    """A GPT-2 whose attention adds a bias, and its second layer's output projection."""
-    torch.manual_seed(0)
-    config = hf.GPT2Config(
-        n_layer=2, n_embd=32, n_head=4, vocab_size=n_words, n_positions=64, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = hf.GPT2LMHeadModel(config).eval()
-    projection = model.transformer.h[1].attn.c_proj
-    if std:
-        nn.init.normal_(projection.bias, std=std)
-    return model, projection
-
-
-def _grouped(name: str, n_words: int) -> tuple[Any, nn.Module]:
-    """An LM of the Llama family; the heads are narrower than the stream."""
-    torch.manual_seed(0)
-    config = hf.AutoConfig.for_model(
-        name, num_hidden_layers=2, hidden_size=40, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, intermediate_size=64, vocab_size=n_words, initializer_range=0.2,
-        pad_token_id=0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model: Any = hf.AutoModelForCausalLM.from_config(config).eval()
-    return model, model.model.layers[1].self_attn.o_proj
+def _model(name: str, n_words: int) -> tuple[Any, nn.Module]:
+    """An LM whose heads have 32 numbers in all, and its second layer's output projection."""
+    # In the Llama family, the heads are narrower than the stream.
+    sizes: dict[str, Any] = {"hidden_size": 32} if name == "gpt2" else {
+        "hidden_size": 40, "head_dim": 8, "intermediate_size": 64, "num_key_value_heads": 2
+    }  # fmt: skip
+    model = toy_model(name, n_words, std=0.2, num_attention_heads=4, **sizes)
+    return model, model.get_submodule(_PROJECTIONS[name])
 
 
 def _weights(width: int = 32) -> dict[str, Tensor]:
@@ -94,8 +86,7 @@ def _heads(model: Any, projection: nn.Module) -> Tensor:
 def test_features_and_reconstruction_are_those_of_the_heads(
     name: str, subtract: bool, scale: float, tokenizer: Any, tmp_path: Path
 ) -> None:
-    n_words = len(tokenizer)
-    model, projection = _gpt2(n_words) if name == "gpt2" else _grouped(name, n_words)
+    model, projection = _model(name, len(tokenizer))
     lm = LanguageModel.from_module(model, tokenizer)
     folder = _saelens(
         tmp_path / "sae", apply_b_dec_to_input=subtract,
@@ -131,7 +122,7 @@ def test_features_and_reconstruction_are_those_of_the_heads(
 
 @torch.no_grad()
 def test_in_bfloat16_the_projection_is_found_too(tokenizer: Any, tmp_path: Path) -> None:
-    model, projection = _gpt2(len(tokenizer))
+    model, projection = _model("gpt2", len(tokenizer))
     lm = LanguageModel.from_module(model.bfloat16(), tokenizer)
     w = _weights()
     sae = load_sae(_saelens(tmp_path / "sae"), lm=lm)
@@ -139,11 +130,11 @@ def test_in_bfloat16_the_projection_is_found_too(tokenizer: Any, tmp_path: Path)
     torch.testing.assert_close(sae.decoder.detach(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_a_norm_between_projection_and_stream_is_refused(
     name: str, tokenizer: Any, tmp_path: Path
 ) -> None:
-    model, projection = _grouped(name, len(tokenizer))
+    model, projection = _model(name, len(tokenizer))
     lm = LanguageModel.from_module(model, tokenizer)
     match = r"no linear map of these: it is the output of Gemma\dRMSNorm.*hook_attn_out"
     with pytest.raises(SparseAutoencoderError, match=match):
@@ -157,7 +148,8 @@ def test_a_norm_between_projection_and_stream_is_refused(
     # The norm is why: without it they are the heads' own.
     layer = model.model.layers[1]
     layer.post_attention_layernorm = nn.Identity()
-    sae = load_sae(scope, lm=LanguageModel.from_module(_copied(model), tokenizer))
+    # A copy, because the modules of a model's hook points are cached.
+    sae = load_sae(scope, lm=LanguageModel.from_module(copy.deepcopy(model), tokenizer))
     with torch.no_grad(), captured(model, [HOOK_POINT]) as read:
         z = _heads(model, projection)
         w = _weights()
@@ -165,34 +157,12 @@ def test_a_norm_between_projection_and_stream_is_refused(
         torch.testing.assert_close(sae.encode(read[HOOK_POINT]), expected, rtol=1e-3, atol=1e-3)
 
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-}  # fmt: skip
-_WHERE = {
-    "gpt_neox": ("gpt_neox.layers.1.attention.dense", {"intermediate_size": 24}),
-    "opt": (
-        "model.decoder.layers.1.self_attn.out_proj",
-        {"ffn_dim": 24, "word_embed_proj_dim": 16},
-    ),
-    "phi": ("model.layers.1.self_attn.dense", {"intermediate_size": 24}),
-    "mixtral": (
-        "model.layers.1.self_attn.o_proj",
-        {"intermediate_size": 24, "num_key_value_heads": 1},
-    ),
-}
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("name", _WHERE)
+@pytest.mark.parametrize("name", ["gpt-neox", "opt", "phi", "mixtral"])
 def test_the_projection_of_other_lms(name: str) -> None:
     """Found by what goes through it, wherever it lies."""
-    where, more = _WHERE[name]
-    torch.manual_seed(0)
-    model: Any = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(name, **_SMALL | more))
-    projection = model.eval().get_submodule(where)
-    for parameter in model.parameters():
-        parameter.normal_(std=0.3)
+    model = toy_model(name, std=0.3)
+    projection = model.get_submodule(_PROJECTIONS[name])
     found = find_projection(model, HOOK_POINT, Path("sae"))
     torch.testing.assert_close(found.weight, projection.weight.double())
     bias = torch.zeros(16) if projection.bias is None else projection.bias
@@ -205,15 +175,8 @@ def test_the_projection_of_other_lms(name: str) -> None:
     )  # fmt: skip
 
 
-def _copied(model: Any) -> Any:
-    """Another object: the modules of a model's hook points are cached."""
-    import copy
-
-    return copy.deepcopy(model)
-
-
 def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
-    lm = LanguageModel.from_module(_gpt2(len(tokenizer))[0], tokenizer)
+    lm = LanguageModel.from_module(_model("gpt2", len(tokenizer))[0], tokenizer)
     with pytest.raises(SparseAutoencoderError, match=r"heads, before.*Pass lm to load_sae"):
         load_sae(_saelens(tmp_path / "one"))
     with pytest.raises(SparseAutoencoderError, match=r"it reads 24 numbers.*of the LM has 32"):
@@ -236,8 +199,8 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
 def test_studies_find_the_projection_and_folder_names_give_the_hook_point(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    """A folder of folders, from the command line; more texts asked for than there are."""
-    model, projection = _gpt2(len(tokenizer))
+    """A folder of folders, from the command line; n_texts exceeds the number of texts."""
+    model, projection = _model("gpt2", len(tokenizer))
     model.save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
     _saelens(tmp_path / "saes" / "hub", apply_b_dec_to_input=True)

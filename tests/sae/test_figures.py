@@ -27,7 +27,7 @@ def _curves(figure) -> dict[str, list[str]]:
     }
 
 
-def test_few_stand_in_one_panel() -> None:
+def test_few_curves_share_a_panel() -> None:
     curves = _curves(training_figure(_history(4), "my-lm"))
     assert set(curves) == {"explained_variance", "dead", "threshold", "loss"}
     assert len(curves["dead"]) == 12
@@ -41,11 +41,11 @@ def test_more_have_a_panel_for_each_kind_and_none_is_left_out(n_layers: int) -> 
         for kind in KINDS:
             assert curves.pop(f"{what}, {kind}") == [f"layer {i}" for i in range(n_layers)]
     assert list(curves) == ["loss"]
-    told = " ".join(text.get_text() for text in figure.texts)
-    assert "Training of my-lm's SAEs" in told and "groups" not in told
+    shown = " ".join(text.get_text() for text in figure.texts)
+    assert "Training of my-lm's SAEs" in shown and "groups" not in shown
 
 
-def test_of_very_many_those_shown_are_spread_over_the_layers() -> None:
+def test_of_many_layers_evenly_spaced_ones_are_shown() -> None:
     curves = _curves(training_figure(_history(26, ("residual",)), "lm"))
     shown = [int(name.removeprefix("layer ")) for name in curves["dead, residual (12 of 26)"]]
     assert (shown[0], shown[-1], len(shown)) == (0, 25, 12)

@@ -157,11 +157,8 @@ def test_saelens_finetuning_factor(tmp_path: Path) -> None:
 def test_saelens_hook_points(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
     config = {"architecture": "standard", "hook_name": hook}
     folder = _saelens(tmp_path / "sae", config, _weights())
-    assert (
-        load_sae(folder).hook_point
-        == hook_point
-        == load_sae(folder, hook_point=hook_point).hook_point
-    )
+    for given in (None, hook_point):
+        assert load_sae(folder, hook_point=given).hook_point == hook_point
     with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer 9"):
         load_sae(folder, hook_point=HookPoint(9, "mlp_out"))
 
@@ -190,9 +187,9 @@ def test_the_folder_name_gives_the_hook_point(named: str, tmp_path: Path) -> Non
     assert hook_point is not None and hook_point.id == named
     config = {"architecture": "standard", "hook_name": "model.layers.3"}
     assert load_sae(_saelens(tmp_path / named, config, _weights())).hook_point == hook_point
-    # What the file says counts.
-    told = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
-    assert load_sae(_saelens(tmp_path / named, told, _weights())).hook_point == HookPoint(
+    # The file's own hook point counts.
+    named_in_file = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
+    assert load_sae(_saelens(tmp_path / named, named_in_file, _weights())).hook_point == HookPoint(
         4, "mlp_out"
     )
     for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
@@ -245,10 +242,10 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
     ],
 )
 def test_saelens_kinds_that_are_refused(config: dict, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SparseAutoencoderError, match=message) as told:
+    with pytest.raises(SparseAutoencoderError, match=message) as error:
         load_sae(_saelens(tmp_path / "sae", config, _weights()))
     # To copy it again helps with a damaged one alone.
-    assert ("Copy or download" in str(told.value)) == ("lacks" in message)
+    assert ("Copy or download" in str(error.value)) == ("lacks" in message)
 
 
 # -- Gemma Scope -------------------------------------------------------------------------------
@@ -402,9 +399,9 @@ def test_llama_scope_plain(tmp_path: Path) -> None:
 )
 def test_llama_scope_kinds_that_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
     folder, _ = _llama(tmp_path / "sae", **changes)
-    with pytest.raises(SparseAutoencoderError, match=message) as told:
+    with pytest.raises(SparseAutoencoderError, match=message) as error:
         load_sae(folder)
-    assert "Take " in str(told.value) and "Copy or download" not in str(told.value)
+    assert "Take " in str(error.value) and "Copy or download" not in str(error.value)
 
 
 # -- all formats -------------------------------------------------------------------------------
@@ -416,9 +413,9 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "ae.pt").touch()
     with pytest.raises(
         SparseAutoencoderError, match=r"it holds ae\.pt\. Known are lincorr"
-    ) as told:
+    ) as error:
         load_sae(tmp_path)
-    assert all(name in str(told.value) for name in ("saelens", "gemma_scope", "llama_scope"))
+    assert all(name in str(error.value) for name in ("saelens", "gemma_scope", "llama_scope"))
     with pytest.raises(SparseAutoencoderError, match="no such folder"):
         load_sae(tmp_path / "nowhere")
 

@@ -1,72 +1,35 @@
 """Activations against the LM's own hidden states, the sums of the stream, and forwards by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, width_of
+from tests.toys import toy_model
 
 N_LAYERS = 3
-_SMALL: dict[str, Any] = {
-    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": N_LAYERS, "num_attention_heads": 2,
-    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-}  # fmt: skip
-_GATED = _SMALL | {"intermediate_size": 24, "num_key_value_heads": 1}
-_GPT = {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "n_layer": N_LAYERS, "n_head": 2}
-
 # Those whose layers add an attention's and an MLP's output to the stream.
-ADDING: dict[str, Callable[[], hf.PreTrainedConfig]] = {
-    "llama": lambda: hf.LlamaConfig(**_GATED),
-    "gpt2": lambda: hf.GPT2Config(**_GPT),
-    "gpt-neox": lambda: hf.GPTNeoXConfig(**_SMALL, intermediate_size=24),
-    "gpt-neox-serial": lambda: hf.GPTNeoXConfig(
-        **_SMALL, intermediate_size=24, use_parallel_residual=False
-    ),
-    "opt": lambda: hf.OPTConfig(**_SMALL, ffn_dim=24, word_embed_proj_dim=12),
-    "gemma2": lambda: hf.Gemma2Config(**_GATED, head_dim=8),
-    "gemma3": lambda: hf.Gemma3TextConfig(**_GATED, head_dim=8),
-    "qwen2": lambda: hf.Qwen2Config(**_GATED),
-    "mistral": lambda: hf.MistralConfig(**_GATED),
-    # As many experts as layers: the list of layers is the outer one.
-    "mixtral": lambda: hf.MixtralConfig(**_GATED, num_local_experts=N_LAYERS),
-    "phi": lambda: hf.PhiConfig(**_SMALL, intermediate_size=24),
-    "cohere": lambda: hf.CohereConfig(**_GATED),
-    "gptj": lambda: hf.GPTJConfig(**_GPT, rotary_dim=4),
-    "falcon": lambda: hf.FalconConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=N_LAYERS, num_attention_heads=2
-    ),
-}
-# Those whose layers do something else with the stream.
-OTHERS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
-    "opt-350m": lambda: hf.OPTConfig(
-        **_SMALL, ffn_dim=24, word_embed_proj_dim=16, do_layer_norm_before=False
-    ),
-    "bert": lambda: hf.BertConfig(**_SMALL, intermediate_size=24, is_decoder=True),
-    "bloom": lambda: hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=N_LAYERS, n_head=2),
-    "mamba": lambda: hf.MambaConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=N_LAYERS, state_size=4, use_cache=False
-    ),
-    "granite": lambda: hf.GraniteConfig(**_GATED, residual_multiplier=0.3),
-}
+ADDING = (
+    "llama", "gpt2", "gpt-neox", "gpt-neox-serial", "opt", "gemma2", "gemma3", "qwen2", "mistral",
+    "mixtral", "phi", "cohere", "gptj", "falcon",
+)  # fmt: skip
+# Those whose layers do something else with the stream, and options that make them do so.
+OTHERS: dict[str, dict[str, Any]] = {
+    "opt-350m": {}, "bert-decoder": {}, "bloom": {}, "mamba": {},
+    "granite": {"residual_multiplier": 0.3},
+}  # fmt: skip
 IDS = torch.randint(4, 50, (3, 7), generator=torch.Generator().manual_seed(0))
 
 
-def _model(config: hf.PreTrainedConfig) -> Any:
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.3)
-            elif "A_log" not in name:
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-    model.eval()(IDS, output_hidden_states=True)  # transformers hangs hooks of its own for these
+def _model(name: str, **changes: Any) -> Any:
+    if name == "mixtral":  # as many experts as layers: the list of layers is the outer one
+        changes["num_local_experts"] = N_LAYERS
+    model = toy_model(name, std=0.3, **{"num_hidden_layers": N_LAYERS} | changes)
+    model(IDS, output_hidden_states=True)  # transformers hangs hooks of its own for these
     model.hooks = _hooks_in(model)
     return model
 
@@ -76,8 +39,8 @@ def _hooks_in(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", ADDING)
-def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
-    model = _model(ADDING[name]())
+def test_activations_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
+    model = _model(name)
     hook_points = find_hook_points(model)
     assert hook_points == sorted(
         HookPoint(layer, kind) for layer in range(N_LAYERS) for kind in KINDS
@@ -108,7 +71,7 @@ def test_places_are_the_lms_own_hidden_states_and_add_up(name: str) -> None:
 def test_which_of_the_two_is_the_attention() -> None:
     # An MLP treats each token by itself; what comes before a token moves only its attention.
     for name in ("gpt-neox", "cohere", "gemma2", "opt"):
-        model = _model(ADDING[name]())
+        model = _model(name)
         hook_points = find_hook_points(model, layers=[0])
         changed = IDS.clone()
         changed[:, 0] = (IDS[:, 0] + 5) % 50
@@ -124,7 +87,7 @@ def test_which_of_the_two_is_the_attention() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> None:
-    model = _model(OTHERS[name]())
+    model = _model(name, **OTHERS[name])
     hook_points = find_hook_points(model, ["residual"])
     assert hook_points == [HookPoint(layer, "residual") for layer in range(N_LAYERS)]
     with captured(model, hook_points) as read:
@@ -139,8 +102,8 @@ def test_other_layers_give_the_residual_and_an_error_for_the_rest(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "opt", "gemma2"])
-def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
-    model = _model(ADDING[name]())
+def test_an_intervention_changes_the_stream_from_there_on(name: str) -> None:
+    model = _model(name)
     hook_points = find_hook_points(model)
     push = torch.randn(16)
     with captured(model, hook_points) as before:
@@ -163,8 +126,8 @@ def test_an_edit_changes_the_stream_from_there_on(name: str) -> None:
     assert _hooks_in(model) == model.hooks
 
 
-def test_an_identity_edit_and_reading_leave_logits_and_gradients() -> None:
-    model = _model(ADDING["llama"]())
+def test_identity_interventions_and_reading_leave_logits_and_gradients() -> None:
+    model = _model("llama")
     hook_points = find_hook_points(model)
     model(IDS, labels=IDS).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
@@ -181,9 +144,9 @@ def test_an_identity_edit_and_reading_leave_logits_and_gradients() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
+def test_gradients_pass_through_an_intervention_as_through_the_same_weights() -> None:
     # Doubling what the MLP adds is what doubling its last matrix does.
-    model = _model(ADDING["llama"]())
+    model = _model("llama")
     down = model.model.layers[1].mlp.down_proj.weight
     with edited(model, {HookPoint(1, "mlp_out"): lambda x: 2 * x}):
         loss = model(IDS, labels=IDS).loss
@@ -198,8 +161,8 @@ def test_gradients_pass_through_an_edit_as_through_the_same_weights() -> None:
     torch.testing.assert_close(got, model.model.embed_tokens.weight.grad)
 
 
-def test_nested_edits_run_as_they_were_entered_and_hooks_go_after_an_error() -> None:
-    model = _model(ADDING["gpt2"]())
+def test_nested_interventions_run_in_order_and_hooks_are_removed_after_an_error() -> None:
+    model = _model("gpt2")
     hook_point = HookPoint(0, "mlp_out")
     with captured(model, [hook_point]) as clean:
         model(IDS)
@@ -220,16 +183,16 @@ def test_nested_edits_run_as_they_were_entered_and_hooks_go_after_an_error() -> 
     assert not model.training
 
 
-def test_training_mode_and_lora_are_kept_and_read() -> None:
+def test_training_mode_is_kept_and_lora_is_read() -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = _model(ADDING["gpt-neox"]()).train()
+    model = _model("gpt-neox").train()
     model.gpt_neox.layers[0].mlp.eval()
     modes = [module.training for module in model.modules()]
     assert len(find_hook_points(model)) == 3 * N_LAYERS
     assert [module.training for module in model.modules()] == modes
 
-    llama = _model(ADDING["llama"]())
+    llama = _model("llama")
     wrapped = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
     hook_point = HookPoint(1, "mlp_out")
     with captured(wrapped, [hook_point]) as outer:
@@ -240,8 +203,7 @@ def test_training_mode_and_lora_are_kept_and_read() -> None:
 
 
 def test_bfloat16_and_a_single_layer() -> None:
-    config = hf.LlamaConfig(**_GATED | {"num_hidden_layers": 1})
-    model = _model(config).bfloat16()
+    model = _model("llama", num_hidden_layers=1).bfloat16()
     assert find_hook_points(model) == sorted(HookPoint(0, kind) for kind in KINDS)
     with captured(model, find_hook_points(model)) as read:
         model(IDS)
@@ -249,7 +211,7 @@ def test_bfloat16_and_a_single_layer() -> None:
 
 
 def test_bad_hook_points_interventions_and_models() -> None:
-    model = _model(ADDING["llama"]())
+    model = _model("llama")
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 7: its 3 layers"):
         find_hook_points(model, layers=[7])
     with (

@@ -16,6 +16,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.formats import load_sae
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
+from tests.toys import toy_model
 
 N, WIDTH = 48, 16
 IDS = torch.arange(3, 20)[None]
@@ -28,13 +29,8 @@ def tokenizer(small_lm: str) -> Any:
 
 
 def _lm(name: str, n_words: int) -> Any:
-    torch.manual_seed(0)
-    config = hf.AutoConfig.for_model(
-        name, num_hidden_layers=2, hidden_size=WIDTH, num_attention_heads=2, intermediate_size=24,
-        vocab_size=n_words, max_position_embeddings=64, pad_token_id=0, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    model: Any = hf.AutoModelForCausalLM.from_config(config).eval()
+    """An LM whose weights have a mean, biases too."""
+    model = toy_model(name, n_words, hidden_size=WIDTH)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(mean=0.1, std=0.3)
@@ -62,12 +58,12 @@ def _weights() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
 
-def _saelens(folder: Path, asked: object, new: bool = True, **changes: Any) -> Path:
+def _saelens(folder: Path, steps: object, new: bool = True, **changes: Any) -> Path:
     config: dict[str, Any] = {
         "architecture": "standard", "hook_name": "blocks.0.hook_resid_post",
         "normalize_activations": "none", **changes,
     }  # fmt: skip
-    about = {"model_from_pretrained_kwargs": asked}
+    about = {"model_from_pretrained_kwargs": steps}
     folder.mkdir(parents=True)
     content = {**config, "metadata": about} if new else {**config, **about}
     (folder / "cfg.json").write_text(json.dumps(content))
@@ -113,9 +109,9 @@ def test_features_are_those_of_the_centred_lm(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("asked", [None, {}, {"center_writing_weights": False}])
-def test_an_lm_that_was_not_changed(asked: object, tmp_path: Path) -> None:
-    sae = load_sae(_saelens(tmp_path / "sae", asked))
+@pytest.mark.parametrize("steps", [None, {}, {"center_writing_weights": False}])
+def test_an_lm_that_was_not_changed(steps: object, tmp_path: Path) -> None:
+    sae = load_sae(_saelens(tmp_path / "sae", steps))
     assert torch.equal(sae.encoder, _weights()["W_enc"].T)
 
 
