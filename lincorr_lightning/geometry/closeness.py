@@ -9,11 +9,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lincorr_lightning.geometry.mantel import MantelResult, mantel_test, rank_residuals
-
-Floats = npt.NDArray[np.float64]
+from lincorr_lightning.geometry.mantel import (
+    Floats,
+    MantelResult,
+    mantel_test,
+    rank_residuals,
+)
 
 SCORES = ("r", "excess", "hit1")
 """What a linear map reaches: label-wise r, r above the control's, Hit@1."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
+
 # Columns whose products are summed at a time, so that a cloud of next-token probabilities is not
 # copied as a whole.
 _COLUMNS = 8192
@@ -70,8 +72,9 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
             slower.
 
     Raises:
-        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, k is not within 1
-            and max_rank, or a layer, which is named, has NaN or infinite hidden states.
+        ConfigError: k is not within 1 and max_rank.
+        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, or a layer, which
+            is named, has NaN or infinite hidden states.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
@@ -135,9 +138,9 @@ def layers_per_batch(layers: Tensor) -> int:
 
 
 class Products:
-    """Inner products of all pairs of tokens for a batch of layers, in reused memory.
+    """Inner products of all pairs of tokens for a batch of layers.
 
-    Allocating this memory for each batch takes longer than filling it.
+    Its memory is reused: allocating it for each batch takes longer than filling it.
 
     Args:
         layers: All layers, ``(n_layers, n_tokens, d)``.
@@ -231,8 +234,7 @@ def _check(hidden: Tensor, max_rank: int, k: int) -> None:
             f"hidden states {tuple(hidden.shape)} of {hidden.dtype} must be floating-point numbers "
             "(..., n_layers, n_tokens, d)"
         )
-    if not 1 <= k <= max_rank:
-        raise ValueError(f"k is {k}; it must be within 1 and max_rank, {max_rank}")
+    require("k", k, at_least=1, at_most=max_rank)
     if hidden.shape[-2] <= max_rank:
         raise ValueError(
             f"{max_rank} neighbors need {max_rank + 1} tokens, but there are {hidden.shape[-2]}; "

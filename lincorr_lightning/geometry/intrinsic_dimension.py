@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import NearestTokens, layer_name
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,8 +41,9 @@ def intrinsic_dimension(
         at the same distance, like the corners of a simplex.
 
     Raises:
-        ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
-            named, has fewer than n2 + 1 distinct tokens.
+        ConfigError: A scaling is below 2 or above the number of neighbors.
+        ValueError: A scaling is odd, there is none, or a layer, which is named, has fewer than
+            n2 + 1 distinct tokens.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -60,12 +62,10 @@ def intrinsic_dimension(
 
 
 def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
-    max_rank = nearest.distances.shape[-1]
     for n2 in range_scalings:
-        if n2 < 2 or n2 % 2:
-            raise ValueError(f"range scaling {n2} must be even and at least 2: n2 = 2 n1")
-        if n2 > max_rank:
-            raise ValueError(f"range scaling {n2} needs as many neighbors; there are {max_rank}")
+        require("a range scaling", n2, at_least=2, at_most=nearest.distances.shape[-1])
+        if n2 % 2:
+            raise ValueError(f"range scaling {n2} must be even: n2 = 2 n1")
     if not range_scalings:
         raise ValueError("there must be a range scaling, such as 2")
     n_distinct = nearest.distinct.sum(-1).flatten()

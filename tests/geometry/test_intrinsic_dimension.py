@@ -17,6 +17,7 @@ from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
 
@@ -179,14 +180,14 @@ def test_too_few_distinct_tokens_name_the_layer(leading: tuple[int, ...], named:
 
 
 @pytest.mark.parametrize(
-    ("scalings", "said"),
+    ("scalings", "message"),
     [
         ((2, 5), "5 must be even"),
-        ((0,), "0 must be even"),
-        ((16,), "there are 8"),
+        ((0,), "scaling is 0; it must be at least 2 and at most 8"),
+        ((16,), "scaling is 16; it must be at least 2 and at most 8"),
         ((), "such as 2"),
     ],
 )
-def test_wrong_scalings_are_refused(scalings: tuple[int, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_scalings_are_refused(scalings: tuple[int, ...], message: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
         intrinsic_dimension(nearest_tokens(torch.rand(1, 40, 2), 8), scalings)
