@@ -118,11 +118,11 @@ def test_correlations_over_prompts(finished):
         assert float(row["low"]) == pytest.approx(np.tanh(np.arctanh(r) - around), abs=1e-6)
         assert float(row["high"]) == pytest.approx(np.tanh(np.arctanh(r) + around), abs=1e-6)
         assert row["n"] == "10"
-    said = table(folder / "tables" / "said.csv")
-    (row,) = [r for r in said if (r["x"], r["shuffle"]) == ("entropy", "0")]
+    rows = table(folder / "tables" / "entropy_correlation.csv")
+    (row,) = [r for r in rows if (r["x"], r["shuffle"]) == ("entropy", "0")]
     expected = np.corrcoef(profiles.entropy[:, 0], profiles.loss[:, 0])[0, 1]
     assert float(row["pearson"]) == pytest.approx(expected)
-    (row,) = [r for r in said if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
+    (row,) = [r for r in rows if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
     x, y = (np.argsort(np.argsort(v)) for v in (profiles.logits_dimension[:, 1, 1],
                                                 profiles.entropy[:, 1]))  # fmt: skip
     assert float(row["spearman"]) == pytest.approx(np.corrcoef(x, y)[0, 1])
