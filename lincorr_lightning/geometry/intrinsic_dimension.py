@@ -101,12 +101,8 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tenso
 
     The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
     h(x) = x / (1 - exp(-x)): convex and decreasing, so that Newton's method from 0 approaches the
-    root from one side for every cloud; at n2 = 2 the first step is the closed form.
-
-    Args:
-        log_ratio: log μ, ``(..., n_scalings, n_tokens)``; 0 if not used.
-        used: Whether a ratio is used, ``(..., n_scalings, n_tokens)`` bool.
-        outer: Range scalings n2, ``(n_scalings,)``.
+    root from one side for every cloud; at n2 = 2 the first step is the closed form. `log_ratio` is
+    log μ, ``(..., n_scalings, n_tokens)``, 0 where it is not `used`; `outer` is n2.
     """
     n2 = outer.double()
     a = n2 / 2 - 1

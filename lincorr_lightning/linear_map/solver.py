@@ -132,7 +132,7 @@ def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, flo
 def tuning_rows(n: int, first: int = 0) -> Tensor:
     """Return which rows judge ridge strengths that are fitted on the others: every fifth.
 
-    By position among all rows, so that the same rows judge whatever the batch size.
+    By position among all rows, so that the same rows judge for any batch size.
 
     Returns:
         ``(n,)`` bool.

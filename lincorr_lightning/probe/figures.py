@@ -116,15 +116,9 @@ def top_weights_figure(
     subtitle: str,
     reference: npt.NDArray[np.bool_] | None = None,
 ) -> Figure:
-    """Draw the part of W with the highest weights.
+    """Draw the part of W, ``(n_target_labels, n_source_labels)``, with the highest weights.
 
-    Args:
-        weight: W, ``(n_target_labels, n_source_labels)``.
-        source_labels: Labels of the columns.
-        target_labels: Labels of the rows.
-        title: The title, with the pair and the name of the LM.
-        subtitle: Everything else that is needed to read the figure.
-        reference: Which label pairs the reference has, shaped like W: they get a frame.
+    Label pairs of the `reference`, a mask shaped like W, get a frame.
     """
     targets, sources = interesting_part(weight)
     cut = np.ix_(targets, sources)
@@ -167,8 +161,8 @@ def ridge_path_figure(
     Args:
         paths: Ridge path of each pair; at most twelve are shown.
         chosen: Ridge that the map of each pair was fitted with.
-        title: The title, with the name of the LM.
-        n_pairs: Number of pairs of the run, of which `paths` may have a part.
+        title: The title.
+        n_pairs: Number of pairs of the run.
     """
     shown = list(paths)[:_MAX_PANELS]
     n_columns = min(len(shown), 3)
@@ -279,7 +273,7 @@ def _dot_plot(
 def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
     """Draw r of the pairs with the highest r beside their nulls.
 
-    R above the control is evidence, r alone is not.
+    Only r above the control is evidence.
     """
     known = [score for score in scores if not math.isnan(score.label_mean)]
     shown = sorted(known, key=lambda score: -score.label_mean)[:_MAX_ROWS]
@@ -298,7 +292,7 @@ def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
 def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], title: str) -> Figure:
     """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
 
-    Beside it stands r with other knowledge (`partial_out`) partialled out.
+    R with other knowledge (`partial_out`) partialled out is drawn beside it.
     """
     order = rank_pairs(scores)
     shown = order[:_MAX_ROWS]

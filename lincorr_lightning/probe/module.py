@@ -115,11 +115,10 @@ class LinearProbe(FrozenLMModule):
             require("model.ridge", ridge, at_least=0)
         elif solver == "sgd":
             raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
+        ridge_grid = None if ridge_grid is None else list(ridge_grid)
         for strength in ridge_grid or ():
             require("model.ridge_grid", strength, at_least=0)
-        if ridge_grid is not None and (
-            not ridge_grid or sorted(set(ridge_grid)) != list(ridge_grid)
-        ):
+        if ridge_grid is not None and (not ridge_grid or sorted(set(ridge_grid)) != ridge_grid):
             raise ConfigError("model.ridge_grid must be increasing numbers.")
         require("model.ridge_tolerance", ridge_tolerance, at_least=0)
         require("model.learning_rate", learning_rate, above=0)
@@ -243,7 +242,7 @@ class LinearProbe(FrozenLMModule):
     # -- fitting -----------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        """Begin a fit; every epoch is a whole one."""
+        """Reset the moments: each epoch is a fit of its own."""
         self._read["fit"].clear()
         self.fit_moments.reset()
         self.tune_moments.reset()

@@ -274,7 +274,7 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
                 for score in scores
                 for kind, one in score.completeness.items()
             ],
-            "Scores by how completely the target labels stand for their answers",
+            "Scores by completeness of the target labels",
         )  # fmt: skip
     if found.compositions:
         composed = [one.to_json() for one in found.compositions]

@@ -1,15 +1,10 @@
 """Neighbors, overlaps, angles and cosines against scipy and loops."""
 
-from itertools import pairwise
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist, pdist
-from transformers import AutoModelForCausalLM
 
-import lincorr_lightning.lm
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.neighborhoods import (
@@ -120,7 +115,7 @@ def test_all_ranks_in_order_unless_k_is_given() -> None:
         np.testing.assert_array_equal(nearest.indices[layer], expected)
 
 
-def test_layers_and_prompts_together_are_as_alone() -> None:
+def test_prompts_in_one_batch_equal_each_prompt() -> None:
     hidden = normal(6, 80, 16).reshape(2, 3, 80, 16)
     hidden[1, 2, 5] = hidden[1, 2, 9]
     together = nearest_tokens(hidden, max_rank=8)
@@ -162,26 +157,6 @@ def test_overlap_is_the_naive_count(name: str) -> None:
     assert 0 < found.mean() < 1
 
 
-def test_overlap_of_the_layers_of_an_lm_is_the_naive_count() -> None:
-    folder = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
-    lm = AutoModelForCausalLM.from_pretrained(folder).eval()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, lm.config.vocab_size, (6, 50), generator=generator)
-    with torch.no_grad():
-        states = lm(ids, output_hidden_states=True).hidden_states
-    hidden = torch.stack(states).flatten(1, 2)  # the first layer is of embeddings: with copies
-    found = consecutive_overlap(nearest_tokens(hidden, max_rank=31), ks=range(1, 32))
-    near = [naive_neighborhoods(layer, 31) for layer in hidden]
-    for pair, (a, b) in enumerate(pairwise(near)):
-        expected = [naive_overlap(a, b, k) for k in range(1, 32)]
-        np.testing.assert_array_equal(found[pair].T, expected)
-
-
-def test_one_layer_has_no_consecutive_overlap() -> None:
-    nearest = nearest_tokens(normal(1, 20, 4), max_rank=4)
-    assert consecutive_overlap(nearest, ks=(2,)).shape == (0, 20, 1)
-
-
 @pytest.mark.parametrize("name", ["one strip", "copies", "clustered", "line"])
 def test_angles_are_those_between_differences(name: str) -> None:
     hidden = CLOUDS[name]
@@ -212,12 +187,6 @@ def test_cosines_are_those_of_all_pairs(name: str) -> None:
         cosines = 1 - pdist(tokens, "cosine")
         np.testing.assert_allclose(mean[layer], cosines.mean(), rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(std[layer], cosines.std(), rtol=1e-5, atol=1e-8)
-
-
-def test_cosines_of_prompts_keep_their_order() -> None:
-    hidden = normal(6, 30, 8).reshape(2, 3, 30, 8)
-    together = cosine_statistics(hidden)
-    torch.testing.assert_close([part[1] for part in together], list(cosine_statistics(hidden[1])))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -134,10 +134,6 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     torch.testing.assert_close(ours.bias(PAIR), theirs.bias(PAIR), rtol=1e-4, atol=1e-4)
 
 
-def test_the_grid_is_that_of_the_probe(small_lm: str) -> None:
-    assert LinearProbe(LMConfig(small_lm), knowledge="city,country").ridge_grid == HALF_DECADES
-
-
 def test_an_lm_that_answers_nan_is_refused(small_lm: str, relation: TokenizedRelation) -> None:
     broken = LanguageModel.from_pretrained(small_lm)
     with torch.no_grad():
