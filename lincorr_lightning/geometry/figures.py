@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -178,7 +179,9 @@ def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     shown, _ = legible(names)
     for i, (name, label) in enumerate(zip(names, shown, strict=True)):
         values = closeness.dimension[name]
-        style = {"color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s"}
+        style: dict[str, Any] = {
+            "color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s",
+        }  # fmt: skip
         panels[0].plot(closeness.range_scalings, values[-1], markersize=3, label=label, **style)
         if deep:
             marker = 3 if len(closeness.layers) <= _MAX_MARKED_LAYERS else 0

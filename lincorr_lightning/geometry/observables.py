@@ -53,7 +53,7 @@ def token_observables(
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
         nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
         range_scalings: Range scalings n2 of the intrinsic dimension.
-        ks: Sizes of the neighborhoods whose overlap is taken.
+        ks: Sizes of the neighborhoods.
     """
     angles = neighbor_angles(hidden, nearest)
     return TokenObservables(

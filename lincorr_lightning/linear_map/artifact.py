@@ -45,12 +45,6 @@ class LinearMap:
 
     Raises:
         LinearMapError: The parts do not fit each other; the message names the key.
-
-    Attributes:
-        ridge: Ridge strength of each pair.
-        lm: Name or path of the LM.
-        fingerprint: Hashes of that LM.
-        templates: Prompt of each kind of knowledge.
     """
 
     def __init__(

@@ -205,14 +205,7 @@ class LinearProbe(FrozenLMModule):
 
     @torch.no_grad()
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
-        """Return the domain logits of every knowledge prompt, and the control's, side by side.
-
-        Returns:
-            ``(n_subjects, n_columns)``, float64; the columns are those of `layout`.
-
-        Raises:
-            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-        """
+        """Return the joint rows of `layout`, ``(n_subjects, n_columns)``, float64."""
         return domain_rows(self.lm, self.layout, subjects)
 
     def _gather_subjects(self, half: Half) -> list[str]:
@@ -221,11 +214,7 @@ class LinearProbe(FrozenLMModule):
         return [subject for _, part in sorted(parts, key=lambda p: p[0]) for subject in part]
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
-        """Return the predicted target logits of every pair.
-
-        Args:
-            rows: Joint rows, ``(n_subjects, n_columns)``.
-        """
+        """Return the predicted target logits of every pair, from joint rows."""
         return {
             (source, target): prediction
             for source, x, _, module in self._by_source(rows)

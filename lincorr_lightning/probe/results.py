@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,17 +37,19 @@ _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
     "excess_error", "p", "q", "partial_label_mean", "through_given",
 )  # fmt: skip
-# Matrix tables and figures: name -> (the score, what it is).
-_MATRICES: dict[str, tuple[Callable[[PairScore], float | None], str]] = {
-    "correlation_matrix": (lambda s: s.label_mean, "Label-wise correlation"),
-    "std_matrix": (lambda s: s.label_std, "Standard deviation of label-wise r over labels"),
-    "instance_matrix": (lambda s: s.instance_mean, "Instance-wise correlation"),
-    "permuted_matrix": (
-        lambda s: s.permuted_label_mean,
-        "Label-wise correlation, permuted targets",
-    ),
-    "control_matrix": (lambda s: s.control_label_mean, "Label-wise correlation, control prompt"),
+# Matrix tables and figures: name -> (the score's key, what it is).
+_MATRICES = {
+    "correlation_matrix": ("label_mean", "Label-wise correlation"),
+    "std_matrix": ("label_std", "Standard deviation of label-wise r over labels"),
+    "instance_matrix": ("instance_mean", "Instance-wise correlation"),
+    "permuted_matrix": ("permuted_label_mean", "Label-wise correlation, permuted targets"),
+    "control_matrix": ("control_label_mean", "Label-wise correlation, control prompt"),
 }
+_SUMMARY = {
+    "label_mean": "r", "label_std": "std", "permuted_label_mean": "permuted",
+    "control_label_mean": "control", "excess": "", "influenced_1": "Hit@1 influenced",
+    "influencing_1": "Hit@1 influencing",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,16 @@ class ProbeFindings:
 
     def matrix(self, name: str) -> PairMatrix:
         """Return one of `_MATRICES`."""
-        value, _ = _MATRICES[name]
-        return PairMatrix.of({s.pair: value(s) for s in self.scores}, self.layout.domains)
+        key, _ = _MATRICES[name]
+        return PairMatrix.of({s.pair: getattr(s, key) for s in self.scores}, self.layout.domains)
 
 
 class Influence(NamedTuple):
     """One of the highest weights of a label.
 
     Attributes:
-        direction: ``influenced``: `label` is a source and `token` a target that it moves;
-            ``influencing``: `label` is a target and `token` a source that moves it.
+        direction: ``influenced``: `token` is a target of the source `label`; ``influencing``:
+            `token` is a source of the target `label`.
         label: The label.
         rank: 1 for the highest weight.
         token: The label at the other end.
@@ -144,13 +146,7 @@ def top_influences(
 def notable_pairs(
     scores: Sequence[PairScore], references: Mapping[Pair, object], limit: int
 ) -> list[PairScore]:
-    """Return the pairs with a reference, or all without any such pair, by descending r.
-
-    Args:
-        scores: Scores of the pairs.
-        references: Reference of each pair; None where there is none.
-        limit: Number of pairs at most.
-    """
+    """Return the pairs with a reference by descending r, or any pairs if none has one."""
     scored = [score for score in scores if number(score.label_mean) is not None]
     with_reference = [score for score in scored if references.get(score.pair) is not None]
     best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
@@ -299,24 +295,11 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
 
 def _summary(scores: Sequence[PairScore], n_test: int) -> Table:
     """Return the pairs by evidence, those without r last."""
-    columns = [Column("pair")]
-    columns += [
-        Column(key, heading, ".2f")
-        for key, heading in (
-            ("label_mean", "r"),
-            ("label_std", "std"),
-            ("permuted_label_mean", "permuted"),
-            ("control_label_mean", "control"),
-            ("excess", ""),
-            ("influenced_1", "Hit@1 influenced"),
-            ("influencing_1", "Hit@1 influencing"),
-        )
-    ]
+    columns = [Column("pair"), *(Column(key, name, ".2f") for key, name in _SUMMARY.items())]
     rows = []
     for score in [*rank_pairs(scores), *(one for one in scores if math.isnan(one.evidence))]:
-        hits = _hits(score.precision)
-        row = {"pair": score.name, **score.to_json(), "influenced_1": hits[0]}
-        rows.append({**row, "influencing_1": hits[len(_RANKS) + 1]})
+        hits = {f"{way}_1": number(rates["1"]) for way, rates in (score.precision or {}).items()}
+        rows.append({"pair": score.name, **score.to_json(), **hits})
     caption = f"Label-wise r on {n_test:,} held-out subjects"
     note = "By r minus that of the control prompt."
     return Table.from_dicts("summary", rows, columns, caption=caption, note=note, headline=True)

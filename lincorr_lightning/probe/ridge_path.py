@@ -52,7 +52,8 @@ def ridge_paths(
             weight = fitted.solvers[source].solve(ridge).weight
             r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
             for target, block in split_targets(layout, source, weight.cpu(), dim=0):
-                reference, hits = layout.references[source, target], (None, None)
+                reference = layout.references[source, target]
+                hits: tuple[Rates | None, Rates | None] = (None, None)
                 if reference is not None:
                     both = hit_rates(block, torch.from_numpy(reference))
                     hits = both[0].by_rank(), both[1].by_rank()
