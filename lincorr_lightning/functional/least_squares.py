@@ -37,16 +37,9 @@ class LeastSquares:
         if rtol is None:
             rtol = 16 * len(xx) * torch.finfo(xx.dtype).eps
         # A mask instead of a selection avoids a host synchronisation on an accelerator.
-        present = values > rtol * values[-1].clamp(min=0)
-        self._vectors = vectors
-        self._values = values
-        self._present = present
+        self._present = values > rtol * values[-1].clamp(min=0)
+        self._values, self._vectors = values, vectors
         self._projected = vectors.T @ xy
-
-    @property
-    def rank(self) -> int:
-        """Number of directions in which the source varies."""
-        return int(self._present.sum())
 
     def weight(self, ridge: float | Tensor, targets: slice = slice(None)) -> Tensor:
         """Return W for one ridge strength, or for one strength per target.
@@ -62,10 +55,6 @@ class LeastSquares:
         spectrum = self._values[:, None] + strength
         inverse = torch.where(self._present[:, None], 1 / spectrum, 0.0)
         return (self._vectors @ (inverse * self._projected[:, targets])).T
-
-    def path(self, ridges: Sequence[float]) -> Tensor:
-        """Return W for every ridge strength, ``(n_ridges, n_target, n_source)``."""
-        return torch.stack([self.weight(ridge) for ridge in ridges])
 
 
 def strongest_within(scores: Sequence[float], tolerance: float) -> int:
