@@ -157,6 +157,7 @@ def save_toy_lm(
     seed: int = 0,
     hidden_size: int = 16,
     words: Sequence[str] = (*WORDS, ",", *NAMES),
+    tokenizer: hf.PreTrainedTokenizerFast | None = None,
     **changes: Any,
 ) -> Path:
     """Save a random word-level Llama that has words for some cities, countries and colors.
@@ -168,9 +169,10 @@ def save_toy_lm(
         seed: Seed of the weights.
         hidden_size: Width.
         words: Vocabulary beside ``<pad>`` and ``<unk>``.
+        tokenizer: Tokenizer in place of one of these words.
         **changes: Options of the configuration.
     """
-    tokenizer = word_tokenizer(words)
+    tokenizer = tokenizer or word_tokenizer(words)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
     config = toy_config(
@@ -245,3 +247,14 @@ def save_toy_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def quiet_trainer(folder: Path, **options: Any) -> Any:
+    """Return a CPU Trainer of one epoch that shows nothing and writes below a folder."""
+    import lightning as L
+
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu", "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0,
+        "default_root_dir": folder, "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return L.Trainer(**defaults | options)

@@ -3,7 +3,6 @@
 from lincorr_lightning.functional.auroc import auroc, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
-    instancewise_pearson,
     labelwise_pearson,
     labelwise_pearson_from_moments,
     segmented_pearson,
@@ -26,11 +25,10 @@ from lincorr_lightning.functional.outcomes import (
     attribute_causes,
     outcome_codes,
 )
-from lincorr_lightning.functional.precision import HIT_RANKS, hit_rates
+from lincorr_lightning.functional.precision import hit_rates
 
 __all__ = [
     "HALF_DECADES",
-    "HIT_RANKS",
     "Cause",
     "CorrelationSummary",
     "LeastSquares",
@@ -43,7 +41,6 @@ __all__ = [
     "forecast_from_direction",
     "forecast_from_map",
     "hit_rates",
-    "instancewise_pearson",
     "labelwise_pearson",
     "labelwise_pearson_from_moments",
     "merge_moments",

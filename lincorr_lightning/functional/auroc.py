@@ -1,4 +1,8 @@
-"""Area under the ROC curve: how well scores separate positive from negative cases."""
+"""Area under the ROC curve: how well scores separate positive from negative cases.
+
+Written here because torchmetrics takes the sigmoid of scores outside [0, 1], which makes high ones
+equal, and scikit-learn, a dependency of the tests only, takes one score and one class at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
         positive: Which cases are positive, ``(n,)`` bool.
 
     Returns:
-        From 0 to 1; NaN if all cases are of one kind.
+        From 0 to 1; NaN without positive or without negative cases.
 
     Example:
         >>> auroc(torch.tensor([0.1, 0.4, 0.8]), torch.tensor([False, True, True]))
@@ -51,7 +55,7 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
 
 
 def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:
-    """Return the AUROC of values that many cases share, from counts instead of cases.
+    """Return the AUROC from counts of cases by value, where many cases share few values.
 
     Args:
         values: Scores, ``(n_values,)``, in any order; NaN is left out.

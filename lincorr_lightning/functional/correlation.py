@@ -27,17 +27,6 @@ class CorrelationSummary(NamedTuple):
     n_constant: int
 
 
-def _pearson(prediction: Tensor, target: Tensor, dim: int) -> Tensor:
-    prediction, target = prediction.double(), target.double()
-    constant = (target.amax(dim) <= target.amin(dim)) | (
-        prediction.amax(dim) <= prediction.amin(dim)
-    )
-    p = prediction - prediction.mean(dim, keepdim=True)
-    t = target - target.mean(dim, keepdim=True)
-    r = (p * t).sum(dim) / (p.norm(dim=dim) * t.norm(dim=dim))
-    return torch.where(constant, torch.nan, r.clamp(-1, 1))
-
-
 def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     """Return Pearson's r of each label over instances, the paper's main measure.
 
@@ -53,24 +42,15 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
         >>> labelwise_pearson(2 * t + 1, t).round(decimals=9).tolist()
         [1.0, nan]
     """
-    return _pearson(prediction, target, 0)
-
-
-def instancewise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return Pearson's r of each instance over labels (paper appendix D).
-
-    Args:
-        prediction: Predicted logits, ``(n_subjects, n_labels)``.
-        target: True logits, ``(n_subjects, n_labels)``.
-
-    Returns:
-        ``(n_subjects,)``, float64; NaN where an instance's logits are all equal.
-    """
-    return _pearson(prediction, target, 1)
+    prediction, target = prediction.double(), target.double()
+    constant = (target.amax(0) <= target.amin(0)) | (prediction.amax(0) <= prediction.amin(0))
+    p, t = prediction - prediction.mean(0), target - target.mean(0)
+    r = (p * t).sum(0) / (p.norm(dim=0) * t.norm(dim=0))
+    return torch.where(constant, torch.nan, r.clamp(-1, 1))
 
 
 def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:
-    """Return the instance-wise r of many targets at once, by a few matrix products.
+    """Return the instance-wise r, over the labels of each target (paper appendix D).
 
     Args:
         prediction: Predicted logits of all targets side by side, ``(n_subjects, n_columns)``.

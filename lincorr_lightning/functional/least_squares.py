@@ -37,16 +37,9 @@ class LeastSquares:
         if rtol is None:
             rtol = 16 * len(xx) * torch.finfo(xx.dtype).eps
         # A mask instead of a selection avoids a host synchronisation on an accelerator.
-        present = values > rtol * values[-1].clamp(min=0)
-        self._vectors = vectors
-        self._values = values
-        self._present = present
+        self._present = values > rtol * values[-1].clamp(min=0)
+        self._values, self._vectors = values, vectors
         self._projected = vectors.T @ xy
-
-    @property
-    def rank(self) -> int:
-        """Number of directions in which the source varies."""
-        return int(self._present.sum())
 
     def weight(self, ridge: float | Tensor, targets: slice = slice(None)) -> Tensor:
         """Return W for one ridge strength, or for one strength per target.
@@ -63,23 +56,27 @@ class LeastSquares:
         inverse = torch.where(self._present[:, None], 1 / spectrum, 0.0)
         return (self._vectors @ (inverse * self._projected[:, targets])).T
 
-    def path(self, ridges: Sequence[float]) -> Tensor:
-        """Return W for every ridge strength, ``(n_ridges, n_target, n_source)``."""
-        return torch.stack([self.weight(ridge) for ridge in ridges])
+
+BELOW_BEST = 0.05
+"""What a ridge may cost in mean label-wise r, compared with the best one."""
 
 
 def strongest_within(scores: Sequence[float], tolerance: float) -> int:
-    """Return the index of the last score that is within `tolerance` of the best one.
+    """Return the index of the last score that is affordable.
 
-    With ridge strengths in increasing order, it is the strongest one that costs at most
-    `tolerance`. The index is 0 if all scores are NaN.
+    It is at most `tolerance` below the first score, that of the plain map (ridge 0), and at most
+    `BELOW_BEST` below the best one: with few subjects the plain map is overfitted, and its r is no
+    measure. With ridge strengths in increasing order, the index is that of the strongest one. It is
+    0 if all scores are NaN.
 
     Example:
-        >>> strongest_within([0.98, 0.985, 0.97, 0.90], tolerance=0.02)
+        >>> strongest_within([0.79, 0.82, 0.78, 0.75], tolerance=0.02)
         2
     """
     finite = [score for score in scores if score == score]
     if not finite:
         return 0
-    floor = max(finite) - tolerance
+    floor = max(finite) - BELOW_BEST
+    if scores[0] == scores[0]:
+        floor = max(floor, scores[0] - tolerance)
     return max(i for i, score in enumerate(scores) if score >= floor)

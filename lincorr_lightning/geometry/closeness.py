@@ -9,19 +9,21 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lincorr_lightning.geometry.mantel import MantelResult, mantel_test, rank_residuals
-
-Floats = npt.NDArray[np.float64]
+from lincorr_lightning.geometry.mantel import (
+    Floats,
+    MantelResult,
+    mantel_test,
+    rank_residuals,
+)
 
 SCORES = ("r", "excess", "hit1")
-"""What a linear map reaches: label-wise r, r above the control's, Hit@1."""
+"""Scores of a linear map: label-wise r, r above the control's, Hit@1."""
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """What a linear map from a source to a target reaches on held-out subjects.
+    """Scores of a linear map from a source to a target on held-out subjects.
 
     Attributes:
         source: Name of the source.
@@ -65,7 +67,7 @@ class ClosenessTest(NamedTuple):
 
 @dataclass(frozen=True)
 class KnowledgeCloseness:
-    """How close the clouds of two kinds of knowledge are, beside the maps between them.
+    """Closeness of the clouds of two kinds of knowledge, and scores of the maps between them.
 
     Attributes:
         n_subjects: Number of subjects, the points of each cloud.
@@ -127,13 +129,10 @@ class KnowledgeCloseness:
         """Similarity of the wording of all pairs."""
         return self._matrix(self.wording)
 
-    def overlap_matrix(self, k: int, layer: int | None = None) -> Floats:
-        """Return the overlap of all pairs.
+    # k, scaling and layer are positions; None for a layer is the mean over all of them.
 
-        Args:
-            k: Position of the k.
-            layer: Position of the layer; None for the mean over all layers.
-        """
+    def overlap_matrix(self, k: int, layer: int | None = None) -> Floats:
+        """Return the overlap of all pairs."""
         return self._matrix(
             {
                 pair: float(values[:, k].mean() if layer is None else values[layer, k])
@@ -142,12 +141,7 @@ class KnowledgeCloseness:
         )
 
     def difference_matrix(self, scaling: int, layer: int | None = None) -> Floats:
-        """Return ``|log ID - log ID'|`` of all pairs.
-
-        Args:
-            scaling: Position of the range scaling.
-            layer: Position of the layer; None for the mean over all layers.
-        """
+        """Return ``|log ID - log ID'|`` of all pairs."""
         logs = {name: np.log(values[:, scaling]) for name, values in self.dimension.items()}
         apart = {(a, b): np.abs(logs[a] - logs[b]) for a, b in self.overlap}
         return self._matrix(
@@ -194,13 +188,7 @@ class KnowledgeCloseness:
             yield "wording", "", self.wording_matrix
 
     def test(self, closeness: str, setting: str, against: str) -> MantelResult | None:
-        """Return one of `tests`, over the mean of all layers, with nothing partialled out.
-
-        Args:
-            closeness: ``overlap``, ``dimension_difference`` or ``wording``.
-            setting: As ``k=10`` or ``n2=2``; empty for wording.
-            against: One of `SCORES`.
-        """
+        """Return one of `tests`, over the mean of all layers, with nothing partialled out."""
         wanted = (closeness, setting, None, against, None)
         (found,) = [test.result for test in self.tests if test[:5] == wanted]
         return found

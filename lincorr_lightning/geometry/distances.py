@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
+
 # Columns whose products are summed at a time, so that a cloud of next-token probabilities is not
 # copied as a whole.
 _COLUMNS = 8192
@@ -70,8 +72,9 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
             slower.
 
     Raises:
-        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, k is not within 1
-            and max_rank, or a layer, which is named, has NaN or infinite hidden states.
+        ConfigError: k is not within 1 and max_rank.
+        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, or a layer, which
+            is named, has NaN or infinite hidden states.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
@@ -109,12 +112,7 @@ def nearest_tokens(hidden: Tensor, max_rank: int, k: int | None = None) -> Neare
 
 
 def layer_name(position: int, leading: tuple[int, ...]) -> str:
-    """Return the name of a layer for messages.
-
-    Example:
-        >>> layer_name(7, (9,)), layer_name(7, (2, 5))
-        ('layer 7', 'layer 2 of prompt 1')
-    """
+    """Return the name of a layer for messages, as ``layer 2 of prompt 1``."""
     if len(leading) < 2:
         return f"layer {position}"
     prompt, layer = divmod(position, leading[-1])
@@ -135,14 +133,10 @@ def layers_per_batch(layers: Tensor) -> int:
 
 
 class Products:
-    """Inner products of all pairs of tokens for a batch of layers, in reused memory.
+    """Inner products of all pairs of tokens, for at most `size` of the layers at a time.
 
-    Allocating this memory for each batch takes longer than filling it.
-
-    Args:
-        layers: All layers, ``(n_layers, n_tokens, d)``.
-        size: Maximum number of layers of a batch.
-        dtype: Type of the products; None takes float32, or float64 if the layers are float64.
+    Its memory is reused: allocating it for each batch takes longer than filling it. `dtype` is
+    float32, or float64 if the layers are, unless given.
     """
 
     def __init__(self, layers: Tensor, size: int, dtype: torch.dtype | None = None) -> None:
@@ -154,16 +148,10 @@ class Products:
         self._part = torch.empty_like(self._sum) if width > columns else self._sum
 
     def about_mean(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x·y`` and ``|x|²`` relative to the mean token.
+        """Return ``x·y``, ``(n, n_tokens, n_tokens)``, and ``|x|²`` relative to the mean token.
 
         Distances do not depend on the origin; at the mean, products are small and lose the fewest
-        digits when they cancel.
-
-        Args:
-            tokens: Layers, ``(n, n_tokens, d)``, n at most `size`.
-
-        Returns:
-            ``(n, n_tokens, n_tokens)``, valid until the next call, and ``(n, n_tokens)``, float64.
+        digits when they cancel. The products are valid until the next call.
         """
         norms = tokens.new_zeros(tokens.shape[:2], dtype=torch.float64)
         product, part = self._sum[: len(tokens)], self._part[: len(tokens)]
@@ -206,19 +194,12 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 class _Listed(NamedTuple):
-    """Nearest tokens by their products, ``(n_layers, n_tokens, length)``.
+    """Nearest tokens by their products."""
 
-    Attributes:
-        distances: Increasing, float64.
-        indices: Positions of the tokens.
-        norms: Squared norms relative to the mean token, ``(n_layers, n_tokens)``.
-        error: Error of a squared distance as a fraction of ``|x|² + |y|²``.
-    """
-
-    distances: Tensor
-    indices: Tensor
-    norms: Tensor
-    error: float
+    distances: Tensor  # (n_layers, n_tokens, length), increasing, float64
+    indices: Tensor  # positions of the tokens, same shape
+    norms: Tensor  # squared norms relative to the mean token, (n_layers, n_tokens)
+    error: float  # of a squared distance, as a fraction of |x|² + |y|²
 
     def layer(self, i: int) -> _Listed:
         one = slice(i, i + 1)
@@ -231,8 +212,7 @@ def _check(hidden: Tensor, max_rank: int, k: int) -> None:
             f"hidden states {tuple(hidden.shape)} of {hidden.dtype} must be floating-point numbers "
             "(..., n_layers, n_tokens, d)"
         )
-    if not 1 <= k <= max_rank:
-        raise ValueError(f"k is {k}; it must be within 1 and max_rank, {max_rank}")
+    require("k", k, at_least=1, at_most=max_rank)
     if hidden.shape[-2] <= max_rank:
         raise ValueError(
             f"{max_rank} neighbors need {max_rank + 1} tokens, but there are {hidden.shape[-2]}; "
@@ -303,11 +283,7 @@ def _mark_copies(tokens: Tensor, listed: _Listed, first: Tensor) -> set[int]:
 
 
 def _settle(tokens: Tensor, listed: _Listed, max_rank: int, k: int) -> tuple[Tensor, Tensor]:
-    """Recompute what is uncertain, and sort; tokens are distinct.
-
-    Returns:
-        Distances and indices, ``(n_layers, n_tokens, max_rank)``.
-    """
+    """Recompute what is uncertain, and sort; tokens are distinct."""
     distances, indices, norms, error = listed
     n_tokens, length = distances.shape[1:]
     lost = distances < _lost_below(listed)[..., None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from lincorr_lightning.geometry.closeness import Floats, KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import MantelResult
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
+from lincorr_lightning.geometry.mantel import Floats, MantelResult
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.style import (
@@ -24,6 +25,7 @@ from lincorr_lightning.results.style import (
     finish,
     legible,
     new_figure,
+    panels_of,
     plain_axes,
 )
 
@@ -36,7 +38,6 @@ _NAMES = {
     "dimension": "intrinsic dimension", "overlap": "neighborhood overlap",
     "cosine_mean": "cosine similarity", "angle_mean": "neighbor angle (°)",
 }  # fmt: skip
-_BANDS = "bands: standard deviation over prompts"
 _SCORES = {"r": "label-wise r", "excess": "r above the control", "hit1": "Hit@1"}
 _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
 
@@ -52,14 +53,17 @@ def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
         panels.append((f"{_NAMES['overlap']}, k = {k}", profiles.layers[:-1], values))
     for name in ("cosine_mean", "angle_mean"):
         panels.append((_NAMES[name], profiles.layers, profiles.profiles[name]))
-    figure, axes = _panels(
-        len(panels), f"Token geometry of {lm}", f"{_prompts(profiles)}; {_BANDS}"
-    )
+    note = f"{_prompts(profiles)}; bands: standard deviation over prompts"
+    figure, axes = _panels(len(panels), f"Token geometry of {lm}", note)
     for panel, (title, layers, values) in zip(axes, panels, strict=True):
         for i, (label, colour) in enumerate(_levels(profiles)):
             _curve(panel, layers, values[:, i], label, colour)
         _finish(panel, title, profiles.layers)
-    _legend(figure, axes)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=2, frameon=False,
+        fontsize=8, handlelength=1.6, columnspacing=1.2,
+    )  # fmt: skip
     return finish(figure)
 
 
@@ -78,8 +82,9 @@ def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
     left.axhline(0, color=GREY, linewidth=0.8, zorder=0)
     left.set_ylim(-1.05, 1.05)
     if not known:
-        _mark_empty(left)
-        _mark_empty(right)
+        for axes in (left, right):
+            axes.text(0.5, 0.5, "too few prompts", transform=axes.transAxes, ha="center",
+                      va="center", color=GREY, fontsize=9)  # fmt: skip
         return finish(figure)
     layers = [layer for layer, _ in known]
     left.plot(layers, [t.pearson for _, t in known], color=BLUE, linewidth=1.7)
@@ -162,21 +167,21 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     """Draw the ID of each cloud by layer and by range scaling."""
-    names = closeness.names[:_MAX_CLOUDS]
+    n, names = len(closeness.names), closeness.names[:_MAX_CLOUDS]
     deep = len(closeness.layers) > 1
-    left_out = len(closeness.names) - len(names)
-    note = f"; {len(names)} of {len(closeness.names)} kinds of knowledge" if left_out else ""
-    columns = 1 + deep
+    note = f"; {len(names)} of {n} kinds of knowledge" if len(names) < n else ""
     figure = new_figure(
-        3.7 * columns + 2.6, 4.0, f"Intrinsic dimension of the prompts, {lm}",
+        3.7 * (1 + deep) + 2.6, 4.0, f"Intrinsic dimension of the prompts, {lm}",
         f"{closeness.n_subjects:,} subjects; a point is the last token of a prompt{note}",
     )  # fmt: skip
-    panels = figure.subplots(1, columns, squeeze=False)[0]
+    panels = panels_of(figure, 1 + deep, 1 + deep)
     palette = matplotlib.colormaps["tab20"]
     shown, _ = legible(names)
     for i, (name, label) in enumerate(zip(names, shown, strict=True)):
         values = closeness.dimension[name]
-        style = {"color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s"}
+        style: dict[str, Any] = {
+            "color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s",
+        }  # fmt: skip
         panels[0].plot(closeness.range_scalings, values[-1], markersize=3, label=label, **style)
         if deep:
             marker = 3 if len(closeness.layers) <= _MAX_MARKED_LAYERS else 0
@@ -251,25 +256,19 @@ def _levels(profiles: TokenProfiles) -> list[tuple[str, str]]:
         what = "every token" if n_blocks == profiles.n_tokens else f"{n_blocks:,} blocks"
         return f"S = {level}, {what}"
 
-    return list(zip(map(label, profiles.shuffles), _colours(len(profiles.shuffles)), strict=True))
-
-
-def _colours(n: int) -> list[str]:
-    """Return colours from dark to light, distinct in grey as well."""
-    if n <= 2:
-        return [BLUE, ORANGE][:n]
-    viridis = matplotlib.colormaps["viridis"]
-    return [matplotlib.colors.to_hex(viridis(x)) for x in np.linspace(0, 0.86, n)]
+    labels = list(map(label, profiles.shuffles))
+    if len(labels) <= 2:
+        return list(zip(labels, (BLUE, ORANGE), strict=False))
+    # From dark to light, distinct in grey as well.
+    viridis = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(labels)))
+    return list(zip(labels, map(matplotlib.colors.to_hex, viridis), strict=True))
 
 
 def _panels(n: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with two panels side by side, and its first n panels."""
-    n_rows = math.ceil(n / 2)
-    figure = new_figure(2 * _PANEL[0] + 0.2, _PANEL[1] * n_rows + 0.5, title, subtitle)
-    panels = list(figure.subplots(n_rows, 2, squeeze=False).flat)
-    for empty in panels[n:]:
-        empty.set_axis_off()
-    return figure, panels[:n]
+    """Return a figure with n panels, two side by side."""
+    height = _PANEL[1] * math.ceil(n / 2) + 0.5
+    figure = new_figure(2 * _PANEL[0] + 0.2, height, title, subtitle)
+    return figure, panels_of(figure, n, 2)
 
 
 def _curve(axes: Axes, layers: Sequence[int], values: Floats, label: str, colour: str) -> None:
@@ -291,19 +290,6 @@ def _finish(axes: Axes, title: str, layers: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower left", ncols=2, frameon=False,
-        fontsize=8, handlelength=1.6, columnspacing=1.2,
-    )  # fmt: skip
-
-
-def _mark_empty(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "too few prompts", transform=axes.transAxes, ha="center", va="center",
-              color=GREY, fontsize=9)  # fmt: skip
-
-
 def _signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
@@ -319,9 +305,10 @@ def _rho(test: MantelResult | None) -> str:
 
 
 def _points(axes: Axes, x: Floats, y: Floats, colour: str) -> None:
+    """Draw a point per pair of which both matrices have a number."""
     upper = np.triu_indices(len(x), 1)
-    known = np.isfinite(x[upper]) & np.isfinite(y[upper])
-    axes.plot(x[upper][known], y[upper][known], "o", color=colour, markersize=4, alpha=0.6,
-              markeredgewidth=0)  # fmt: skip
+    x, y = x[upper], y[upper]
+    known = np.isfinite(x) & np.isfinite(y)
+    axes.plot(x[known], y[known], "o", color=colour, markersize=4, alpha=0.6, markeredgewidth=0)
     if not known.any():
         axes.set_ylim(0, 1)

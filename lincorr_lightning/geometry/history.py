@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from lincorr_lightning.results.style import GREY, INK, finish, new_figure
+from lincorr_lightning.results.style import GREY, INK, finish, new_figure, panels_of
 
 _NAMES = {
     "dimension": "intrinsic dimension", "overlap": "overlap with the next layer",
@@ -38,10 +38,8 @@ def history_figure(curves: Mapping[str, Sequence[tuple[int, float]]], note: str)
         max(3.9 * n_columns, 5.0), height, "Token geometry in training, layer by layer",
         note,
     )  # fmt: skip
-    panels = figure.subplots(max(n_rows, 1), n_columns, squeeze=False)
-    for panel in panels.flat[len(maps) :]:
-        panel.set_axis_off()
-    for axes, (name, cells) in zip(panels.flat, maps.items(), strict=False):
+    panels = panels_of(figure, len(maps), n_columns)
+    for axes, (name, cells) in zip(panels, maps.items(), strict=True):
         layers = sorted({layer for layer, _ in cells})
         steps = sorted({step for _, step in cells})
         matrix = np.array([[cells.get((y, x), math.nan) for x in steps] for y in layers])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import NearestTokens, layer_name
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,8 +41,9 @@ def intrinsic_dimension(
         at the same distance, like the corners of a simplex.
 
     Raises:
-        ValueError: A scaling is odd, below 2 or above the neighbors listed, or a layer, which is
-            named, has fewer than n2 + 1 distinct tokens.
+        ConfigError: A scaling is below 2 or above the number of neighbors.
+        ValueError: A scaling is odd, there is none, or a layer, which is named, has fewer than
+            n2 + 1 distinct tokens.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -60,12 +62,10 @@ def intrinsic_dimension(
 
 
 def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
-    max_rank = nearest.distances.shape[-1]
     for n2 in range_scalings:
-        if n2 < 2 or n2 % 2:
-            raise ValueError(f"range scaling {n2} must be even and at least 2: n2 = 2 n1")
-        if n2 > max_rank:
-            raise ValueError(f"range scaling {n2} needs as many neighbors; there are {max_rank}")
+        require("a range scaling", n2, at_least=2, at_most=nearest.distances.shape[-1])
+        if n2 % 2:
+            raise ValueError(f"range scaling {n2} must be even: n2 = 2 n1")
     if not range_scalings:
         raise ValueError("there must be a range scaling, such as 2")
     n_distinct = nearest.distinct.sum(-1).flatten()
@@ -101,12 +101,8 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tenso
 
     The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
     h(x) = x / (1 - exp(-x)): convex and decreasing, so that Newton's method from 0 approaches the
-    root from one side for every cloud; at n2 = 2 the first step is the closed form.
-
-    Args:
-        log_ratio: log μ, ``(..., n_scalings, n_tokens)``; 0 if not used.
-        used: Whether a ratio is used, ``(..., n_scalings, n_tokens)`` bool.
-        outer: Range scalings n2, ``(n_scalings,)``.
+    root from one side for every cloud; at n2 = 2 the first step is the closed form. `log_ratio` is
+    log μ, ``(..., n_scalings, n_tokens)``, 0 where it is not `used`; `outer` is n2.
     """
     n2 = outer.double()
     a = n2 / 2 - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from lincorr_lightning.linear_map.solver import RidgeSolver, label_r, split_targ
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     run_settings,
@@ -118,15 +120,14 @@ class KnowledgeGeometry(FrozenLMModule):
         self.fit_moments.reset()
         self.test_moments.reset()
         self._states = {name: [] for name in self.layout.domains}
-        if self.probed is not None:
-            name, theirs = _lm_of(self.probed)
-            for part, ours in self.lm.fingerprint.items():
-                if theirs.get(part) != ours:
-                    raise ConfigError(
-                        f"the probe in {self.hparams['probe']} is of {name}, whose {part} differs "
-                        f"from that of {self.lm.config.name_or_path} as it is read here. Give "
-                        "model.lm as that run has it (its config.yaml)."
-                    )
+        theirs = {} if self.probed is None else self.probed["lm"]
+        for part, ours in self.lm.fingerprint.items() if theirs else ():
+            if theirs["fingerprint"].get(part) != ours:
+                raise ConfigError(
+                    f"the probe in {self.hparams['probe']} is of {theirs['name_or_path']}, whose "
+                    f"{part} differs from that of {self.lm.config.name_or_path} as it is read "
+                    "here. Give model.lm as that run has it (its config.yaml)."
+                )
 
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
@@ -176,14 +177,16 @@ class KnowledgeGeometry(FrozenLMModule):
                 cloud.shape[1], self.hparams["range_scalings"], self.hparams["ks"], False, "model"
             )
             if not near:
-                self._report_size(cloud)
+                n = len(self.layout.domains)
+                size = n * cloud.numel() * cloud.element_size() / 2**30
+                rank_zero_info(
+                    f"{n} clouds of {cloud.shape[1]} prompts; hidden states of {size:.2f} GiB"
+                )
             # Of a cloud, only each point's neighbors are kept.
             near[name], dimension[name] = _observe_cloud(cloud, settings, name)
-        names = list(near)
         overlap = {
             (a, b): neighborhood_overlap(near[a], near[b], settings.ks).mean(1).cpu().numpy()
-            for i, a in enumerate(names)
-            for b in names[i + 1 :]
+            for a, b in combinations(near, 2)
         }
         prompts = {name: d.knowledge.prompt(" ") for name, d in self.layout.domains.items()}
         self.closeness = KnowledgeCloseness(
@@ -207,11 +210,6 @@ class KnowledgeGeometry(FrozenLMModule):
         parts.sort(key=lambda part: part[0])
         return torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
 
-    def _report_size(self, cloud: Tensor) -> None:
-        n = len(self.layout.domains)
-        size = n * cloud.numel() * cloud.element_size() / 2**30
-        rank_zero_info(f"{n} clouds of {cloud.shape[1]} prompts; hidden states of {size:.2f} GiB")
-
     def on_test_end(self) -> None:
         """Write numbers, tables and figures."""
         if self.closeness is None or not self.trainer.is_global_zero:
@@ -225,17 +223,15 @@ class KnowledgeGeometry(FrozenLMModule):
 
 def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
     """Fit the maps of all pairs and score them on other subjects."""
-    found = {}
+    found: dict[tuple[str, str], PairScore] = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)
         weight = RidgeSolver(fit, x, y).solve(ridge).weight
         r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
         for target, block in split_targets(layout, source, weight, dim=0):
-            reference = layout.references[source, target]
-            hits: dict[str, float] = {}
+            reference, hits = layout.references[source, target], {}
             if reference is not None:
-                influenced, _ = hit_rates(block.cpu(), torch.from_numpy(reference))
-                hits = influenced.by_rank()
+                hits = hit_rates(block.cpu(), torch.from_numpy(reference))[0].by_rank()
             score = number(summarize(r[target]).mean)
             found[source, target] = PairScore(source, target, score, None, hits)
     return [found[pair] for pair in layout.pairs]
@@ -244,20 +240,14 @@ def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -
 def wording_similarity(
     tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
-    """Return the fraction of the tokens of two prompts that both have (Jaccard index).
-
-    Returns:
-        The similarity of each pair, in the order of `prompts`.
-    """
+    """Return the fraction of the tokens of two prompts that both have, by pair (Jaccard index)."""
     tokens = {
         name: set(tokenizer(prompt, add_special_tokens=False)["input_ids"])
         for name, prompt in prompts.items()
     }
-    names = list(tokens)
     return {
         (a, b): len(tokens[a] & tokens[b]) / len(tokens[a] | tokens[b])
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
+        for a, b in combinations(tokens, 2)
     }
 
 
@@ -285,26 +275,22 @@ def _no_fit_half() -> ConfigError:
 
 def _read_probe(folder: Path) -> dict[str, Any]:
     """Return the results of a finished probe."""
-    path = folder / "results.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.probe {folder} holds no finished run: {path.name} cannot be read ({error})."
+            f"model.probe {folder} holds no finished run: {RESULTS_FILE} cannot be read ({error})."
         ) from error
     if not isinstance(found, dict) or found.get("study") != "linear_probe":
         raise ConfigError(
             f"model.probe {folder} is not a run of LinearProbe. Name the folder of one."
         )
+    if found.get("schema") != SCHEMA:
+        raise ConfigError(
+            f"model.probe {folder} has results of schema {found.get('schema')}; this version reads "
+            f"{SCHEMA}. Run the probe again with this version."
+        )
     return found
-
-
-def _lm_of(probed: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
-    """Return the name and the fingerprint of a probe's LM."""
-    lm = probed["lm"]
-    if isinstance(lm, str):  # a run of a release before 0.2
-        return lm, probed["settings"].get("fingerprint", {})
-    return lm["name_or_path"], lm["fingerprint"]
 
 
 def _probe_scores(probed: Mapping[str, Any]) -> list[PairScore]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -13,18 +12,14 @@ from scipy.stats import pearsonr, rankdata, spearmanr
 
 Floats = npt.NDArray[np.float64]
 
-CONFIDENCE = 0.95
-"""Level of the confidence intervals."""
-MIN_POINTS = 4
-"""Number of points that Fisher's interval needs."""
-
+_MIN_POINTS = 4  # Fisher's interval needs as many
 _TOLERANCE = 1e-12
 _PERMUTATIONS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class CorrelationTest:
-    """Pearson's and Spearman's correlation of the same points."""
+    """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points."""
 
     pearson: float
     low: float
@@ -58,10 +53,10 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
     """
     points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
     points = points[:, np.isfinite(points).all(0)]
-    if points.shape[1] < MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
+    if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
         return None
     linear, ranked = pearsonr(*points), spearmanr(*points)
-    interval = linear.confidence_interval(CONFIDENCE)
+    interval = linear.confidence_interval()
     found = CorrelationTest(
         pearson=float(linear.statistic),
         low=float(interval.low),
@@ -113,11 +108,15 @@ def mantel_test(
     n = len(a)
     upper = np.triu_indices(n, 1)
     rho = _rho(a[upper], b[upper])
-    if n < MIN_POINTS or math.isnan(rho):
+    if n < _MIN_POINTS or math.isnan(rho):
         return None
     is_exact = n < 20 and math.factorial(n) <= n_permutations
-    orders = itertools.permutations(range(n)) if is_exact else _draw(n, n_permutations, seed)
-    rhos = _permuted_rhos(a, b, np.array(list(orders)))
+    if is_exact:
+        orders = np.array(list(itertools.permutations(range(n))))
+    else:
+        rng = np.random.default_rng(seed)
+        orders = np.array([rng.permutation(n) for _ in range(n_permutations)])
+    rhos = _permuted_rhos(a, b, orders)
     # NaN, where too few known pairs meet, counts as far from 0: the conservative choice.
     n_as_far = int((~(np.abs(rhos) < abs(rho) - _TOLERANCE)).sum())
     p = n_as_far / len(rhos) if is_exact else (n_as_far + 1) / (len(rhos) + 1)
@@ -180,12 +179,6 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
     return np.concatenate(rhos)
 
 
-def _draw(n: int, n_permutations: int, seed: int) -> Iterator[tuple[int, ...]]:
-    rng = np.random.default_rng(seed)
-    for _ in range(n_permutations):
-        yield tuple(rng.permutation(n))
-
-
 def _centred_ranks(values: Floats) -> Floats:
     ranks: Floats = rankdata(values, axis=-1)
     return ranks - ranks.mean(-1, keepdims=True)
@@ -197,7 +190,7 @@ def _rho(x: Floats, y: Floats) -> float:
     `scipy.stats.spearmanr` gives the same and takes ten times as long, which counts here.
     """
     known = np.isfinite(x) & np.isfinite(y)
-    if known.sum() < MIN_POINTS:
+    if known.sum() < _MIN_POINTS:
         return math.nan
     u, v = _centred_ranks(x[known]), _centred_ranks(y[known])
     scale = math.sqrt(float((u @ u) * (v @ v)))

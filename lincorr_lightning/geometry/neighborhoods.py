@@ -7,11 +7,11 @@ The observables of "The Geometry of Tokens in Internal Representations of Large 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import (
     NearestTokens,
     full_precision,
@@ -19,18 +19,6 @@ from lincorr_lightning.geometry.distances import (
     layers_per_batch,
     numbers_at_once,
 )
-
-
-class CosineStatistics(NamedTuple):
-    """Cosine similarity over the pairs of tokens of each layer.
-
-    Attributes:
-        mean: Mean over pairs, ``(..., n_layers)``, float64.
-        std: Population standard deviation over pairs, ``(..., n_layers)``, float64.
-    """
-
-    mean: Tensor
-    std: Tensor
 
 
 @torch.no_grad()
@@ -44,7 +32,7 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
         Positions, ``(..., n_tokens, k)``, int64.
 
     Raises:
-        ValueError: k is not within 1 and ``nearest.k``.
+        ConfigError: k is not within 1 and ``nearest.k``.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -52,11 +40,8 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
         >>> neighborhoods(nearest_tokens(line, max_rank=2), k=2).tolist()
         [[[1, 3], [3, 0], [1, 3], [1, 0]]]
     """
-    if not 1 <= k <= nearest.k:
-        raise ValueError(
-            f"a neighborhood of {k} tokens needs k within 1 and {nearest.k}, up to which neighbors "
-            "are in order; give nearest_tokens the largest k"
-        )
+    # Only up to nearest.k are neighbors in order.
+    require("k", k, at_least=1, at_most=nearest.k)
     n_tokens = nearest.first.shape[-1]
     indices = nearest.indices[..., :k].reshape(-1, n_tokens, k)
     copied = ~nearest.distinct.reshape(-1, n_tokens).all(1)
@@ -99,7 +84,8 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
         ``(..., n_tokens, n_ks)``, float64.
 
     Raises:
-        ValueError: The shapes differ, or a k is not within 1 and k_max.
+        ValueError: The shapes differ, or there is no k.
+        ConfigError: A k is not within 1 and k_max.
 
     Example:
         >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
@@ -111,9 +97,10 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
             f"neighborhoods {tuple(a.shape)} and {tuple(b.shape)} must be of one shape"
         )
     k_max = a.shape[-1]
-    wrong = [k for k in ks if not 1 <= k <= k_max]
-    if wrong or not ks:
-        raise ValueError(f"k {wrong} must be within 1 and {k_max}, the number of neighbors")
+    if not ks:
+        raise ValueError("there must be a k, such as 2")
+    for k in ks:
+        require("k", k, at_least=1, at_most=k_max)
     n_tokens = a.shape[-2]
     rank = torch.arange(k_max, device=a.device)
     sizes = torch.tensor(list(ks), device=a.device)
@@ -121,25 +108,16 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     pairs = a.reshape(-1, n_tokens, k_max), b.reshape(-1, n_tokens, k_max)
     shared = a.new_empty(len(pairs[0]), n_tokens, len(sizes), dtype=torch.float64)
     for i, (near_a, near_b) in enumerate(zip(*pairs, strict=True)):
-        shared[i] = _shared(near_a, near_b, ranks_b, rank, sizes)
+        ranks_b.scatter_(1, near_b, rank.expand_as(near_b))
+        # A token is in both neighborhoods for each k above its higher rank.
+        enters = torch.maximum(ranks_b.gather(1, near_a), rank)
+        ranks_b.scatter_(1, near_b, k_max)
+        shared[i] = (enters[..., None] < sizes).sum(1)
     return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
-
-
-def _shared(a: Tensor, b: Tensor, ranks_b: Tensor, rank: Tensor, sizes: Tensor) -> Tensor:
-    """Return the number of tokens in both, ``(n_tokens, n_ks)``."""
-    ranks_b.scatter_(1, b, rank.expand_as(b))
-    # A token is in both neighborhoods for each k above its higher rank.
-    enters = torch.maximum(ranks_b.gather(1, a), rank)
-    ranks_b.scatter_(1, b, len(rank))
-    return (enters[..., None] < sizes).sum(1)
 
 
 def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
     """Return the neighborhood overlap of each layer with the next one.
-
-    Args:
-        nearest: Result of `nearest_tokens` for ``(..., n_layers, n_tokens)`` tokens.
-        ks: Sizes of the neighborhood.
 
     Returns:
         Overlap of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
@@ -198,13 +176,16 @@ def _angles(tokens: Tensor, one: Tensor, two: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def cosine_statistics(hidden: Tensor) -> CosineStatistics:
+def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
     The mean needs no pairs: ``(|Σ u|² - N) / (N (N - 1))`` of the unit vectors u.
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype.
+
+    Returns:
+        Mean and population standard deviation, ``(..., n_layers)`` each, float64.
 
     Raises:
         ValueError: There are fewer than two tokens, or a layer, which is named, has NaN, infinite
@@ -238,7 +219,7 @@ def cosine_statistics(hidden: Tensor) -> CosineStatistics:
         spread.diagonal(dim1=1, dim2=2).zero_()
         means.append(mean)
         stds.append((spread.square().sum((1, 2), dtype=torch.float64) / n_pairs).sqrt())
-    return CosineStatistics(*(torch.cat(part).reshape(leading) for part in (means, stds)))
+    return torch.cat(means).reshape(leading), torch.cat(stds).reshape(leading)
 
 
 def _check_directions(norms: Tensor, start: int, leading: tuple[int, ...]) -> None:

@@ -53,15 +53,13 @@ def token_observables(
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
         nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
         range_scalings: Range scalings n2 of the intrinsic dimension.
-        ks: Sizes of the neighborhoods whose overlap is taken.
+        ks: Sizes of the neighborhoods.
     """
     angles = neighbor_angles(hidden, nearest)
-    cosines = cosine_statistics(hidden)
     return TokenObservables(
         intrinsic_dimension(nearest, range_scalings),
         consecutive_overlap(nearest, ks).mean(-2),
-        cosines.mean,
-        cosines.std,
+        *cosine_statistics(hidden),
         angles.mean(-1),
         angles.std(-1, correction=0),
     )
@@ -105,26 +103,17 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
     return positions[torch.randperm(n_blocks, generator=generator)].flatten()
 
 
-class NextTokens(NamedTuple):
-    """Loss and entropy of the next token at each token of some prompts.
-
-    Attributes:
-        loss: Cross-entropy of the next token in nats, ``(..., n_tokens - 1)``, float64.
-        entropy: Entropy of the next-token distribution in nats (contextual entropy),
-            ``(..., n_tokens)``, float64.
-    """
-
-    loss: Tensor
-    entropy: Tensor
-
-
 @torch.no_grad()
-def next_tokens(logits: Tensor, tokens: Tensor) -> NextTokens:
+def next_tokens(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss and the entropy of the next token at each token.
 
     Args:
         logits: ``(..., n_tokens, n_vocabulary)``.
         tokens: Token ids of the prompts, ``(..., n_tokens)``.
+
+    Returns:
+        Cross-entropy of the next token, ``(..., n_tokens - 1)``, and entropy of the next-token
+        distribution (contextual entropy), ``(..., n_tokens)``; float64, in nats.
 
     Example:
         >>> found = next_tokens(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
@@ -135,4 +124,4 @@ def next_tokens(logits: Tensor, tokens: Tensor) -> NextTokens:
     loss = -log_p[..., :-1, :].gather(-1, tokens[..., 1:, None].to(log_p.device))[..., 0]
     # entr(0) is 0, so a logit of minus infinity adds nothing.
     entropy = torch.special.entr(log_p.exp()).sum(-1, dtype=torch.float64)
-    return NextTokens(loss.double(), entropy)
+    return loss.double(), entropy

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
-from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
+from lincorr_lightning.geometry.mantel import CorrelationTest, Floats, correlation_test
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry
 
-Floats = npt.NDArray[np.float64]
-
-PAPER_K = 2
-"""Size of the neighborhood in the paper's figures."""
+_PAPER_K = 2  # size of the neighborhood in the paper's figures
 MIN_CORPORA = 4
 """Number of corpora that a correlation over corpora needs."""
 
@@ -96,7 +92,7 @@ class TokenProfiles:
     @property
     def paper_k(self) -> int:
         """Position of the paper's k, or of the first one."""
-        return list(self.ks).index(PAPER_K) if PAPER_K in self.ks else 0
+        return list(self.ks).index(_PAPER_K) if _PAPER_K in self.ks else 0
 
     def curves(self) -> Iterator[Curve]:
         """Yield each observable by layer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,8 +12,13 @@ import numpy as np
 
 from lincorr_lightning.geometry import figures as draw
 from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import CORRELATION_KEYS, CorrelationTest, correlation_test
-from lincorr_lightning.geometry.profiles import Floats, TokenProfiles
+from lincorr_lightning.geometry.mantel import (
+    CORRELATION_KEYS,
+    CorrelationTest,
+    Floats,
+    correlation_test,
+)
+from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.results.style import short_name
@@ -36,11 +41,12 @@ def token_geometry_results(
     included: Sequence[Results] = (),
 ) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
+    n, name = len(profiles.prompts), short_name(lm["name_or_path"])
     n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
-    dimension_loss, said = list(_dimension_loss_rows(profiles)), list(_said_rows(profiles))
+    dimension_loss, entropy = list(_dimension_loss_rows(profiles)), list(_entropy_rows(profiles))
     spearman = list(_spearman_rows(profiles))
     values = {
-        "n_prompts": len(profiles.prompts),
+        "n_prompts": n,
         "n_skipped": profiles.n_skipped,
         "n_tokens": profiles.n_tokens,
         "n_corpora": len(set(profiles.corpora)),
@@ -49,7 +55,7 @@ def token_geometry_results(
         "ks": list(profiles.ks),
         "shuffles": [_level(profiles, i) for i in range(len(profiles.shuffles))],
         "dimension_loss": dimension_loss,
-        "said": said,
+        "entropy_correlation": entropy,
         "spearman": spearman,
     }
     columns = {
@@ -57,7 +63,6 @@ def token_geometry_results(
         "overlap": f"overlap (k={k}), last two layers", "lowest_overlap": "lowest overlap",
         "cosine": "cosine, last layer",
     }  # fmt: skip
-    n = len(profiles.prompts)
     tables = [
         Table.from_dicts(
             "levels",
@@ -89,8 +94,8 @@ def token_geometry_results(
             caption="Correlation of log intrinsic dimension and log loss over prompts",
         ),
         Table.from_dicts(
-            "said",
-            said,
+            "entropy_correlation",
+            entropy,
             ["x", "y", "shuffle", "n2", *_CORRELATION_COLUMNS],
             caption="Correlation of contextual entropy with the intrinsic dimension of the "
             "next-token probabilities and with the loss, over prompts",
@@ -110,11 +115,17 @@ def token_geometry_results(
         values,
         scalars=_token_scalars(profiles),
         tables=tables,
-        figures=_token_figures(profiles, short_name(lm["name_or_path"])),
+        figures=[
+            Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
+                   partial(draw.profiles_figure, profiles, name)),
+            Figure("dimension_loss",
+                   f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
+                   partial(draw.dimension_loss_figure, profiles, name)),
+        ],
         lm=lm,
         settings=settings,
         included=included,
-    )
+    )  # fmt: skip
 
 
 def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
@@ -125,7 +136,7 @@ def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
                 yield {"shuffle": level, "layer": layer, "n2": n2, **_numbers(found)}
 
 
-def _said_rows(profiles: TokenProfiles) -> Iterator[Row]:
+def _entropy_rows(profiles: TokenProfiles) -> Iterator[Row]:
     for i, level in enumerate(profiles.shuffles):
         entropy = profiles.entropy[:, i]
         for k, n2 in enumerate(profiles.range_scalings):
@@ -180,7 +191,7 @@ def _level(profiles: TokenProfiles, i: int) -> dict[str, Any]:
 def _level_rows(profiles: TokenProfiles) -> Iterator[Row]:
     for i, level in enumerate(profiles.shuffles):
         dimension = _means(profiles.dimension[:, i, :, 0])
-        peak = max(range(len(dimension)), key=lambda j: _or(dimension[j], -math.inf))
+        peak = max(range(len(dimension)), key=lambda j: dimension[j] or -math.inf)
         overlap = _means(profiles.overlap[:, i, :, profiles.paper_k])
         yield {
             "shuffle": level,
@@ -245,19 +256,9 @@ def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
     for name, setting, layers, values in profiles.curves():
         if (name, setting) in shown:
             key = f"test/{name}_{setting}".rstrip("_")
-            for layer, value in zip(layers, _means(values[:, 0]), strict=True):
-                scalars[f"{key}/layer_{layer}"] = _or(value, math.nan)
+            for layer, column in zip(layers, values[:, 0].T, strict=True):
+                scalars[f"{key}/layer_{layer}"] = mean(column)
     return scalars
-
-
-def _token_figures(profiles: TokenProfiles, lm: str) -> list[Figure]:
-    n2 = profiles.range_scalings[0]
-    return [
-        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
-               partial(draw.profiles_figure, profiles, lm)),
-        Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
-               partial(draw.dimension_loss_figure, profiles, lm)),
-    ]  # fmt: skip
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def knowledge_geometry_results(
     included: Sequence[Results] = (),
 ) -> Results:
     """Return the results of `KnowledgeGeometry`."""
-    pairs = list(_pair_rows(closeness))
+    pairs, name = list(_pair_rows(closeness)), short_name(lm["name_or_path"])
     tests = [_test_row(test) for test in closeness.tests]
     ks, scalings = closeness.ks, closeness.range_scalings
     values = {
@@ -296,14 +297,22 @@ def knowledge_geometry_results(
         for test in closeness.tests
         if test.layer is None and test.given is None and test.result is not None
     }
-    rho = Column("spearman", "rho", _TWO)
+    figures = [
+        ("closeness", "Closeness of two kinds of knowledge and scores of the maps",
+         draw.closeness_figure),
+        ("overlap_matrix", "Overlap of neighborhoods of all pairs", draw.overlap_matrix_figure),
+        ("dimension", "Intrinsic dimension of each kind of knowledge's prompts",
+         draw.dimension_figure),
+    ]  # fmt: skip
+    if len(closeness.layers) > 1:
+        figures.append(("rho_by_layer", "Rho of closeness and scores by layer", draw.rho_figure))
     tables = [
         _test_summary(closeness),
         Table.from_dicts(
             "tests",
             tests,
-            ["closeness", "setting", "layer", "against", "given", rho, Column("p", format=".4f"),
-             "n_pairs", "n_permutations"],
+            ["closeness", "setting", "layer", "against", "given", Column("spearman", "rho", _TWO),
+             Column("p", format=".4f"), "n_pairs", "n_permutations"],
             caption="Spearman's rho of closeness and scores of the maps over pairs",
             note="given: the wording of the prompts is partialled out.",
         ),
@@ -341,7 +350,7 @@ def knowledge_geometry_results(
         values,
         scalars=scalars,
         tables=[table for table in tables if table.rows],
-        figures=_knowledge_figures(closeness, short_name(lm["name_or_path"])),
+        figures=[Figure(key, what, partial(show, closeness, name)) for key, what, show in figures],
         lm=lm,
         settings=settings,
         included=included,
@@ -399,21 +408,6 @@ def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
         yield row
 
 
-def _knowledge_figures(closeness: KnowledgeCloseness, lm: str) -> list[Figure]:
-    figures = [
-        Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
-               partial(draw.closeness_figure, closeness, lm)),
-        Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
-               partial(draw.overlap_matrix_figure, closeness, lm)),
-        Figure("dimension", "Intrinsic dimension of each kind of knowledge's prompts",
-               partial(draw.dimension_figure, closeness, lm)),
-    ]  # fmt: skip
-    if len(closeness.layers) > 1:
-        caption = "Rho of closeness and scores by layer"
-        figures.append(Figure("rho_by_layer", caption, partial(draw.rho_figure, closeness, lm)))
-    return figures
-
-
 # -- numbers ---------------------------------------------------------------------------------------
 
 
@@ -425,12 +419,7 @@ def mean(values: Floats) -> float:
 
 def _means(values: Floats) -> list[float | None]:
     """Return the mean over prompts, ``(n_prompts, n)``, of each column."""
-    columns: Iterable[Floats] = values.T
-    return [number(mean(column)) for column in columns]
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+    return [number(mean(column)) for column in values.T]
 
 
 def _numbers(found: CorrelationTest | None) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from lincorr_lightning.geometry.observables import (
 )
 from lincorr_lightning.lm.language_model import LanguageModel
 
-MAX_K = 31
-"""Largest neighborhood of the paper."""
+# Largest neighborhood of the paper.
+_MAX_K = 31
 # The paper's largest range scaling is a quarter of the tokens: 256 of 1,024.
 _TOKENS_PER_SCALING = 4
 # Angles need two neighbors.
@@ -60,7 +60,7 @@ class CloudSettings:
         scalings = range_scalings or [
             n for n in RANGE_SCALINGS if n * _TOKENS_PER_SCALING <= n_tokens
         ]
-        sizes = ks or range(1, min(MAX_K, n_tokens - 1) + 1)
+        sizes = ks or range(1, min(_MAX_K, n_tokens - 1) + 1)
         wrong = [n for n in scalings if n < 2 or n % 2 or n + 1 > n_tokens]
         if wrong or not scalings:
             raise ConfigError(
@@ -82,11 +82,7 @@ class CloudSettings:
         return max(*self.range_scalings, *self.ks, _MIN_RANK)
 
     def nearest(self, clouds: Tensor) -> NearestTokens:
-        """Find the nearest tokens that the observables need.
-
-        Args:
-            clouds: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        """
+        """Find the nearest tokens that the observables of ``(..., n_tokens, d)`` need."""
         return nearest_tokens(clouds, self.max_rank, max(*self.ks, _MIN_RANK))
 
     def layers(self, n_layers: int) -> list[int]:
@@ -122,8 +118,6 @@ def observe_prompts(
 ) -> list[PromptGeometry]:
     """Observe the clouds of tokens of some prompts, with one forward pass.
 
-    Memory is that of these prompts' hidden states and logits.
-
     Args:
         lm: The LM.
         tokens: Token ids, ``(n_prompts, n_tokens)``.
@@ -138,7 +132,7 @@ def observe_prompts(
     """
     states = read_layers(lm, tokens, prompts, settings.embedding_layer)
     assert states.logits is not None
-    next_token = next_tokens(states.logits, tokens)
+    losses, entropies = next_tokens(states.logits, tokens)
     found = []
     for i, name in enumerate(prompts):
         hidden = states.hidden[i]
@@ -149,8 +143,8 @@ def observe_prompts(
             PromptGeometry(
                 TokenObservables(*(part.cpu() for part in clouds)),
                 _logits_dimension(states.logits[i], settings),
-                float(next_token.loss[i].mean()),
-                float(next_token.entropy[i].mean()),
+                float(losses[i].mean()),
+                float(entropies[i].mean()),
                 # A copy, because a view would keep all tokens in memory.
                 hidden[:, -1].float().cpu().clone(),
             )

@@ -127,13 +127,7 @@ class TokenGeometry(FrozenLMModule):
         return CloudSettings.of(n_tokens, scalings, ks, self.hparams["embedding_layer"], "model")
 
     def shuffle(self, tokens: Tensor, level: int, number: int) -> Tensor:
-        """Return a prompt with its blocks in another order, the same on every rank.
-
-        Args:
-            tokens: The prompt, ``(n_tokens,)``.
-            level: Shuffling level S.
-            number: Number of the prompt.
-        """
+        """Return prompt `number` with its blocks in another order, the same on every rank."""
         order = shuffle_blocks(len(tokens), level, [self.hparams["seed"], number, level])
         return tokens[order.to(tokens.device)]
 

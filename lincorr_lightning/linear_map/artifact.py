@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lincorr_lightning.lm.language_model import LanguageModel
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 _CONFIG = "config.json"
@@ -43,12 +45,6 @@ class LinearMap:
 
     Raises:
         LinearMapError: The parts do not fit each other; the message names the key.
-
-    Attributes:
-        ridge: Ridge strength of each pair.
-        lm: Name or path of the LM.
-        fingerprint: Hashes of that LM.
-        templates: Prompt of each kind of knowledge.
     """
 
     def __init__(
@@ -89,37 +85,23 @@ class LinearMap:
         """Names of the kinds of knowledge that some pair uses."""
         return list(self._labels)
 
-    def weight(self, pair: str) -> Tensor:
-        """Return W of a pair, ``(n_target_labels, n_source_labels)``, float64.
+    # Each raises LinearMapError for a name that the map does not have.
 
-        Raises:
-            LinearMapError: There is no such pair.
-        """
-        return self._weights[self._known(pair, self._weights, "pair")]
+    def weight(self, pair: str) -> Tensor:
+        """Return W of a pair, ``(n_target_labels, n_source_labels)``, float64."""
+        return _get(self._weights, pair, "pair")
 
     def bias(self, pair: str) -> Tensor:
-        """Return b of a pair, ``(n_target_labels,)``, float64.
-
-        Raises:
-            LinearMapError: There is no such pair.
-        """
-        return self._biases[self._known(pair, self._biases, "pair")]
+        """Return b of a pair, ``(n_target_labels,)``, float64."""
+        return _get(self._biases, pair, "pair")
 
     def labels(self, knowledge: str) -> list[str]:
-        """Return the texts of the labels of a kind of knowledge.
-
-        Raises:
-            LinearMapError: There is no such kind of knowledge.
-        """
-        return list(self._labels[self._known(knowledge, self._labels, "knowledge")])
+        """Return the texts of the labels of a kind of knowledge."""
+        return list(_get(self._labels, knowledge, "knowledge"))
 
     def token_ids(self, knowledge: str) -> list[int]:
-        """Return the tokens of the labels of a kind of knowledge.
-
-        Raises:
-            LinearMapError: There is no such kind of knowledge.
-        """
-        return list(self._token_ids[self._known(knowledge, self._token_ids, "knowledge")])
+        """Return the tokens of the labels of a kind of knowledge."""
+        return list(_get(self._token_ids, knowledge, "knowledge"))
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict target logits.
@@ -142,14 +124,6 @@ class LinearMap:
                 f"Pass the logits of token_ids({_ends(pair)[0]!r})."
             )
         return source_logits.double() @ weight.T + self.bias(pair).to(source_logits.device)
-
-    def _known(self, name: str, among: Mapping[str, Any], kind: str) -> str:
-        if name not in among:
-            raise LinearMapError(
-                f"this linear map has no {kind} {name!r}; it has {', '.join(among)}. "
-                "Fit one that has it with `lincorr fit`."
-            )
-        return name
 
     # -- compatibility -----------------------------------------------------------------------
 
@@ -182,24 +156,6 @@ class LinearMap:
                     f"({named}{more}). Take an LM with the same tokenizer, or fit a map on this "
                     "LM with `lincorr fit`."
                 )
-
-    def check_same_lm(self, fingerprint: Mapping[str, str], name: str = "this LM") -> None:
-        """Refuse any other LM than the one the map was fitted on.
-
-        Args:
-            fingerprint: ``language_model.fingerprint`` of the loaded LM.
-            name: How the message calls this LM.
-
-        Raises:
-            LinearMapError: Tokenizer, config, dtype or weights differ; the message names which.
-        """
-        parts = dict.fromkeys([*self.fingerprint, *fingerprint])
-        other = [part for part in parts if self.fingerprint.get(part) != fingerprint.get(part)]
-        if other:
-            raise LinearMapError(
-                f"this linear map was fitted on {self.lm}, from which {name} differs in its "
-                f"{' and '.join(other)}. Pass that LM, or fit a map on {name} with `lincorr fit`."
-            )
 
     # -- files ------------------------------------------------------------------------------
 
@@ -252,19 +208,16 @@ class LinearMap:
         cls,
         folder: str | Path,
         language_model: LanguageModel | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> LinearMap:
         """Read an artifact.
 
         Args:
             folder: Folder that `save` wrote, such as ``linear_map/`` of a probe's run.
-            language_model: LM whose logits will be mapped; its labels are checked. `check_same_lm`
-                checks whether it is the very LM of the fit.
-            tokenizer: Its tokenizer, instead of the LM.
+            language_model: LM whose logits will be mapped; its labels are checked.
 
         Raises:
             LinearMapError: The folder or a file of it is missing or damaged, config and tensors
-                disagree, the format is unknown, or the labels are not those of the tokenizer.
+                disagree, the format is unknown, or the labels are not those of the LM.
         """
         folder = Path(folder)
         config = _read_config(folder)
@@ -273,10 +226,8 @@ class LinearMap:
             linear_map = cls._assemble(config, tensors)
         except LinearMapError as error:
             raise LinearMapError(f"{folder} is damaged: {error} Fit the map again.") from None
-        if tokenizer is None and language_model is not None:
-            tokenizer = language_model.tokenizer
-        if tokenizer is not None:
-            linear_map.check_labels(tokenizer)
+        if language_model is not None:
+            linear_map.check_labels(language_model.tokenizer)
         return linear_map
 
     @classmethod
@@ -339,6 +290,15 @@ class LinearMap:
                     raise LinearMapError(f"{key} holds NaN or infinite numbers.")
 
 
+def _get(parts: Mapping[str, T], name: str, kind: str) -> T:
+    if name not in parts:
+        raise LinearMapError(
+            f"this linear map has no {kind} {name!r}; it has {', '.join(parts)}. "
+            "Fit one that has it with `lincorr fit`."
+        )
+    return parts[name]
+
+
 def _float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64, copy=True).contiguous()
 
@@ -351,7 +311,7 @@ def _ends(pair: str) -> tuple[str, str]:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
-    """Return how a domain may write a token: alone, or with its spelling if two look alike."""
+    """Return how a domain may write a token: alone, or with its spelling if two read alike."""
     if not 0 <= token < len(tokenizer):
         return "no token", "no token"
     text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))

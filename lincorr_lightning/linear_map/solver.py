@@ -65,24 +65,17 @@ class RidgeSolver:
             sides.append(moments.shuffled[x][:, y])
         self._squares = LeastSquares(moments.scatter[x][:, x], torch.cat(sides, dim=1))
 
-    def solve(self, ridge: float | Tensor) -> Solution:
+    def solve(self, ridge: float | Tensor, permuted: bool = False) -> Solution:
         """Return the map from the source to its targets.
 
         Args:
             ridge: Penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
+            permuted: Whether to return the map fitted with the targets' rows permuted, the null of
+                no relation.
         """
-        return self._solve(ridge, slice(len(self._mean_y)))
-
-    def solve_permuted(self, ridge: float | Tensor) -> Solution:
-        """Return the map fitted with the targets' rows permuted: the null of no relation.
-
-        Args:
-            ridge: Penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
-        """
-        return self._solve(ridge, slice(len(self._mean_y), None))
-
-    def _solve(self, ridge: float | Tensor, targets: slice) -> Solution:
-        return Solution(self._squares.weight(ridge, targets), self._mean_x, self._mean_y)
+        n = len(self._mean_y)
+        weight = self._squares.weight(ridge, slice(n, None) if permuted else slice(n))
+        return Solution(weight, self._mean_x, self._mean_y)
 
 
 def label_r(
@@ -139,7 +132,7 @@ def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, flo
 def tuning_rows(n: int, first: int = 0) -> Tensor:
     """Return which rows judge ridge strengths that are fitted on the others: every fifth.
 
-    By position among all rows, so that the same rows judge whatever the batch size.
+    By position among all rows, so that the same rows judge for any batch size.
 
     Returns:
         ``(n,)`` bool.
@@ -150,7 +143,10 @@ def tuning_rows(n: int, first: int = 0) -> Tensor:
 def choose_ridges(
     fit: Moments, tune: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
 ) -> dict[Pair, float]:
-    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best."""
+    """Return the strongest ridge of each pair that costs little, see `strongest_within`.
+
+    The first strength of `grid` is the plain map's, 0.
+    """
     chosen = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)

@@ -17,7 +17,7 @@ class Reconstruction(NamedTuple):
         explained_variance: ``1 - sum ‖x - x̂‖² / sum ‖x - x̄‖²`` over all tokens, with x̄ their mean,
             ``(n_hook_points,)``; NaN for constant activations. Higher is better, 1 is perfect.
         l0: Mean number of active features per token, ``(n_hook_points,)``.
-        frequency: Share of the tokens at which each feature is active,
+        frequency: Fraction of the tokens at which each feature is active,
             ``(n_hook_points, n_features)``.
         clean: Cross-entropy of the unchanged LM per token, in nats.
         spliced: Cross-entropy with a hook point's activations replaced by their reconstruction,
@@ -41,8 +41,7 @@ class Reconstruction(NamedTuple):
         Higher is better.
         """
         harm = self.ablated - self.clean
-        shares = (self.ablated - self.spliced) / harm
-        return torch.where(harm > 0, shares, torch.nan)
+        return torch.where(harm > 0, (self.ablated - self.spliced) / harm, torch.nan)
 
 
 class ReconstructionQuality(Metric):

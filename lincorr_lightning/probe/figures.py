@@ -47,20 +47,7 @@ _Z95 = 1.959964
 # -- clusters --------------------------------------------------------------------------------
 
 
-class Clusters(NamedTuple):
-    """A tree over kinds of knowledge.
-
-    Attributes:
-        order: Indices in an order in which no branches cross and neighbours are as similar as the
-            tree allows.
-        links: The tree as `scipy.cluster.hierarchy.linkage` returns it, ``(n - 1, 4)``.
-    """
-
-    order: list[int]
-    links: _FLOATS
-
-
-def cluster(matrix: _FLOATS) -> Clusters:
+def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     """Cluster kinds of knowledge by average linkage at a distance of 1 - r.
 
     The two directions of a pair are averaged. A pair without r (its labels never vary) is as far
@@ -68,6 +55,10 @@ def cluster(matrix: _FLOATS) -> Clusters:
 
     Args:
         matrix: r, ``(n, n)``, source row, target column; the diagonal is ignored.
+
+    Returns:
+        Indices in an order in which no branches cross and neighbours are as similar as the tree
+        allows, and the tree as `scipy.cluster.hierarchy.linkage` returns it, ``(n - 1, 4)``.
 
     Raises:
         ValueError: The matrix is not square, or has fewer than two rows.
@@ -82,56 +73,22 @@ def cluster(matrix: _FLOATS) -> Clusters:
     distance = 1.0 - (r + r.T) / 2
     np.fill_diagonal(distance, 0.0)
     links = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
-    return Clusters([int(leaf) for leaf in leaves_list(links)], links)
+    return [int(leaf) for leaf in leaves_list(links)], links
 
 
 def cluster_heatmap(matrix: _FLOATS, names: Sequence[str], title: str, subtitle: str) -> Figure:
     """Draw a matrix of r with similar kinds of knowledge side by side, and their tree."""
-    found = cluster(matrix)
-    ordered = [names[i] for i in found.order]
+    order, links = cluster(matrix)
+    ordered = [names[i] for i in order]
     subtitle = f"{subtitle}; average linkage of 1 − r, both directions averaged"
-    cells = matrix[np.ix_(found.order, found.order)]
-    return correlation_heatmap(cells, ordered, ordered, title, subtitle, links=found.links)
+    cells = matrix[np.ix_(order, order)]
+    return correlation_heatmap(cells, ordered, ordered, title, subtitle, links=links)
 
 
 # -- W ---------------------------------------------------------------------------------------
 
 
-def weight_heatmap(
-    weight: _FLOATS,
-    source_labels: Sequence[str],
-    target_labels: Sequence[str],
-    title: str,
-    subtitle: str = "",
-    reference: npt.NDArray[np.bool_] | None = None,
-) -> Figure:
-    """Draw a part of W that is small enough to be read; arguments as in `top_weights_figure`."""
-    limit = float(np.abs(weight).max(initial=0.0)) or 1.0
-    if reference is not None and reference.any():
-        subtitle = f"{subtitle}; framed: in the reference".lstrip("; ")
-    subtitle = f"{subtitle}; numbers from |W| = {short(_MIN_SHOWN * limit)} on".lstrip("; ")
-    figure, axes, image, cell = draw_heatmap(
-        weight, target_labels, source_labels, title, subtitle, limit, least=_MIN_SHOWN * limit
-    )
-    for row, column in np.argwhere(reference) if reference is not None else ():
-        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
-        frame.set_linewidth(min(2.0, 5 * cell))
-        frame.set_clip_on(False)
-        axes.add_patch(frame)
-    axes.set_ylabel("target label", color=INK)
-    axes.set_xlabel("source label", color=INK)
-    add_colour_bar(figure, axes, image, "weight W")
-    return finish(figure)
-
-
-class Part(NamedTuple):
-    """Rows and columns of W, in the order in which they are shown."""
-
-    targets: list[int]
-    sources: list[int]
-
-
-def interesting_part(weight: _FLOATS, n: int = 25) -> Part:
+def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]]:
     """Choose the part of W with the highest weights.
 
     Args:
@@ -148,7 +105,7 @@ def interesting_part(weight: _FLOATS, n: int = 25) -> Part:
     sources = np.array(list(dict.fromkeys(ranked.T.ravel().tolist()))[:n])
     shown = weight[np.ix_(targets, sources)]
     order = np.lexsort((-shown.max(axis=0), shown.argmax(axis=0)))
-    return Part(targets.tolist(), sources[order].tolist())
+    return targets.tolist(), sources[order].tolist()
 
 
 def top_weights_figure(
@@ -156,33 +113,38 @@ def top_weights_figure(
     source_labels: Sequence[str],
     target_labels: Sequence[str],
     title: str,
-    subtitle: str = "",
+    subtitle: str,
     reference: npt.NDArray[np.bool_] | None = None,
 ) -> Figure:
-    """Draw the part of W with the highest weights.
+    """Draw the part of W, ``(n_target_labels, n_source_labels)``, with the highest weights.
 
-    Args:
-        weight: W, ``(n_target_labels, n_source_labels)``.
-        source_labels: Labels of the columns.
-        target_labels: Labels of the rows.
-        title: The title, with the pair and the name of the LM.
-        subtitle: Everything else that is needed to read the figure.
-        reference: Which label pairs the reference has, shaped like W: they get a frame.
+    Label pairs of the `reference`, a mask shaped like W, get a frame.
     """
-    part = interesting_part(weight)
-    cut = np.ix_(part.targets, part.sources)
-    note = (
-        f"{len(part.targets)} of {weight.shape[0]} targets, those with the highest weights, and "
-        f"{len(part.sources)} of {weight.shape[1]} sources"
-    )
-    return weight_heatmap(
-        weight[cut],
-        [source_labels[i] for i in part.sources],
-        [target_labels[i] for i in part.targets],
-        title,
-        f"{subtitle}; {note}".lstrip("; "),
-        None if reference is None else reference[cut],
-    )
+    targets, sources = interesting_part(weight)
+    cut = np.ix_(targets, sources)
+    shown = weight[cut]
+    framed = np.argwhere(reference[cut]) if reference is not None else ()
+    limit = float(np.abs(shown).max(initial=0.0)) or 1.0
+    notes = [
+        subtitle,
+        f"{len(targets)} of {weight.shape[0]} targets, those with the highest weights, and "
+        f"{len(sources)} of {weight.shape[1]} sources",
+        *(["framed: in the reference"] if len(framed) else []),
+        f"numbers from |W| = {short(_MIN_SHOWN * limit)} on",
+    ]
+    figure, axes, image, cell = draw_heatmap(
+        shown, [target_labels[i] for i in targets], [source_labels[i] for i in sources], title,
+        "; ".join(notes), limit, least=_MIN_SHOWN * limit,
+    )  # fmt: skip
+    for row, column in framed:
+        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
+        frame.set_linewidth(min(2.0, 5 * cell))
+        frame.set_clip_on(False)
+        axes.add_patch(frame)
+    axes.set_ylabel("target label", color=INK)
+    axes.set_xlabel("source label", color=INK)
+    add_colour_bar(figure, axes, image, "weight W")
+    return finish(figure)
 
 
 # -- the ridge path --------------------------------------------------------------------------
@@ -192,23 +154,22 @@ def ridge_path_figure(
     paths: Mapping[str, Sequence[RidgePoint]],
     chosen: Mapping[str, float],
     title: str,
-    n_pairs: int | None = None,
+    n_pairs: int,
 ) -> Figure:
     """Draw r and Hit@1 along the ridge, one panel per pair.
 
     Args:
         paths: Ridge path of each pair; at most twelve are shown.
         chosen: Ridge that the map of each pair was fitted with.
-        title: The title, with the name of the LM.
-        n_pairs: Number of pairs, if `paths` has not all of them.
+        title: The title.
+        n_pairs: Number of pairs of the run.
     """
     shown = list(paths)[:_MAX_PANELS]
     n_columns = min(len(shown), 3)
     n_rows = math.ceil(len(shown) / n_columns)
     width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 0.7
-    n_pairs = n_pairs or len(paths)
-    note = f"{len(shown)} of {n_pairs} pairs; all: tables/ridge_path.csv"
-    figure = new_figure(width, height, title, note if len(shown) < n_pairs else "")
+    note = _cut_note(len(shown), n_pairs, "pairs", "ridge_path")
+    figure = new_figure(width, height, title, note)
     panels = panels_of(figure, len(shown), n_columns)
     for i, (panel, pair) in enumerate(zip(panels, shown, strict=True)):
         _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
@@ -312,11 +273,11 @@ def _dot_plot(
 def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
     """Draw r of the pairs with the highest r beside their nulls.
 
-    R above the control is evidence, r alone is not.
+    Only r above the control is evidence.
     """
     known = [score for score in scores if not math.isnan(score.label_mean)]
     shown = sorted(known, key=lambda score: -score.label_mean)[:_MAX_ROWS]
-    note = f"{len(shown)} of {len(scores)} pairs, those with the highest r; all: tables/pairs.csv"
+    note = _cut_note(len(shown), len(scores), "pairs, those with the highest r", "pairs")
     r, control, permuted = (
         _column(shown, key) for key in ("label_mean", "control_label_mean", "permuted_label_mean")
     )
@@ -325,20 +286,17 @@ def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
         _Dots("control prompt as the source", control, "D", ORANGE, "white"),
         _Dots("this pair", r, "o", BLUE),
     ]
-    return _dot_plot(
-        [score.name for score in shown], dots, (control, r), PALE, title,
-        note if len(shown) < len(scores) else "",
-    )  # fmt: skip
+    return _dot_plot([score.name for score in shown], dots, (control, r), PALE, title, note)
 
 
 def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], title: str) -> Figure:
     """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
 
-    Beside it stands r with other knowledge (`partial_out`) partialled out.
+    R with other knowledge (`partial_out`) partialled out is drawn beside it.
     """
     order = rank_pairs(scores)
     shown = order[:_MAX_ROWS]
-    note = f"{len(shown)} of {len(order)} pairs, the highest; all: tables/ranking.csv"
+    note = _cut_note(len(shown), len(order), "pairs, the highest", "ranking")
     evidence, partial = _column(shown, "evidence"), _column(shown, "partial_label_mean")
     error = _Z95 * np.nan_to_num(_column(shown, "excess_error"))
     found = _column(shown, "q") <= FINDING
@@ -350,16 +308,14 @@ def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], titl
               BLUE, "white"),
         _Dots(label, np.where(found, evidence, np.nan), "o", BLUE),
     ]  # fmt: skip
-    return _dot_plot(
-        [score.name for score in shown], dots, (evidence - error, evidence + error), BLUE, title,
-        note if len(shown) < len(order) else "",
-    )  # fmt: skip
+    spans = evidence - error, evidence + error
+    return _dot_plot([score.name for score in shown], dots, spans, BLUE, title, note)
 
 
 def transitivity_figure(found: Sequence[Composition], title: str) -> Figure:
     """Draw r of composed maps beside r of the pair's own map, those with the highest r."""
     shown = sorted(found, key=lambda one: -one.direct)[:_MAX_ROWS]
-    note = f"{len(shown)} of {len(found)}; all: tables/transitivity.csv"
+    note = _cut_note(len(shown), len(found), "composed maps", "transitivity")
     direct, composed, elsewhere = (
         _column(shown, key) for key in ("direct", "composed", "elsewhere")
     )
@@ -368,10 +324,13 @@ def transitivity_figure(found: Sequence[Composition], title: str) -> Figure:
         _Dots("two maps composed", composed, "D", ORANGE, "white"),
         _Dots("the pair’s own map", direct, "o", BLUE),
     ]
-    return _dot_plot(
-        [f"{c.source}->{c.via}->{c.target}" for c in shown], dots, (composed, direct), PALE, title,
-        note if len(shown) < len(found) else "",
-    )  # fmt: skip
+    names = [f"{one.source}->{one.via}->{one.target}" for one in shown]
+    return _dot_plot(names, dots, (composed, direct), PALE, title, note)
+
+
+def _cut_note(n_shown: int, n: int, what: str, table: str) -> str:
+    """Return the note of a figure that shows a part of its rows; empty if it shows all."""
+    return f"{n_shown} of {n} {what}; all: tables/{table}.csv" if n_shown < n else ""
 
 
 def _column(rows: Sequence[Any], key: str) -> _FLOATS:

@@ -13,15 +13,10 @@ from lincorr_lightning.linear_map.affine_map import AffineMap
 
 
 class MapDescent(torch.optim.SGD):
-    """SGD with momentum on several maps, each at the learning rate that its source allows.
+    """SGD with momentum on the map of each source, at the learning rate that its source allows.
 
-    Least squares has one largest curvature per source, the largest eigenvalue of its covariance.
-    With learning rates in units of its inverse, one setting suits every LM.
-
-    Args:
-        maps: Map of each source.
-        learning_rate: Learning rate in units of the inverse curvature; below 1 it converges.
-        momentum: Momentum, between 0 and 1.
+    Learning rates are in units of the inverse of the largest curvature, the largest eigenvalue of
+    the source's covariance: below 1 they converge, and one setting suits every LM.
     """
 
     def __init__(
@@ -37,12 +32,7 @@ class MapDescent(torch.optim.SGD):
         self._unit = learning_rate * (1 - momentum)
 
     def set_curvature(self, source: str, covariance: Tensor) -> None:
-        """Set the learning rates of a map.
-
-        Args:
-            source: Name of the source.
-            covariance: Covariance of the source's logits, ``(n_source, n_source)``.
-        """
+        """Set the learning rates of a source's map by its covariance, ``(n_source, n_source)``."""
         curvature = torch.linalg.matrix_norm(covariance, ord=2)
         curvature = curvature.clamp(min=torch.finfo(torch.float64).tiny)
         for group in self.param_groups:
@@ -57,14 +47,6 @@ class MapDescent(torch.optim.SGD):
 
 
 def squared_error(module: AffineMap, x: Tensor, y: Tensor, scale: float, ridge: float) -> Tensor:
-    """Return the penalised squared error of one map.
-
-    Args:
-        module: The map.
-        x: Source logits, ``(n, n_source)``.
-        y: Target logits, ``(n, n_target)``.
-        scale: Weight of these rows.
-        ridge: Penalty on ``|W|^2`` relative to the mean error of a row.
-    """
+    """Return half the mean squared error of a map's rows times `scale`, plus its ridge penalty."""
     error = 0.5 * (module(x) - y).square().sum(1).mean()
     return error * scale + 0.5 * ridge * module.weight.square().sum()

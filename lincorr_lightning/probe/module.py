@@ -16,21 +16,21 @@ from lincorr_lightning.data.subjects import Half, SubjectBatch
 from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
+from lincorr_lightning.functional import HALF_DECADES, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.affine_map import AffineMap
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import FittedMaps, fit_layout, to_linear_map
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import Solution, choose_ridges, split_targets, tuning_rows
+from lincorr_lightning.linear_map.solver import choose_ridges, split_targets, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.probe.gradient_descent import MapDescent, squared_error
-from lincorr_lightning.probe.results import probe_results, subjects_table
+from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
 from lincorr_lightning.probe.ridge_path import ridge_paths
-from lincorr_lightning.probe.scores import PairScore, score_pairs
+from lincorr_lightning.probe.scores import score_pairs
 from lincorr_lightning.probe.significance import (
     add_partial_correlations,
     add_significance,
@@ -64,7 +64,7 @@ class LinearProbe(FrozenLMModule):
             fifth of the fit half.
         ridge_grid: Ridge strengths of the path, increasing; null takes 0 and half decades from 0.1
             to 1e6.
-        ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
+        ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r, compared with ridge 0.
         require_reference: Pairs that must have a reference, for Hit@N; other pairs get Hit@N if
             they have one.
         control: Neutral prompt that replaces the source's as a null; null leaves it out.
@@ -111,7 +111,20 @@ class LinearProbe(FrozenLMModule):
         learning_rate: float = 0.5,
         momentum: float = 0.9,
     ) -> None:
-        _check_settings(ridge, ridge_grid, control, solver)
+        if ridge != "auto":
+            require("model.ridge", ridge, at_least=0)
+        elif solver == "sgd":
+            raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
+        ridge_grid = None if ridge_grid is None else list(ridge_grid)
+        for strength in ridge_grid or ():
+            require("model.ridge_grid", strength, at_least=0)
+        if ridge_grid is not None and (not ridge_grid or sorted(set(ridge_grid)) != ridge_grid):
+            raise ConfigError("model.ridge_grid must be increasing numbers.")
+        require("model.ridge_tolerance", ridge_tolerance, at_least=0)
+        require("model.learning_rate", learning_rate, above=0)
+        require("model.momentum", momentum, at_least=0, below=1)
+        if control is not None and control.count("{}") != 1:
+            raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
         # As a dict: checkpoints load with plain types alone.
@@ -192,14 +205,7 @@ class LinearProbe(FrozenLMModule):
 
     @torch.no_grad()
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
-        """Return the domain logits of every knowledge prompt, and the control's, side by side.
-
-        Returns:
-            ``(n_subjects, n_columns)``, float64; the columns are those of `layout`.
-
-        Raises:
-            NonFiniteError: The LM answers a prompt with NaN or infinite logits.
-        """
+        """Return the joint rows of `layout`, ``(n_subjects, n_columns)``, float64."""
         return domain_rows(self.lm, self.layout, subjects)
 
     def _gather_subjects(self, half: Half) -> list[str]:
@@ -208,11 +214,7 @@ class LinearProbe(FrozenLMModule):
         return [subject for _, part in sorted(parts, key=lambda p: p[0]) for subject in part]
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
-        """Return the predicted target logits of every pair.
-
-        Args:
-            rows: Joint rows, ``(n_subjects, n_columns)``.
-        """
+        """Return the predicted target logits of every pair, from joint rows."""
         return {
             (source, target): prediction
             for source, x, _, module in self._by_source(rows)
@@ -229,7 +231,7 @@ class LinearProbe(FrozenLMModule):
     # -- fitting -----------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        """Begin a fit; every epoch is a whole one."""
+        """Reset the moments: each epoch is a fit of its own."""
         self._read["fit"].clear()
         self.fit_moments.reset()
         self.tune_moments.reset()
@@ -243,18 +245,16 @@ class LinearProbe(FrozenLMModule):
         rows = self.joint_rows(batch.subjects)
         if not batch.is_padding:
             self._read["fit"].append((batch.first, batch.subjects))
-            self._accumulate(rows, batch.first)
+            fit = rows
+            if self.hparams["ridge"] == "auto":
+                judge = tuning_rows(len(rows), batch.first).to(rows.device)
+                self.tune_moments.update(rows[judge])
+                fit = rows[~judge]
+            self.fit_moments.update(fit)
         if self.hparams["solver"] == "sgd":
             self._descend(rows, batch)
         if self.trainer.is_last_batch:
             self._solve()
-
-    def _accumulate(self, rows: Tensor, first: int) -> None:
-        if self.hparams["ridge"] == "auto":
-            judge = tuning_rows(len(rows), first).to(rows.device)
-            self.tune_moments.update(rows[judge])
-            rows = rows[~judge]
-        self.fit_moments.update(rows)
 
     def _solve(self) -> None:
         fit, tune = self.fit_moments.gather(), self.tune_moments.gather()
@@ -267,7 +267,13 @@ class LinearProbe(FrozenLMModule):
         self.n_fit = self._fit.n
         self.fit_subjects = self._gather_subjects("fit")
         if self.hparams["solver"] == "closed_form":
-            self._step_to(self._fit.maps)
+            # A Newton step reaches the solution. It is an optimizer step, because `ModelCheckpoint`
+            # saves nothing before the first one.
+            for source, module in _modules(self.maps):
+                module.set_newton_gradients(self._fit.maps[source])
+            optimizer = cast(LightningOptimizer, self.optimizers())
+            optimizer.step()
+            optimizer.zero_grad()
         for modules, solutions in (
             (self.permuted_maps, self._fit.permuted),
             (self.control_maps, self._fit.control),
@@ -275,24 +281,17 @@ class LinearProbe(FrozenLMModule):
             for source, module in _modules(modules):
                 module.assign(solutions[source])
 
-    def _step_to(self, solutions: Mapping[str, Solution]) -> None:
-        """Take Newton's step: on least squares, one optimizer step from anywhere to the solution.
-
-        To Lightning the closed form is an ordinary run with manual optimization: the step is
-        counted, without which `ModelCheckpoint` saves nothing.
-        """
-        for source, module in _modules(self.maps):
-            module.set_newton_gradients(solutions[source])
-        optimizer = cast(LightningOptimizer, self.optimizers())
-        optimizer.step()
-        optimizer.zero_grad()
-
     def _descend(self, rows: Tensor, batch: SubjectBatch) -> None:
         """Take a step of gradient descent, that of one rank with the subjects of all ranks."""
         optimizer = cast(LightningOptimizer, self.optimizers())
         descent = cast(MapDescent, optimizer.optimizer)
         if self.global_step == 0:
-            self._condition(descent, self.fit_moments.gather())
+            # Maps are centered, and learning rates set, by the subjects of the first step.
+            step = self.fit_moments.gather()
+            for source, module in _modules(self.maps):
+                x = self.layout.columns(source).to(step.mean.device)
+                module.center.copy_(step.mean[x])
+                descent.set_curvature(source, step.scatter[x][:, x] / step.n)
         n_own = torch.tensor(0.0 if batch.is_padding else len(rows), dtype=torch.float64)
         n = self.trainer.strategy.reduce(n_own.to(rows.device, copy=True), reduce_op="sum")
         # DDP averages gradients over ranks; the mean is to be one over subjects.
@@ -306,13 +305,6 @@ class LinearProbe(FrozenLMModule):
         descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
         optimizer.step()
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(rows), sync_dist=True)
-
-    def _condition(self, descent: MapDescent, step: Moments) -> None:
-        """Center each map, and set its learning rates, by the subjects of the whole first step."""
-        for source, module in _modules(self.maps):
-            x = self.layout.columns(source).to(step.mean.device)
-            module.center.copy_(step.mean[x])
-            descent.set_curvature(source, step.scatter[x][:, x] / step.n)
 
     # -- scoring -----------------------------------------------------------------------------
 
@@ -383,8 +375,11 @@ class LinearProbe(FrozenLMModule):
         scores = add_partial_correlations(
             scores, fitted, test, self.layout, self.hparams["partial_out"]
         )
-        self._log_mean(scores)
-        self.results = probe_results(
+        phase = "test" if self.trainer.testing else "val"
+        known = [score.label_mean for score in scores if not math.isnan(score.label_mean)]
+        mean = sum(known) / len(known) if known else math.nan
+        self.log(f"{phase}/label_mean", mean, prog_bar=True)
+        found = ProbeFindings(
             scores=scores,
             weights={
                 (source, target): block.numpy()
@@ -399,15 +394,8 @@ class LinearProbe(FrozenLMModule):
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=self.n_fit,
             n_test=int(test.n),
-            lm=self.lm.info,
-            settings=run_settings(self.trainer),
         )
-
-    def _log_mean(self, scores: Sequence[PairScore]) -> None:
-        known = [score.label_mean for score in scores if not math.isnan(score.label_mean)]
-        phase = "test" if self.trainer.testing else "val"
-        mean = sum(known) / len(known) if known else math.nan
-        self.log(f"{phase}/label_mean", mean, prog_bar=True)
+        self.results = probe_results(found, phase, self.lm.info, run_settings(self.trainer))
 
     on_validation_epoch_start = _begin_scoring
     on_test_epoch_start = _begin_scoring
@@ -521,18 +509,3 @@ def _modules(maps: nn.ModuleDict) -> Iterator[tuple[str, AffineMap]]:
     """Yield the map of each source."""
     for source, module in maps.items():
         yield source, cast(AffineMap, module)
-
-
-def _check_settings(
-    ridge: float | str, ridge_grid: Sequence[float] | None, control: str | None, solver: str
-) -> None:
-    if ridge == "auto":
-        if solver == "sgd":
-            raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
-    else:
-        require("model.ridge", float(ridge), at_least=0)
-    grid = None if ridge_grid is None else list(ridge_grid)
-    if grid is not None and (not grid or sorted(set(grid)) != grid or grid[0] < 0):
-        raise ConfigError("model.ridge_grid must be increasing numbers of at least 0.")
-    if control is not None and control.count("{}") != 1:
-        raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")

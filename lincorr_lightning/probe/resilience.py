@@ -40,12 +40,12 @@ _MAX_NAMED = 5
 
 
 class MapResilience(FrozenLMModule):
-    """Scores maps of one LM, say before post-training, on another one, say after it.
+    """Scores the maps of one LM on another, such as the same LM after post-training.
 
     ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
-    the old maps are scored, beside maps that are fitted on the new LM's own fit half. What the old
-    maps reach on their own LM is measured on that LM (`before`), or read from the results of the
-    run beside `linear_map`.
+    the old maps are scored, beside maps that are fitted on the new LM's own fit half. R of the old
+    maps on their own LM is measured on that LM (`before`), or read from the results of the run
+    beside `linear_map`.
 
     Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``,
     or any other DataLoader.
@@ -63,8 +63,8 @@ class MapResilience(FrozenLMModule):
             which the maps of the new LM get, too.
 
     Raises:
-        LinearMapError: The folder holds no map, or the LMs have different labels; the message says
-            which.
+        LinearMapError: The folder holds no map, or the LMs have different labels, which the message
+            names.
         ConfigError: Neither a folder nor an LM to fit maps on, or a pair that the folder lacks.
         LanguageModelError: An LM cannot be read.
 
@@ -122,7 +122,13 @@ class MapResilience(FrozenLMModule):
             used = [name for name in self.stored.knowledge if name in self.layout.domains]
             theirs = {name: self.stored.labels(name) for name in used}
             self._check_labels(theirs, f"the map of {self.stored.lm}")
-            self._check_prompts(self.stored)
+            for name, domain in self.layout.domains.items():
+                ours, stored_template = domain.knowledge.template, self.stored.templates[name]
+                if ours != stored_template:
+                    raise LinearMapError(
+                        f"the map was fitted with the {name} prompt {stored_template!r}, this run "
+                        f"has {ours!r}. Name the same model.knowledge_files."
+                    )
         own = {} if self.stored is None else self.stored.ridge
         self.ridges = {(s, t): own.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n = self.layout.n_columns
@@ -131,10 +137,12 @@ class MapResilience(FrozenLMModule):
             {half: JointMoments(n) for half in _HALVES if self.before is not None}
         )
         self.results: Results | None = None
+        # The run that wrote the maps, if they are still in its folder.
+        self._run = None if linear_map is None else Path(linear_map).resolve().parent
         self._fitted_on: set[str] = set()
 
     def _check_labels(self, theirs: Mapping[str, list[str]], whose: str) -> None:
-        """Refuse other labels; whatever the ids of their tokens, maps are between labels."""
+        """Refuse other labels; their token ids may differ, because maps are between labels."""
         ours = {name: domain.texts for name, domain in self.layout.domains.items()}
         for name in dict.fromkeys([*ours, *theirs]):
             here, there = ours.get(name, []), theirs.get(name, [])
@@ -149,14 +157,6 @@ class MapResilience(FrozenLMModule):
                     f"{name} out of model.pairs, or fit the map with the same knowledge files."
                 )
 
-    def _check_prompts(self, stored: LinearMap) -> None:
-        for name, domain in self.layout.domains.items():
-            if stored.templates[name] != domain.knowledge.template:
-                raise LinearMapError(
-                    f"the map was fitted with the {name} prompt {stored.templates[name]!r}, this "
-                    f"run has {domain.knowledge.template!r}. Name the same model.knowledge_files."
-                )
-
     # -- reading -----------------------------------------------------------------------------
 
     def configure_model(self) -> None:
@@ -164,12 +164,6 @@ class MapResilience(FrozenLMModule):
         super().configure_model()
         if self.before is not None:
             self.before.load()
-
-    @property
-    def _run(self) -> Path | None:
-        """The run that wrote the maps, if they still are in its folder."""
-        folder = self.hparams["linear_map"]
-        return None if folder is None else Path(folder).resolve().parent
 
     def on_test_start(self) -> None:
         """Begin a test."""
@@ -214,12 +208,7 @@ class MapResilience(FrozenLMModule):
         now = {half: metric.gather() for half, metric in self.moments.items()}  # type: ignore[operator]
         then = {half: metric.gather() for half, metric in self.moments_before.items()}  # type: ignore[operator]
         before = {} if then or self._run is None else _read_label_means(self._run)
-        old = {
-            source: self._solve(then["fit"], source)
-            if self.stored is None
-            else _stored_weight(self.stored, self.layout, source).to(self.device)
-            for source in self.layout.sources
-        }
+        old = {source: self._old_weight(then, source) for source in self.layout.sources}
         refitted = {source: self._solve(now["fit"], source) for source in self.layout.sources}
         self.results = resilience_results(
             score_resilience(self.layout, old, refitted, now["test"], then.get("test"), before),
@@ -229,6 +218,12 @@ class MapResilience(FrozenLMModule):
             lm=self.lm.info,
             settings=run_settings(self.trainer),
         )
+
+    def _old_weight(self, then: Mapping[str, Moments], source: str) -> Tensor:
+        if self.stored is None:
+            return self._solve(then["fit"], source)
+        names = [f"{source}->{target}" for target in self.layout.targets(source)]
+        return torch.cat([self.stored.weight(name) for name in names]).to(self.device)
 
     def _solve(self, fit: Moments, source: str) -> Tensor:
         """Return W of a source to all its targets, ``(n_target, n_source)``."""
@@ -288,10 +283,6 @@ def score_resilience(
     return [pairs[pair] for pair in layout.pairs]
 
 
-def _stored_weight(stored: LinearMap, layout: JointLayout, source: str) -> Tensor:
-    return torch.cat([stored.weight(f"{source}->{target}") for target in layout.targets(source)])
-
-
 def _read_fit_subjects(run: Path) -> set[str]:
     path = run / "tables" / "subjects.csv"
     if not path.is_file():
@@ -305,7 +296,7 @@ def _read_label_means(run: Path) -> dict[str, float]:
     path = run / "results.json"
     if not path.is_file():
         rank_zero_warn(
-            "what the maps reach on their own LM is not known: there is no results.json "
+            "r of the maps on their own LM is not known: there is no results.json "
             "beside model.linear_map. Set model.before to that LM to have it measured."
         )
         return {}

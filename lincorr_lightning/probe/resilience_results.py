@@ -88,7 +88,7 @@ def resilience_results(
             "lm_before": lm_before, "n_fit": n_fit, "n_test": n_test, "mean": mean,
             "pairs": entries,
         },
-        scalars={f"resilience/{name}": v for name, v in mean.items() if v is not None},
+        scalars={f"test/{name}": v for name, v in mean.items() if v is not None},
         tables=[
             _summary(entries, n_test),
             Table.from_dicts("pairs", entries, list(entries[0]), caption="Scores of every pair"),

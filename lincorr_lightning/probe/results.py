@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,29 +30,64 @@ _MAX_SCALAR_PAIRS = 600
 _MIN_CLUSTERED = 4
 _RANKS = ("1", "3", "5")
 _WAYS = ("influenced", "influencing")
+_LOGGED = (
+    "label_mean", "instance_mean", "control_label_mean", "permuted_label_mean", "excess", "ridge",
+)  # fmt: skip
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
     "excess_error", "p", "q", "partial_label_mean", "through_given",
 )  # fmt: skip
-# Matrix tables and figures: name -> (the score, what it is).
-_MATRICES: dict[str, tuple[Callable[[PairScore], float | None], str]] = {
-    "correlation_matrix": (lambda s: s.label_mean, "Label-wise correlation"),
-    "std_matrix": (lambda s: s.label_std, "Standard deviation of label-wise r over labels"),
-    "instance_matrix": (lambda s: s.instance_mean, "Instance-wise correlation"),
-    "permuted_matrix": (
-        lambda s: s.permuted_label_mean,
-        "Label-wise correlation, permuted targets",
-    ),
-    "control_matrix": (lambda s: s.control_label_mean, "Label-wise correlation, control prompt"),
+# Matrix tables and figures: name -> (the score's key, what it is).
+_MATRICES = {
+    "correlation_matrix": ("label_mean", "Label-wise correlation"),
+    "std_matrix": ("label_std", "Standard deviation of label-wise r over labels"),
+    "instance_matrix": ("instance_mean", "Instance-wise correlation"),
+    "permuted_matrix": ("permuted_label_mean", "Label-wise correlation, permuted targets"),
+    "control_matrix": ("control_label_mean", "Label-wise correlation, control prompt"),
 }
+_SUMMARY = {
+    "label_mean": "r", "label_std": "std", "permuted_label_mean": "permuted",
+    "control_label_mean": "control", "excess": "", "influenced_1": "Hit@1 influenced",
+    "influencing_1": "Hit@1 influencing",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProbeFindings:
+    """What a probe found.
+
+    Attributes:
+        scores: Scores of the pairs.
+        weights: W of each pair, ``(n_target_labels, n_source_labels)``.
+        layout: Domains, references, and knowledge left out.
+        paths: Ridge path of each pair; empty when stored maps were scored.
+        compositions: Scores of composed maps.
+        subjects: Subjects of each half.
+        n_fit: Number of subjects that the maps were fitted on.
+        n_test: Number of subjects that they were scored on.
+    """
+
+    scores: Sequence[PairScore]
+    weights: Mapping[Pair, _FLOATS]
+    layout: JointLayout
+    paths: Mapping[Pair, Sequence[RidgePoint]]
+    compositions: Sequence[Composition]
+    subjects: Mapping[str, Sequence[str]]
+    n_fit: int
+    n_test: int
+
+    def matrix(self, name: str) -> PairMatrix:
+        """Return one of `_MATRICES`."""
+        key, _ = _MATRICES[name]
+        return PairMatrix.of({s.pair: getattr(s, key) for s in self.scores}, self.layout.domains)
 
 
 class Influence(NamedTuple):
     """One of the highest weights of a label.
 
     Attributes:
-        direction: ``influenced``: `label` is a source and `token` a target that it moves;
-            ``influencing``: `label` is a target and `token` a source that moves it.
+        direction: ``influenced``: `token` is a target of the source `label`; ``influencing``:
+            `token` is a source of the target `label`.
         label: The label.
         rank: 1 for the highest weight.
         token: The label at the other end.
@@ -83,9 +119,6 @@ def top_influences(
         n: Number of weights per label.
         reference: Which label pairs the reference has, shaped like W.
 
-    Returns:
-        Influenced targets of every source label, then influencing sources of every target label.
-
     Example:
         >>> w = np.array([[0.9, 0.1], [0.2, 0.7]])
         >>> [row[1:5] for row in top_influences(w, ["Paris", "Rome"], ["France", "Italy"], n=1)]
@@ -113,83 +146,48 @@ def top_influences(
 def notable_pairs(
     scores: Sequence[PairScore], references: Mapping[Pair, object], limit: int
 ) -> list[PairScore]:
-    """Return the pairs with a reference, or all without any such pair, by descending r.
-
-    Args:
-        scores: Scores of the pairs.
-        references: Reference of each pair; None where there is none.
-        limit: Number of pairs at most.
-    """
+    """Return the pairs with a reference by descending r, or any pairs if none has one."""
     scored = [score for score in scores if number(score.label_mean) is not None]
     with_reference = [score for score in scored if references.get(score.pair) is not None]
     best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
     return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
 
 
-def _matrix(scores: Sequence[PairScore], layout: JointLayout, name: str) -> PairMatrix:
-    value, _ = _MATRICES[name]
-    return PairMatrix.of({score.pair: value(score) for score in scores}, layout.domains)
-
-
 def probe_results(
-    *,
-    scores: Sequence[PairScore],
-    weights: Mapping[Pair, _FLOATS],
-    layout: JointLayout,
-    paths: Mapping[Pair, Sequence[RidgePoint]],
-    compositions: Sequence[Composition],
-    subjects: Mapping[str, Sequence[str]],
-    n_fit: int,
-    n_test: int,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    found: ProbeFindings, phase: str, lm: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Results:
     """Build the results of a probe.
 
     Args:
-        scores: Scores of the pairs.
-        weights: W of each pair, ``(n_target_labels, n_source_labels)``.
-        layout: Domains, references, and knowledge left out.
-        paths: Ridge path of each pair; empty when stored maps were scored.
-        compositions: Scores of composed maps.
-        subjects: Subjects of each half.
-        n_fit: Number of subjects that the maps were fitted on.
-        n_test: Number of subjects that they were scored on.
+        found: What the probe found.
+        phase: First part of the log keys, ``val`` or ``test``.
         lm: Name, dtype, fingerprint and size of the LM.
         settings: The study's settings.
     """
     values: dict[str, Any] = {
-        "n_fit": int(n_fit),
-        "n_test": int(n_test),
-        "control": layout.control,
-        "pairs": [score.to_json() for score in scores],
+        "n_fit": int(found.n_fit),
+        "n_test": int(found.n_test),
+        "control": found.layout.control,
+        "pairs": [score.to_json() for score in found.scores],
     }
-    if paths:
+    if found.paths:
         values["ridge_path"] = [
             {"source": source, "target": target, "path": [point.to_json() for point in path]}
-            for (source, target), path in paths.items()
+            for (source, target), path in found.paths.items()
         ]
-    if layout.left_out:
-        values["left_out"] = dict(layout.left_out)
-    if compositions:
-        values["transitivity"] = [one.to_json() for one in compositions]
+    if found.layout.left_out:
+        values["left_out"] = dict(found.layout.left_out)
+    if found.compositions:
+        values["transitivity"] = [one.to_json() for one in found.compositions]
     return Results(
         study="linear_probe",
         values=values,
-        scalars=dict(_scalars(scores)),
-        tables=[
-            *_tables(scores, weights, layout, paths, compositions, n_test),
-            subjects_table(subjects),
-        ],
-        figures=list(
-            _figures(
-                scores, weights, layout, paths, compositions, n_fit, n_test,
-                str(lm["name_or_path"]), settings,
-            )
-        ),
+        scalars=dict(_scalars(found.scores, phase)),
+        tables=[*_tables(found), subjects_table(found.subjects)],
+        figures=list(_figures(found, str(lm["name_or_path"]), settings)),
         lm=lm,
         settings=settings,
-    )  # fmt: skip
+    )
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -201,40 +199,28 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 # -- scalars ---------------------------------------------------------------------------------
 
 
-def _scalars(scores: Sequence[PairScore]) -> Iterator[tuple[str, float]]:
+def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
+    """Yield columns of the table of pairs, as ``val/label_mean/city-country``."""
     shown = sorted(scores, key=lambda s: s.precision is None)[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.name for score in shown)
     for score in shown:
-        values = {
-            "label_wise": score.label_mean,
-            "instance_wise": score.instance_mean,
-            "control": score.control_label_mean,
-            "permuted": score.permuted_label_mean,
-            "excess": score.excess,
-            "ridge": score.ridge,
-        }
+        values = {key: getattr(score, key) for key in _LOGGED}
         for way, rates in (score.precision or {}).items():
-            values |= {f"hit{n}_{way}": rates[n] for n in _RANKS}
-        for group, value in values.items():
+            values |= {f"{way}_{n}": rates[n] for n in _RANKS}
+        for key, value in values.items():
             if number(value) is not None:
-                yield f"{group}/{safe[score.name]}", float(value or 0.0)
+                yield f"{phase}/{key}/{safe[score.name]}", float(value)
 
 
 # -- tables ----------------------------------------------------------------------------------
 
 
-def _tables(
-    scores: Sequence[PairScore],
-    weights: Mapping[Pair, _FLOATS],
-    layout: JointLayout,
-    paths: Mapping[Pair, Sequence[RidgePoint]],
-    compositions: Sequence[Composition],
-    n_test: int,
-) -> Iterator[Table]:
+def _tables(found: ProbeFindings) -> Iterator[Table]:
+    scores, layout = found.scores, found.layout
     entries = [score.to_json() for score in scores]
     hits = [f"{way}_{n}" for way in _WAYS for n in (*_RANKS, "n")]
     plain = [key for key in entries[0] if key not in ("precision", "completeness")]
-    yield _summary(scores, n_test)
+    yield _summary(scores, found.n_test)
     yield Table(
         "pairs",
         [*plain, *hits],
@@ -255,17 +241,17 @@ def _tables(
         "Empty where the label never changes.",
     )
     for name, (_, what) in _MATRICES.items():
-        matrix = _matrix(scores, layout, name)
+        matrix = found.matrix(name)
         if name == "correlation_matrix" or not matrix.is_empty:
             yield matrix.table(name, what)
-    if paths:
+    if found.paths:
         yield Table(
             "ridge_path",
             ["pair", "ridge", "label_mean", *hits],
             [
                 [f"{source}->{target}", number(point.ridge), number(point.label_mean),
                  *_hits({"influenced": point.influenced, "influencing": point.influencing})]
-                for (source, target), path in paths.items()
+                for (source, target), path in found.paths.items()
                 for point in path
             ],
             "Correlation and precision at every ridge strength",
@@ -284,10 +270,10 @@ def _tables(
                 for score in scores
                 for kind, one in score.completeness.items()
             ],
-            "Scores by how completely the target labels stand for their answers",
+            "Scores by completeness of the target labels",
         )  # fmt: skip
-    if compositions:
-        composed = [one.to_json() for one in compositions]
+    if found.compositions:
+        composed = [one.to_json() for one in found.compositions]
         caption = "Composed maps beside the map of the pair"
         yield Table.from_dicts("transitivity", composed, list(composed[0]), caption=caption)
     yield Table(
@@ -297,7 +283,7 @@ def _tables(
             (score.name, *row)
             for score in notable_pairs(scores, layout.references, _MAX_INFLUENCE_TABLES)
             for row in top_influences(
-                weights[score.pair],
+                found.weights[score.pair],
                 layout.domains[score.source].texts,
                 layout.domains[score.target].texts,
                 reference=layout.references.get(score.pair),
@@ -309,24 +295,11 @@ def _tables(
 
 def _summary(scores: Sequence[PairScore], n_test: int) -> Table:
     """Return the pairs by evidence, those without r last."""
-    columns = [Column("pair")]
-    columns += [
-        Column(key, heading, ".2f")
-        for key, heading in (
-            ("label_mean", "r"),
-            ("label_std", "std"),
-            ("permuted_label_mean", "permuted"),
-            ("control_label_mean", "control"),
-            ("excess", ""),
-            ("influenced_1", "Hit@1 influenced"),
-            ("influencing_1", "Hit@1 influencing"),
-        )
-    ]
+    columns = [Column("pair"), *(Column(key, name, ".2f") for key, name in _SUMMARY.items())]
     rows = []
     for score in [*rank_pairs(scores), *(one for one in scores if math.isnan(one.evidence))]:
-        hits = _hits(score.precision)
-        row = {"pair": score.name, **score.to_json(), "influenced_1": hits[0]}
-        rows.append({**row, "influencing_1": hits[len(_RANKS) + 1]})
+        hits = {f"{way}_1": number(rates["1"]) for way, rates in (score.precision or {}).items()}
+        rows.append({"pair": score.name, **score.to_json(), **hits})
     caption = f"Label-wise r on {n_test:,} held-out subjects"
     note = "By r minus that of the control prompt."
     return Table.from_dicts("summary", rows, columns, caption=caption, note=note, headline=True)
@@ -343,28 +316,18 @@ def _hits(precision: Mapping[str, Rates | None] | None) -> list[Any]:
 # -- figures ---------------------------------------------------------------------------------
 
 
-def _figures(
-    scores: Sequence[PairScore],
-    weights: Mapping[Pair, _FLOATS],
-    layout: JointLayout,
-    paths: Mapping[Pair, Sequence[RidgePoint]],
-    compositions: Sequence[Composition],
-    n_fit: int,
-    n_test: int,
-    lm: str,
-    settings: Mapping[str, Any],
-) -> Iterator[Figure]:
+def _figures(found: ProbeFindings, lm: str, settings: Mapping[str, Any]) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
     from lincorr_lightning.results.heat_maps import correlation_heatmap
     from lincorr_lightning.results.style import short_name
 
-    lm = short_name(lm)
+    lm, scores, layout = short_name(lm), found.scores, found.layout
     strengths = {f"{score.ridge:g}" for score in scores}
     ridge = strengths.pop() if len(strengths) == 1 else settings.get("ridge")
-    note = f"{n_test:,} held-out subjects; maps fitted on {n_fit:,}; ridge {ridge}"
+    note = f"{found.n_test:,} held-out subjects; maps fitted on {found.n_fit:,}; ridge {ridge}"
     for name, (_, what) in _MATRICES.items():
-        matrix = _matrix(scores, layout, name)
+        matrix = found.matrix(name)
         if name == "control_matrix" or (name == "permuted_matrix" and matrix.is_empty):
             continue
         options: dict[str, Any] = {"value_label": "Pearson r"}
@@ -376,7 +339,7 @@ def _figures(
             note, **options,
         )  # fmt: skip
         yield Figure(name, f"{what} of every ordered pair, source to target.", draw)
-    r = _matrix(scores, layout, "correlation_matrix")
+    r = found.matrix("correlation_matrix")
     n = len(r.sources)
     is_square = r.sources == r.targets
     if is_square and n >= _MIN_CLUSTERED and np.isfinite(r.cells).sum() == n * (n - 1):
@@ -401,21 +364,21 @@ def _figures(
                 f"Correlation above its control in {lm}",
             ),
         )  # fmt: skip
-    if compositions:
+    if found.compositions:
         yield Figure(
             "transitivity",
             "Label-wise r of composed maps beside the map of the pair.",
-            partial(figures.transitivity_figure, compositions, f"Composed maps in {lm}"),
+            partial(figures.transitivity_figure, found.compositions, f"Composed maps in {lm}"),
         )
     shown = notable_pairs(scores, layout.references, _MAX_WEIGHT_FIGURES)
-    drawn = {score.name: paths[score.pair] for score in shown if score.pair in paths}
+    drawn = {score.name: found.paths[score.pair] for score in shown if score.pair in found.paths}
     if drawn:
         yield Figure(
             "ridge_path",
             "Label-wise r and Hit@1 along the ridge.",
             partial(
                 figures.ridge_path_figure, drawn, {score.name: score.ridge for score in shown},
-                f"Correlation and precision along the ridge in {lm}", len(paths),
+                f"Correlation and precision along the ridge in {lm}", len(found.paths),
             ),
         )  # fmt: skip
     safe = safe_names(score.name for score in shown)
@@ -425,7 +388,7 @@ def _figures(
             f"Highest weights of W of {score.name}.",
             partial(
                 figures.top_weights_figure,
-                weights[score.pair],
+                found.weights[score.pair],
                 layout.domains[score.source].texts,
                 layout.domains[score.target].texts,
                 f"W of {score.name} in {lm}",

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates
-from lincorr_lightning.functional.precision import HitRates
 from lincorr_lightning.linear_map.fitting import FittedMaps
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 from lincorr_lightning.linear_map.solver import label_r, split_targets
@@ -46,24 +44,19 @@ class RidgePoint:
 def ridge_paths(
     fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
 ) -> dict[Pair, list[RidgePoint]]:
-    """Score every ridge strength for every pair."""
+    """Score every ridge strength for every pair; there is no path without the fit's solvers."""
     paths: dict[Pair, list[RidgePoint]] = {}
     for source in source_progress(layout, "ridge path") if fitted.solvers else ():
         x, y = layout.columns(source), layout.target_columns(source)
-        r_rows: list[Tensor] = []
-        hits: dict[str, list[tuple[HitRates, HitRates]]] = {t: [] for t in layout.targets(source)}
         for ridge in grid:
             weight = fitted.solvers[source].solve(ridge).weight
-            r_rows.append(label_r(test, weight, x, y).cpu())
-            for target, block in split_targets(layout, source, weight, dim=0):
+            r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
+            for target, block in split_targets(layout, source, weight.cpu(), dim=0):
                 reference = layout.references[source, target]
+                hits: tuple[Rates | None, Rates | None] = (None, None)
                 if reference is not None:
-                    hits[target].append(hit_rates(block.cpu(), torch.from_numpy(reference)))
-        for target, r in split_targets(layout, source, torch.stack(r_rows)):
-            found: Sequence[tuple[HitRates, HitRates] | None] = hits[target] or [None] * len(grid)
-            means = r.double().nanmean(1).tolist()
-            paths[source, target] = [
-                RidgePoint(ridge, mean, hit and hit[0].by_rank(), hit and hit[1].by_rank())
-                for ridge, mean, hit in zip(grid, means, found, strict=True)
-            ]
+                    both = hit_rates(block, torch.from_numpy(reference))
+                    hits = both[0].by_rank(), both[1].by_rank()
+                mean = float(r[target].double().nanmean())
+                paths.setdefault((source, target), []).append(RidgePoint(ridge, mean, *hits))
     return paths

@@ -219,10 +219,7 @@ def by_completeness(
         r: r of each target label, ``(n_target,)``.
         weight: W, ``(n_target, n_source)``.
         reference: Which label pairs the reference has, shaped like W; None without one.
-        completeness: Completeness of each target label.
-
-    Returns:
-        Scores by completeness; empty where all labels have the same.
+        completeness: Completeness of each target label; if all have the same, there are no scores.
     """
     found: dict[str, CompletenessScore] = {}
     if len(set(completeness)) < 2:

@@ -10,25 +10,21 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.functional import auroc, class_auroc, counted_auroc
 
 
-def test_of_counted_values_is_that_of_all_cases() -> None:
+def test_counted_auroc_equals_scikit_learn_on_all_cases() -> None:
     random = np.random.default_rng(0)
     values = random.integers(0, 8, 30) / 8  # with ties
     up, down = random.integers(0, 5, (2, 30))
     cases = np.concatenate([np.repeat(values, up), np.repeat(values, down)])
     labels = np.repeat([1, 0], [up.sum(), down.sum()])
-    # What is not known is left out, however many cases have it.
+    # NaN is left out, however many cases have it.
     with_unknown = torch.tensor([*values, np.nan])
     counts = [torch.tensor([*count, 99]) for count in (up, down)]
     found = counted_auroc(with_unknown, *counts)
     assert found == pytest.approx(roc_auc_score(labels, cases))
+    assert math.isnan(counted_auroc(torch.from_numpy(values), torch.ones(30), torch.zeros(30)))
 
 
-def test_without_cases_of_one_kind_there_is_none() -> None:
-    none = counted_auroc(torch.tensor([0.1, 0.2]), torch.tensor([1, 2]), torch.zeros(2))
-    assert np.isnan(none)
-
-
-def test_of_each_feature_for_each_class() -> None:
+def test_class_auroc_equals_scikit_learn() -> None:
     random = np.random.default_rng(1)
     values = np.maximum(random.normal(size=(60, 7)), 0)  # as sparse features are: many zeros
     values[:, 6] = 0

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from lincorr_lightning.functional import (
-    instancewise_pearson,
     labelwise_pearson,
     labelwise_pearson_from_moments,
     moments_of,
@@ -26,9 +25,13 @@ def _pair(n: int, d: int, scale: float, offset: float) -> tuple[torch.Tensor, to
 def test_labelwise_and_instancewise_equal_scipy(scale: float, offset: float) -> None:
     prediction, target = _pair(200, 12, scale, offset)
     by_label = [stats.pearsonr(prediction[:, j], target[:, j])[0] for j in range(12)]
-    by_instance = [stats.pearsonr(prediction[i], target[i])[0] for i in range(200)]
     np.testing.assert_allclose(labelwise_pearson(prediction, target), by_label, atol=1e-10)
-    np.testing.assert_allclose(instancewise_pearson(prediction, target), by_instance, atol=1e-10)
+    segments = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 4]), 0)
+    by_instance = segmented_pearson(prediction, target, segments)
+    for column, part in enumerate((slice(0, 5), slice(5, 8), slice(8, 12))):
+        pairs = zip(prediction[:, part], target[:, part], strict=True)
+        expected = [stats.pearsonr(p, t)[0] for p, t in pairs]
+        np.testing.assert_allclose(by_instance[:, column], expected, atol=1e-10)
 
 
 def test_constant_labels_are_nan_and_left_out_of_the_mean() -> None:
@@ -67,12 +70,9 @@ def test_from_moments_equals_scipy_on_the_rows() -> None:
                 assert float(r[g, j]) == pytest.approx(oracle, abs=1e-10)
 
 
-def test_segments_equal_one_target_at_a_time() -> None:
-    prediction, target = _pair(40, 10, 2.0, 30.0)
-    target[3, 6:] = 1.25
-    segments = torch.eye(3).repeat_interleave(torch.tensor([4, 2, 4]), 0)
-    r = segmented_pearson(prediction, target, segments)
-    for column, part in enumerate((slice(0, 4), slice(4, 6), slice(6, 10))):
-        oracle = instancewise_pearson(prediction[:, part], target[:, part])
-        torch.testing.assert_close(r[:, column], oracle, atol=1e-10, rtol=0, equal_nan=True)
-    assert r[3, 2].isnan()
+def test_instances_whose_logits_are_all_equal_are_nan() -> None:
+    prediction, target = _pair(40, 6, 2.0, 30.0)
+    target[3, 2:], prediction[5, :2] = 1.25, 7.0
+    segments = torch.eye(2).repeat_interleave(torch.tensor([2, 4]), 0)
+    constant = segmented_pearson(prediction, target, segments).isnan()
+    assert constant.nonzero().tolist() == [[3, 1], [5, 0]]

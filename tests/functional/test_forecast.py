@@ -1,10 +1,6 @@
 import torch
 
-from lincorr_lightning.functional import (
-    forecast_from_direction,
-    forecast_from_map,
-    risk,
-)
+from lincorr_lightning.functional import forecast_from_direction, forecast_from_map, risk
 
 N, N_SOURCE, N_TARGET = 60, 5, 4
 
@@ -16,16 +12,11 @@ def random_logits(seed: int) -> tuple[torch.Tensor, ...]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     answer = torch.randint(N_SOURCE, (N,), generator=generator)
-    return (
-        normal(N, N_SOURCE),
-        normal(N, N_TARGET),
-        answer,
-        normal(N, N_SOURCE),
-        normal(N, N_TARGET),
-    )
+    source, target, d_source, d_target = (normal(N, n) for n in (N_SOURCE, N_TARGET) * 2)
+    return source, target, answer, d_source, d_target
 
 
-def test_through_the_map_written_out() -> None:
+def test_forecast_from_map_equals_the_definition() -> None:
     source, target, answer, _, _ = random_logits(0)
     weight = torch.randn(N_TARGET, N_SOURCE, dtype=torch.float64)
     bias = torch.randn(N_TARGET, dtype=torch.float64)
@@ -38,7 +29,7 @@ def test_through_the_map_written_out() -> None:
         torch.testing.assert_close(ours[i], target[i] + change)
 
 
-def test_an_answer_that_leads_already_changes_nothing() -> None:
+def test_an_answer_that_already_leads_changes_nothing() -> None:
     source, target, _, _, _ = random_logits(1)
     weight = torch.randn(N_TARGET, N_SOURCE, dtype=torch.float64)
     assert torch.equal(forecast_from_map(source, target, source.argmax(1), weight), target)
@@ -48,7 +39,7 @@ def test_an_answer_that_leads_already_changes_nothing() -> None:
     assert torch.equal(still, target)
 
 
-def test_along_a_direction_written_out() -> None:
+def test_forecast_from_direction_equals_the_definition() -> None:
     source, target, answer, d_source, d_target = random_logits(2)
     ours = forecast_from_direction(source, target, d_source, d_target, answer)
     moved = 0
@@ -65,7 +56,7 @@ def test_along_a_direction_written_out() -> None:
     assert ours.isfinite().all()
 
 
-def test_along_a_direction_that_raises_the_answer_alone_it_just_leads() -> None:
+def test_a_direction_that_raises_only_the_answer_makes_it_lead() -> None:
     source, _, answer, _, _ = random_logits(3)
     # With the source itself as target, the prediction is the source once the answer leads.
     d_source = torch.zeros_like(source).scatter_(1, answer[:, None], 0.25)
@@ -79,13 +70,7 @@ def test_along_a_direction_that_raises_the_answer_alone_it_just_leads() -> None:
     torch.testing.assert_close(longer, then)
 
 
-def test_a_direction_away_from_the_answer_predicts_no_change() -> None:
-    source, target, answer, _, d_target = random_logits(4)
-    away = torch.zeros_like(source).scatter_(1, answer[:, None], -1.0)
-    assert torch.equal(forecast_from_direction(source, target, away, d_target, answer), target)
-
-
-def test_risk_written_out() -> None:
+def test_risk_equals_the_definition() -> None:
     _, target, _, _, _ = random_logits(5)
     right = torch.rand(N, N_TARGET) < 0.4
     right[:, 0], right[:, 1] = True, False
@@ -96,9 +81,9 @@ def test_risk_written_out() -> None:
         assert (value > 0) == (not right[i, target[i].argmax()])
 
 
-def test_a_direction_that_moves_nothing_predicts_no_change() -> None:
-    source, target, answer, _, _ = random_logits(6)
-    still = forecast_from_direction(
-        source, target, torch.ones_like(source), torch.zeros_like(target), answer
-    )
-    assert torch.equal(still, target)
+def test_a_direction_that_does_not_raise_the_answer_predicts_no_change() -> None:
+    source, target, answer, _, d_target = random_logits(4)
+    away = torch.zeros_like(source).scatter_(1, answer[:, None], -1.0)
+    assert torch.equal(forecast_from_direction(source, target, away, d_target, answer), target)
+    even = torch.ones_like(source)
+    assert torch.equal(forecast_from_direction(source, target, even, d_target, answer), target)

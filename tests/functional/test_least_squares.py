@@ -39,8 +39,6 @@ def test_minimum_norm_where_labels_outnumber_dimensions() -> None:
     weight, _ = _solve(x, y)
     oracle = np.linalg.pinv(x - x.mean(0), rcond=1e-9) @ (y - y.mean(0))
     np.testing.assert_allclose(weight.T, oracle, atol=1e-8)
-    centred = torch.from_numpy(x - x.mean(0))
-    assert LeastSquares(centred.T @ centred, centred.T[:, :1]).rank == 16
 
 
 @pytest.mark.parametrize("ridge", [0.1, 10.0, 1e4])
@@ -52,15 +50,14 @@ def test_ridge_equals_scikit_learn(ridge: float) -> None:
     np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-8)
 
 
-def test_one_ridge_per_target_and_path() -> None:
+def test_one_ridge_per_target() -> None:
     x, y = _data(300, 25, 25)
     m = moments_of(torch.from_numpy(np.hstack([x, y])))
     squares = LeastSquares(m.scatter[:25, :25], m.scatter[:25, 25:])
     grid = [0.0, 1.0, 100.0]
-    path = squares.path(grid)
     mixed = squares.weight(torch.tensor([grid[i % 3] for i in range(7)]))
     for i in range(7):
-        torch.testing.assert_close(mixed[i], path[i % 3, i])
+        torch.testing.assert_close(mixed[i], squares.weight(grid[i % 3])[i])
 
 
 def test_constant_source_gives_zero_weight() -> None:
@@ -72,7 +69,13 @@ def test_constant_source_gives_zero_weight() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "index"),
-    [([0.9, 0.95, 0.94, 0.8], 2), ([0.5], 0), ([float("nan"), 0.3], 1), ([float("nan")] * 2, 0)],
+    [
+        ([0.9, 0.95, 0.89, 0.87], 2),  # .02 below the first
+        ([0.5, 0.95, 0.91, 0.89], 2),  # .05 below the best, however bad the first
+        ([0.5], 0),
+        ([float("nan"), 0.3], 1),
+        ([float("nan")] * 2, 0),
+    ],
 )
 def test_strongest_within(scores: list[float], index: int) -> None:
     assert strongest_within(scores, 0.02) == index

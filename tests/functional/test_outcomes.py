@@ -62,7 +62,7 @@ def test_causes_equal_the_definitions_written_out(seed: int) -> None:
     assert set(causes) == set(Cause)
 
 
-def test_a_tie_in_w_is_no_imprecision() -> None:
+def test_equal_weights_are_not_imprecise() -> None:
     weight = torch.tensor([[0.5], [0.5]])
     right = torch.tensor([[True, False]])
     learned = torch.tensor([True])

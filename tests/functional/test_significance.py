@@ -54,17 +54,14 @@ def test_adjusted_p_is_that_of_scipy(n: int) -> None:
     known = ~np.isnan(with_gaps)
     np.testing.assert_allclose(adjusted[known], stats.false_discovery_control(p, method="by"))
     assert np.isnan(adjusted[~known]).all()
-
-
-def test_nothing_tested_adjusts_to_nothing() -> None:
-    assert adjust_for_many(torch.full((3,), torch.nan)).isnan().all()
+    assert adjust_for_many(torch.full((n,), torch.nan)).isnan().all()
 
 
 # -- r given a third knowledge -------------------------------------------------------------------
 
 
 def _rows(n: int, seed: int) -> torch.Tensor:
-    """Source (3), target (4) and third (2): a common cause, and a tie of their own."""
+    """Source (3), target (4) and third (2): a common cause, and a correlation of their own."""
     common, own = _normal(n, 2, seed=seed), _normal(n, 1, seed=seed + 1)
     mix = _normal(2, 9, seed=99)
     noise = _normal(n, 9, seed=seed + 2)
@@ -83,23 +80,23 @@ def test_partial_r_is_that_of_regressions_on_the_rows() -> None:
     fit, test = _rows(500, 0), _rows(400, 10)
     found = partial_correlation(moments_of(fit), moments_of(test), X, Y, Z)
     free = [0, 1, 2, 3, 4, 5, 6]
-    told = LinearRegression().fit(fit[:, 7:], fit[:, free])
+    known = LinearRegression().fit(fit[:, 7:], fit[:, free])
     rest_fit, rest = (
-        rows[:, free] - torch.from_numpy(told.predict(rows[:, 7:])) for rows in (fit, test)
+        rows[:, free] - torch.from_numpy(known.predict(rows[:, 7:])) for rows in (fit, test)
     )
-    tie = LinearRegression().fit(rest_fit[:, :3], rest_fit[:, 3:])
-    predicted = torch.from_numpy(tie.predict(rest[:, :3]))
+    beyond = LinearRegression().fit(rest_fit[:, :3], rest_fit[:, 3:])
+    predicted = torch.from_numpy(beyond.predict(rest[:, :3]))
     naive = labelwise_pearson(predicted, rest[:, 3:])
     torch.testing.assert_close(found.r, naive, rtol=1e-9, atol=1e-9)
     share = naive**2 * rest[:, 3:].var(0) / test[:, 3:7].var(0)
     torch.testing.assert_close(found.unique, share, rtol=1e-9, atol=1e-9)
 
 
-def test_a_common_cause_is_taken_out_and_a_tie_of_its_own_is_left() -> None:
+def test_a_common_cause_is_removed_and_a_direct_correlation_remains() -> None:
     fit, test = (moments_of(_rows(4000, seed)) for seed in (0, 10))
     found = partial_correlation(fit, test, X, Y, Z)
     assert found.r[0] > 0.8  # its own
-    # The third knowledge tells the common cause but for its noise.
+    # The third knowledge predicts the common cause but for its noise.
     assert found.r[1:].abs().max() < 0.2
     assert found.unique[1:].max() < 0.01
 

@@ -1,17 +1,19 @@
-"""Texts of the small LM's words, and what numpy and scikit-learn say of their clouds."""
+"""Texts of the small LM's words, and the numbers of their clouds by numpy and scikit-learn."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from scipy.stats import entropy
 from sklearn.neighbors import NearestNeighbors
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.toys import quiet_trainer
 
 N_TOKENS, N_TEXTS = 16, 10
 CORPORA = ("one", "two", "three", "four", "five")
@@ -43,9 +45,9 @@ def naive_states(folder: str, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Hidden states of the layers, and probabilities."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        said = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    hidden = torch.stack(said.hidden_states[1:])[:, 0].double().numpy()
-    return hidden, said.logits[0].double().softmax(-1).numpy()
+        output = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    hidden = torch.stack(output.hidden_states[1:])[:, 0].double().numpy()
+    return hidden, output.logits[0].double().softmax(-1).numpy()
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +65,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleName
     rng = np.random.default_rng(0)
     rows, tokens = [], []
     for i in range(N_TEXTS):
-        # The later ones say less.
+        # The later ones have fewer different words.
         words = [f"name{n}" for n in rng.choice(400 // (i + 1), N_TOKENS, replace=False)]
         rows.append({"text": " ".join(words), "corpus": CORPORA[i % len(CORPORA)]})
         tokens.append(tokenizer.convert_tokens_to_ids(words))
@@ -77,10 +79,4 @@ def texts(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleName
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Any:
-    def make(**options: Any) -> L.Trainer:
-        quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
-        return L.Trainer(
-            **{"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path} | quiet | options
-        )
-
-    return make
+    return partial(quiet_trainer, tmp_path)

@@ -51,9 +51,9 @@ def states(small_lm, prompts):
     hidden, logits = [], []
     for prompt in prompts:
         with torch.no_grad():
-            said = model(**tokenizer(prompt, return_tensors="pt"), output_hidden_states=True)
-        hidden.append(torch.stack([layer[0, -1] for layer in said.hidden_states[1:]]))
-        logits.append(said.logits[0, -1])
+            output = model(**tokenizer(prompt, return_tensors="pt"), output_hidden_states=True)
+        hidden.append(torch.stack([layer[0, -1] for layer in output.hidden_states[1:]]))
+        logits.append(output.logits[0, -1])
     return torch.stack(hidden, 1).double().numpy(), torch.stack(logits).double().numpy()
 
 
@@ -113,7 +113,7 @@ def test_files(finished):
         assert float(row["r"]) == pytest.approx(np.mean([score.r for score in both]))
         expected = cli.model.closeness.overlap[row["a"], row["b"]][:, 1].mean()
         assert float(row["overlap k=5"]) == pytest.approx(expected)
-    assert rows[0]["hit1"] != "" and rows[1]["hit1"] == ""  # nobody says which color a city has
+    assert rows[0]["hit1"] != "" and rows[1]["hit1"] == ""  # city->color has no reference
     # Three kinds of knowledge are too few for a test.
     assert all(test["spearman"] is None for test in results["tests"])
     assert not (folder / "tables" / "closeness.csv").exists()
@@ -131,9 +131,9 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
                   "--trainer.enable_progress_bar=false"])  # fmt: skip
     folder = probe.trainer.log_dir
     cli = main(command(small_lm, tmp_path, f"--model.probe={folder}"))
-    told = json.loads((Path(folder) / "results.json").read_text())["pairs"]
+    pairs = json.loads((Path(folder) / "results.json").read_text())["pairs"]
     found = {(s.source, s.target): s for s in cli.model.closeness.scores}
-    for pair in told:
+    for pair in pairs:
         score = found[pair["source"], pair["target"]]
         assert (score.r, score.excess) == (pair["label_mean"], pair["excess"])
         if pair["precision"]:
@@ -247,7 +247,7 @@ def test_a_plain_dataloader_will_do(finished, small_lm, make_trainer):
 
 
 def test_too_few_distinct_points(small_lm, tmp_path):
-    """A tokenizer that knows none of the X's gives them all one state."""
+    """Unknown subjects all have the same hidden state."""
     (tmp_path / "x.txt").write_text("\n".join(f"unknown{i}" for i in range(60)))
     with pytest.raises(SubjectsError, match=r"the cloud of city has 1 distinct points of 30 in "
                                           r"layer 1; range scaling 8 needs 9"):  # fmt: skip

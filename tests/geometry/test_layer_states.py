@@ -20,11 +20,11 @@ def test_all_layers_of_all_tokens(lm, embedding_layer):
     tokens = torch.randint(2, 40, (3, 12), generator=torch.Generator().manual_seed(0))
     found = read_layers(lm, tokens, ["a", "b", "c"], embedding_layer)
     with torch.no_grad():
-        said = lm.model(input_ids=tokens, output_hidden_states=True)
-    expected = torch.stack(said.hidden_states[0 if embedding_layer else 1 :], dim=1)
+        output = lm.model(input_ids=tokens, output_hidden_states=True)
+    expected = torch.stack(output.hidden_states[0 if embedding_layer else 1 :], dim=1)
     assert found.hidden.shape == (3, 2 + embedding_layer, 12, 16)
     assert torch.equal(found.hidden, expected)
-    assert torch.equal(found.logits, said.logits)
+    assert torch.equal(found.logits, output.logits)
 
 
 def test_bos_is_read_and_left_out(small_lm):
@@ -36,9 +36,9 @@ def test_bos_is_read_and_left_out(small_lm):
     found = read_layers(lm, tokens, ["a"], embedding_layer=True)
     with torch.no_grad():
         rows = torch.tensor([[*lm.prefix, 5, 6, 7, 8]])
-        said = lm.model(input_ids=rows, output_hidden_states=True)
-    assert torch.equal(found.hidden[0], torch.stack(said.hidden_states)[:, 0, 1:])
-    assert torch.equal(found.logits, said.logits[:, 1:])
+        output = lm.model(input_ids=rows, output_hidden_states=True)
+    assert torch.equal(found.hidden[0], torch.stack(output.hidden_states)[:, 0, 1:])
+    assert torch.equal(found.logits, output.logits[:, 1:])
 
 
 def test_modes_autocast_and_gradients_are_left_alone(lm):
@@ -59,14 +59,14 @@ def test_last_states_of_prompts_of_any_length(small_lm, tokens_per_forward):
     for prompt, states in zip(PROMPTS, found, strict=True):
         ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            said = lm.model(input_ids=ids, output_hidden_states=True)
-        expected = torch.stack([layer[0, -1] for layer in said.hidden_states[1:]])
+            output = lm.model(input_ids=ids, output_hidden_states=True)
+        expected = torch.stack([layer[0, -1] for layer in output.hidden_states[1:]])
         assert torch.allclose(states, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("layer", "name"), [(-1, "the embedding layer"), (0, "layer 1"),
                                              (1, "layer 2")])  # fmt: skip
-def test_nan_in_a_layer_is_told_by_its_name(lm, layer, name):
+def test_nan_error_names_the_layer(lm, layer, name):
     if layer < 0:
         lm.model.get_input_embeddings().weight.data[7] = torch.nan
     else:
@@ -77,7 +77,7 @@ def test_nan_in_a_layer_is_told_by_its_name(lm, layer, name):
         read_layers(lm, tokens, ["one", "two"], embedding_layer=True)
 
 
-def test_an_lm_that_does_not_tell(lm, monkeypatch):
+def test_an_lm_without_hidden_states_is_refused(lm, monkeypatch):
     def silent(input_ids, attention_mask=None, **_):
         from transformers.modeling_outputs import CausalLMOutput
 

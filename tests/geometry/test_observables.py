@@ -55,14 +55,14 @@ def test_loss_and_entropy(dtype):
     logits[0, 0, 5] = -torch.inf
     tokens = torch.randint(20, (3, 10))
     tokens[0, 1] = 4
-    said = next_tokens(logits, tokens)
+    loss, entropy = next_tokens(logits, tokens)
     expected = torch.nn.functional.cross_entropy(
         logits[:, :-1].double().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     )
-    assert torch.allclose(said.loss.flatten(), expected, atol=1e-5)
+    assert torch.allclose(loss.flatten(), expected, atol=1e-5)
     p = logits.double().softmax(-1).numpy()
-    assert said.entropy.numpy() == pytest.approx(scipy_entropy(p, axis=-1), abs=1e-5)
-    assert said.loss.dtype == said.entropy.dtype == torch.float64
+    assert entropy.numpy() == pytest.approx(scipy_entropy(p, axis=-1), abs=1e-5)
+    assert loss.dtype == entropy.dtype == torch.float64
 
 
 def test_observables_are_means_over_tokens():

@@ -89,7 +89,7 @@ def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
 
 
 def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
-    """The tokens of each level are what the study says they are; all other numbers follow."""
+    """The dimension at each level is that of `TokenGeometry.shuffle`'s tokens."""
     profiles, _ = finished
     study = TokenGeometry(LMConfig(small_lm), [0, 1, 2])
     for p, ids in enumerate(texts.tokens):
@@ -118,11 +118,11 @@ def test_correlations_over_prompts(finished):
         assert float(row["low"]) == pytest.approx(np.tanh(np.arctanh(r) - around), abs=1e-6)
         assert float(row["high"]) == pytest.approx(np.tanh(np.arctanh(r) + around), abs=1e-6)
         assert row["n"] == "10"
-    said = table(folder / "tables" / "said.csv")
-    (row,) = [r for r in said if (r["x"], r["shuffle"]) == ("entropy", "0")]
+    rows = table(folder / "tables" / "entropy_correlation.csv")
+    (row,) = [r for r in rows if (r["x"], r["shuffle"]) == ("entropy", "0")]
     expected = np.corrcoef(profiles.entropy[:, 0], profiles.loss[:, 0])[0, 1]
     assert float(row["pearson"]) == pytest.approx(expected)
-    (row,) = [r for r in said if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
+    (row,) = [r for r in rows if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
     x, y = (np.argsort(np.argsort(v)) for v in (profiles.logits_dimension[:, 1, 1],
                                                 profiles.entropy[:, 1]))  # fmt: skip
     assert float(row["spearman"]) == pytest.approx(np.corrcoef(x, y)[0, 1])
@@ -173,7 +173,7 @@ def test_the_batch_does_not_matter(finished, small_lm, texts, make_trainer):
         assert getattr(other, name) == pytest.approx(getattr(profiles, name), rel=1e-4, abs=1e-5)
 
 
-def test_the_embedding_is_layer_0_where_it_is_asked_for(small_lm, texts, make_trainer, naive):
+def test_embedding_layer_adds_layer_0(small_lm, texts, make_trainer, naive):
     profiles = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).profiles
     assert list(profiles.layers) == [0, 1, 2]
     # A cloud of embeddings has no order.
@@ -261,8 +261,8 @@ def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make
 
 
 @pytest.mark.slow
-def test_two_processes_give_one_process_s_numbers(finished, small_lm, texts, tmp_path):
-    """Ten prompts in batches of three: the second process has one batch that only keeps step."""
+def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
+    """Ten prompts in batches of four: the second rank has one batch of padding."""
     _, alone = finished
     arguments = ["test", *command(small_lm, texts, tmp_path), "--config", "trainer/ddp_cpu.yaml"]
     done = run_in_two(*arguments, "--data.batch_size=4")
@@ -316,7 +316,7 @@ def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
         make_trainer().test(study, datamodule=data, verbose=False)
 
 
-def test_nan_hidden_states_are_told_by_their_layer(small_lm, texts, make_trainer, tmp_path):
+def test_nan_error_names_the_layer(small_lm, texts, make_trainer, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(small_lm, folder)
     weights = load_file(folder / "model.safetensors")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
+from tests.toys import quiet_trainer
 
 PAIR = "city->country"
 
@@ -72,7 +72,9 @@ def test_equal_scikit_learn(
     np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
 
 
-def test_the_map_says_what_it_is_for(lm: LanguageModel, relation: TokenizedRelation) -> None:
+def test_the_map_names_its_labels_prompts_and_lm(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> None:
     (fitted,) = fit_linear_maps(lm, relation, sample_subjects(lm.tokenizer, 50))
     assert fitted.pairs == [PAIR]
     assert fitted.token_ids("city") == relation.source.token_ids
@@ -122,10 +124,7 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
         ridge_tolerance=0.01,
     )  # fmt: skip
     data = SubjectsDataModule(probe.lm, n_subjects=250, batch_size=64)
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=tmp_path,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=data)
     theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
     (ours,) = fit_linear_maps(lm, relation, data.halves["fit"], [ridge], tolerance=0.01)
@@ -133,10 +132,6 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     # The LM's own digits differ between batches; ridge 0 magnifies them.
     torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.bias(PAIR), theirs.bias(PAIR), rtol=1e-4, atol=1e-4)
-
-
-def test_the_grid_is_that_of_the_probe(small_lm: str) -> None:
-    assert LinearProbe(LMConfig(small_lm), knowledge="city,country").ridge_grid == HALF_DECADES
 
 
 def test_an_lm_that_answers_nan_is_refused(small_lm: str, relation: TokenizedRelation) -> None:

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import Tensor
 
@@ -9,7 +8,7 @@ SIZES = [3, 2]
 
 
 def _sample(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Prediction, truth and a null's prediction; labels hang together."""
+    """Prediction, truth and a null's prediction; labels are correlated."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     noise = torch.randn(3, n, sum(SIZES), generator=generator, dtype=torch.float64)
@@ -53,7 +52,7 @@ def test_batches_do_not_matter() -> None:
     torch.testing.assert_close(whole.compute(), cut.compute(), rtol=1e-10, atol=0)
 
 
-def test_labels_without_r_say_nothing() -> None:
+def test_labels_without_r_are_left_out() -> None:
     rows = [part.clone() for part in _sample(200, 2)]
     whole = _metric()
     r = whole._prediction.r.clone()
@@ -80,4 +79,4 @@ def test_without_a_null_the_excess_is_r_itself() -> None:
     prediction, truth, _ = _sample(100, 2)
     metric.update(prediction, truth, None)
     own, above = metric.compute()
-    assert own.tolist() == above.tolist() == pytest.approx(above.tolist())
+    assert torch.equal(own, above)

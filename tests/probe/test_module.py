@@ -10,7 +10,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 from torch.utils.data import DataLoader
@@ -25,6 +24,9 @@ from lincorr_lightning.errors import (
 )
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
+from tests.toys import quiet_trainer
+
+Fitted = tuple[LinearProbe, L.Trainer, Path]
 
 TEMPLATES = {
     "city": "{} lives in the city of",
@@ -40,36 +42,26 @@ def run_probe(
     data: dict[str, Any] | None = None,
     epochs: int = 1,
     **options: Any,
-) -> tuple[LinearProbe, L.Trainer, Path]:
+) -> Fitted:
     """Fit a probe and return it, its trainer and its run folder."""
     options = {"knowledge": ["city", "country", "color"], **options}
     lm = LMConfig(name_or_path=lm) if isinstance(lm, str) else lm
     probe = LinearProbe(lm=lm, **options)
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=epochs, num_sanity_val_steps=0, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False,
-        logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
-    )  # fmt: skip
+    trainer = quiet_trainer(folder, max_epochs=epochs)
     options = {"n_subjects": 300, "batch_size": 64, **(data or {})}
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, **options))
     return probe, trainer, Path(trainer.log_dir or "")
 
 
 @pytest.fixture(scope="module")
-def fitted(
-    small_lm: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[LinearProbe, L.Trainer, Path]:
+def fitted(small_lm: str, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     return run_probe(tmp_path_factory.mktemp("runs"), small_lm)
 
 
 @pytest.fixture(scope="module")
-def naive(
-    small_lm: str, fitted: tuple[LinearProbe, L.Trainer, Path]
-) -> dict[str, dict[str, np.ndarray]]:
+def naive(small_lm: str, fitted: Fitted) -> dict[str, dict[str, np.ndarray]]:
     """Logits of the same subjects, one prompt at a time, for the labels in the run's files."""
     folder = fitted[2]
-    labels = json.loads((folder / "linear_map" / "config.json").read_text())
-    assert labels
     linear_map = LinearMap.from_pretrained(folder / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
     with (folder / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
@@ -81,11 +73,9 @@ def naive(
             stack = []
             for row in rows:
                 if row["half"] == half:
-                    ids = lm.tokenizer(template.format(row["subject"]), return_tensors="pt")[
-                        "input_ids"
-                    ]
+                    prompt = lm.tokenizer(template.format(row["subject"]), return_tensors="pt")
                     with torch.no_grad():
-                        stack.append(lm.model(input_ids=ids).logits[0, -1, columns].double())
+                        stack.append(lm.model(**prompt).logits[0, -1, columns].double())
             logits[name] = torch.stack(stack).numpy()
     return found
 
@@ -96,7 +86,7 @@ def _pairs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_scores_equal_scikit_learn_and_scipy(
-    fitted: tuple[LinearProbe, L.Trainer, Path], naive: dict[str, dict[str, np.ndarray]]
+    fitted: Fitted, naive: dict[str, dict[str, np.ndarray]]
 ) -> None:
     pairs = _pairs(fitted[2])
     assert set(pairs) == {(s, t) for s in TEMPLATES for t in TEMPLATES if s != t}
@@ -113,7 +103,7 @@ def test_scores_equal_scikit_learn_and_scipy(
 
 
 def test_stored_map_predicts_as_scikit_learn_on_the_same_logits(
-    fitted: tuple[LinearProbe, L.Trainer, Path],
+    fitted: Fitted,
 ) -> None:
     probe, trainer, folder = fitted
     linear_map = LinearMap.from_pretrained(folder / "linear_map")
@@ -127,9 +117,7 @@ def test_stored_map_predicts_as_scikit_learn_on_the_same_logits(
         assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
 
 
-def test_nulls_are_refitted(
-    fitted: tuple[LinearProbe, L.Trainer, Path], naive: dict[str, dict[str, np.ndarray]]
-) -> None:
+def test_nulls_are_refitted(fitted: Fitted, naive: dict[str, dict[str, np.ndarray]]) -> None:
     probe, trainer, folder = fitted
     halves = trainer.datamodule.halves  # type: ignore[attr-defined]
     fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
@@ -150,7 +138,7 @@ def test_nulls_are_refitted(
 
 def test_prompts_that_share_their_beginning_or_not_give_one_map(
     small_lm: str,
-    fitted: tuple[LinearProbe, L.Trainer, Path],
+    fitted: Fitted,
     tmp_path: Path,
 ) -> None:
     shared = fitted[0]
@@ -166,7 +154,7 @@ def test_prompts_that_share_their_beginning_or_not_give_one_map(
         assert scores["label_mean"] == pytest.approx(_pairs(ours)[pair]["label_mean"], abs=1e-5)
 
 
-def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Path]) -> None:
+def test_ridge_path_equals_scikit_learn(fitted: Fitted) -> None:
     probe, trainer, folder = fitted
     results = json.loads((folder / "results.json").read_text())
     halves = trainer.datamodule.halves  # type: ignore[attr-defined]
@@ -196,7 +184,7 @@ def test_ridge_path_equals_scikit_learn(fitted: tuple[LinearProbe, L.Trainer, Pa
 
 @pytest.mark.parametrize("pair", ["city->country", "color->city"])
 def test_a_pair_by_itself_has_the_numbers_of_the_joint_run(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path, pair: str
+    fitted: Fitted, small_lm: str, tmp_path: Path, pair: str
 ) -> None:
     source, target = pair.split("->")
     joint = _pairs(fitted[2])[source, target]
@@ -267,7 +255,7 @@ def test_a_step_of_descent_is_the_gradient_of_the_ridge_loss(small_lm: str, tmp_
 
 
 def test_the_closed_form_is_one_optimizer_step(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+    fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
     probe, trainer, _ = fitted
     assert trainer.global_step == 1
@@ -277,7 +265,7 @@ def test_the_closed_form_is_one_optimizer_step(
 
 
 def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+    fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
     halves = fitted[1].datamodule.halves  # type: ignore[attr-defined]
     loaders = {
@@ -289,8 +277,7 @@ def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
         for half, xs in halves.items()
     }
     probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path,
-                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(tmp_path, logger=False)
     trainer.fit(probe, loaders["fit"], loaders["test"])
     (path,) = tmp_path.rglob("results.json")
     with (path.parent / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
@@ -301,27 +288,26 @@ def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
         assert ours[pair]["label_mean"] == pytest.approx(scores["label_mean"], abs=1e-5)
 
 
-def test_the_mean_r_can_be_monitored(fitted: tuple[LinearProbe, L.Trainer, Path]) -> None:
+def test_the_mean_r_can_be_monitored(fitted: Fitted) -> None:
     _, trainer, folder = fitted
     mean = np.mean([pair["label_mean"] for pair in _pairs(folder).values()])
     assert trainer.callback_metrics["val/label_mean"].item() == pytest.approx(mean)
+    r = trainer.callback_metrics["val/label_mean/city-country"].item()
+    assert r == pytest.approx(_pairs(folder)["city", "country"]["label_mean"])
 
 
 def test_subjects_that_the_maps_were_fitted_on_are_refused(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+    fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
     probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
-    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
-                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(tmp_path, logger=False)
     data = SubjectsDataModule(probe.lm, n_subjects=300, seed=1)
     with pytest.raises(SubjectsError, match="among those that the maps were fitted on"):
         trainer.test(probe, datamodule=data, ckpt_path=path, verbose=False)
 
 
-def test_checkpoint_holds_the_maps_and_not_the_lm(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str
-) -> None:
+def test_checkpoint_holds_the_maps_and_not_the_lm(fitted: Fitted, small_lm: str) -> None:
     probe, trainer, _ = fitted
     path = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
     assert not [k for k in torch.load(path)["state_dict"] if k.startswith("lm.")]
@@ -333,12 +319,11 @@ def test_checkpoint_holds_the_maps_and_not_the_lm(
 
 
 def test_testing_a_checkpoint_gives_the_scores_of_the_fit(
-    fitted: tuple[LinearProbe, L.Trainer, Path], small_lm: str, tmp_path: Path
+    fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledge=["city", "country", "color"])
-    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path,
-                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(tmp_path, logger=False)
     trainer.test(
         probe,
         datamodule=SubjectsDataModule(probe.lm, n_subjects=300),
@@ -354,7 +339,7 @@ def test_testing_a_checkpoint_gives_the_scores_of_the_fit(
 
 
 def test_checkpoint_of_another_lm_is_refused(
-    fitted: tuple[LinearProbe, L.Trainer, Path], make_lm: Callable[..., Path], tmp_path: Path
+    fitted: Fitted, make_lm: Callable[..., Path], tmp_path: Path
 ) -> None:
     other = make_lm(tmp_path / "other", seed=1)
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
@@ -363,7 +348,7 @@ def test_checkpoint_of_another_lm_is_refused(
 
 
 def test_checkpoint_of_other_pairs_is_refused(
-    fitted: tuple[LinearProbe, L.Trainer, Path],
+    fitted: Fitted,
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
     with pytest.raises(LinearMapError, match=r"Set the same model\.knowledge"):
@@ -376,6 +361,10 @@ def test_checkpoint_of_other_pairs_is_refused(
         ({"ridge": -1.0}, ConfigError, "model.ridge is -1.0"),
         ({"ridge": "auto", "solver": "sgd"}, ConfigError, "closed_form"),
         ({"ridge_grid": [1.0, 0.5]}, ConfigError, "model.ridge_grid must be increasing"),
+        ({"ridge_grid": [-1.0, 0.5]}, ConfigError, "model.ridge_grid is -1.0"),
+        ({"ridge_tolerance": -0.1}, ConfigError, "model.ridge_tolerance is -0.1"),
+        ({"learning_rate": 0.0}, ConfigError, "model.learning_rate is 0.0; it must be above 0"),
+        ({"momentum": 1.0}, ConfigError, "model.momentum is 1.0"),
         ({"control": "no place"}, ConfigError, "model.control 'no place'"),
         ({"knowledge": ["city"]}, ConfigError, "two kinds of knowledge or more"),
         (
@@ -402,15 +391,13 @@ def test_refused_settings(
 
 def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None:
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
-    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    trainer = quiet_trainer(tmp_path, logger=False)
     with pytest.raises(ConfigError, match="no map to test yet"):
         trainer.test(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
     probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
-    trainer = L.Trainer(
-        accelerator="cpu", precision="bf16-true", logger=False, default_root_dir=tmp_path
-    )
+    trainer = quiet_trainer(tmp_path, logger=False, precision="bf16-true")
     with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
         trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))

@@ -3,7 +3,6 @@
 import csv
 import json
 
-import lightning as L
 import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression
@@ -17,6 +16,7 @@ from lincorr_lightning.knowledge import Catalogue, build_domain
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.resilience import MapResilience
+from tests.toys import quiet_trainer
 
 NAMES = ["city", "country", "color"]
 
@@ -37,18 +37,12 @@ def changed_lm(small_lm, tmp_path_factory):
     return str(folder)
 
 
-def trainer_in(folder):
-    return L.Trainer(
-        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, logger=False,
-        enable_checkpointing=False,
-    )  # fmt: skip
-
-
 def score_again(folder, lm, data=None, **options):
     module = MapResilience(LMConfig(lm), **{"knowledge": NAMES, **options})
     data = {"n_subjects": 240, "batch_size": 64, "test_on": "all", **(data or {})}
-    trainer_in(folder).test(module, SubjectsDataModule(module.lm, **data), verbose=False)
+    quiet_trainer(folder, logger=False).test(
+        module, SubjectsDataModule(module.lm, **data), verbose=False
+    )
     (path,) = folder.rglob("resilience/*/results.json")
     return module, json.loads(path.read_text(), parse_constant=pytest.fail), path.parent
 
@@ -89,8 +83,9 @@ def test_numbers_are_those_of_scikit_learn(small_lm, changed_lm, tmp_path):
         assert pair["refitted"] == pytest.approx(own, abs=1e-6)
         assert pair["difference"] == pytest.approx(after - before, abs=1e-6)
         assert pair["kept"] == (pytest.approx(after / own, abs=1e-5) if own >= 0.2 else None)
-    kept = [p["after"] for p in results["pairs"]]
-    assert results["mean"]["after"] == pytest.approx(np.mean(kept))
+    mean = np.mean([pair["after"] for pair in results["pairs"]])
+    assert results["mean"]["after"] == pytest.approx(mean)
+    assert module.trainer.callback_metrics["test/after"].item() == pytest.approx(mean)
     with (folder / "tables" / "after_matrix.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(r["source"], t): r[t] for r in rows for t in NAMES if r[t]}
@@ -115,7 +110,7 @@ def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(small_lm, chang
     ]
     loader = DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
     again = MapResilience(LMConfig(changed_lm), before=LMConfig(small_lm), knowledge=NAMES)
-    trainer_in(tmp_path / "plain").test(again, loader, verbose=False)
+    quiet_trainer(tmp_path / "plain", logger=False).test(again, loader, verbose=False)
     for ours, theirs in zip(again.results.values["pairs"], results["pairs"], strict=True):
         assert ours["after"] == pytest.approx(theirs["after"], abs=1e-6)
         assert ours["refitted"] == pytest.approx(theirs["refitted"], abs=1e-6)
@@ -133,17 +128,18 @@ def probed(small_lm, tmp_path_factory):
     """A probe's run, with a ridge of its own."""
     folder = tmp_path_factory.mktemp("probe")
     probe = LinearProbe(LMConfig(small_lm), knowledge=NAMES, ridge=1.0, control=None)
-    trainer_in(folder).fit(probe, SubjectsDataModule(probe.lm, n_subjects=240, batch_size=64))
+    quiet_trainer(folder, logger=False).fit(
+        probe, SubjectsDataModule(probe.lm, n_subjects=240, batch_size=64)
+    )
     (path,) = folder.rglob("linear_probe/*/linear_map")
     return path
 
 
 def test_maps_of_a_folder(probed, small_lm, changed_lm, tmp_path):
-    """They say themselves what they reached, and how they were fitted."""
     module, results, _ = score_again(tmp_path, changed_lm, linear_map=str(probed))
     stored = LinearMap.from_pretrained(probed)
-    told = json.loads((probed.parent / "results.json").read_text())
-    before = {(p["source"], p["target"]): p["label_mean"] for p in told["pairs"]}
+    probed_results = json.loads((probed.parent / "results.json").read_text())
+    before = {(p["source"], p["target"]): p["label_mean"] for p in probed_results["pairs"]}
     new = logits_of(changed_lm, module.trainer.datamodule.halves)
     for pair in results["pairs"]:
         s, t = pair["source"], pair["target"]
@@ -164,7 +160,7 @@ def test_subjects_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, t
         score_again(tmp_path, changed_lm, {"seed": 5}, linear_map=str(probed))
 
 
-def test_without_the_run_what_was_before_is_not_known(probed, changed_lm, tmp_path):
+def test_without_its_run_a_map_has_no_earlier_r(probed, changed_lm, tmp_path):
     LinearMap.from_pretrained(probed).save(tmp_path / "alone")
     with pytest.warns(UserWarning, match="model.before"):
         _, results, _ = score_again(tmp_path, changed_lm, linear_map=str(tmp_path / "alone"))

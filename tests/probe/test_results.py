@@ -14,7 +14,12 @@ import pytest
 from PIL import Image
 
 from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.probe.results import notable_pairs, probe_results, top_influences
+from lincorr_lightning.probe.results import (
+    ProbeFindings,
+    notable_pairs,
+    probe_results,
+    top_influences,
+)
 from lincorr_lightning.probe.ridge_path import RidgePoint
 from lincorr_lightning.probe.scores import PairScore
 from lincorr_lightning.results.results import Results
@@ -85,9 +90,10 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
             for score in scores
         },
         "compositions": [], "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]}, "n_fit": 2,
-        "n_test": np.int64(1), "lm": LM, "settings": {"ridge": 0.0},
+        "n_test": np.int64(1),
     }  # fmt: skip
-    return probe_results(scores=scores, layout=layout, **values | changes)
+    found = ProbeFindings(scores=scores, layout=layout, **values | changes)
+    return probe_results(found, "val", LM, {"ridge": 0.0})
 
 
 def cells(results: Results, name: str) -> list[dict[str, Any]]:
@@ -155,14 +161,14 @@ def test_stored_maps_have_no_ridge_path() -> None:
 def test_scalars(results: Results) -> None:
     (score,) = [score for score in make_scores() if score.precision]
     expected = {
-        "label_wise/city-country": score.label_mean,
-        "control/city-country": 0.2,
-        "hit1_influenced/city-country": 0.5,
-        "hit5_influencing/city-country": 1.0,
+        "val/label_mean/city-country": score.label_mean,
+        "val/control_label_mean/city-country": 0.2,
+        "val/influenced_1/city-country": 0.5,
+        "val/influencing_5/city-country": 1.0,
     }
     assert {key: results.scalars[key] for key in expected} == expected
-    assert "label_wise/city-Xover2" in results.scalars
-    assert "hit1_influencing/city-country" not in results.scalars, "NaN is left out"
+    assert "val/label_mean/city-Xover2" in results.scalars
+    assert "val/influencing_1/city-country" not in results.scalars, "NaN is left out"
     assert not [key for key in results.scalars if re.search(r"[^\w/.-]", key)]
 
 
@@ -266,7 +272,7 @@ def test_nulls_that_were_left_out_have_no_tables() -> None:
     assert "nulls" in figure_names(found)
 
 
-def test_a_run_in_which_nothing_varies_has_results(tmp_path: Path) -> None:
+def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
     still = [replace(score, label_r=score.label_r * math.nan)
              for score in make_scores(label_mean=math.nan, label_std=math.nan)]  # fmt: skip
     found = make_results(still)

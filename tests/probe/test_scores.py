@@ -4,12 +4,13 @@ import csv
 import json
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
@@ -17,6 +18,7 @@ from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.scores import by_completeness
+from tests.toys import quiet_trainer, save_toy_lm
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
 PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por ##tugal"
@@ -25,33 +27,14 @@ PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por 
 @pytest.fixture(scope="module")
 def cutting_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random LM with WordPiece: France is whole, New of a phrase, Por a subword."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("cutting_lm")
     words = ["[PAD]", "[UNK]", *"lives in the city of country One day , saw a".split(),
              *PLACES.split(), *(f"name{i}" for i in range(200))]  # fmt: skip
-    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, initializer_range=0.4, pad_token_id=0,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
-
-
-def _trainer(folder: Path, study: str) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        logger=TensorBoardLogger(folder, name=study, default_hp_metric=False),
-    )  # fmt: skip
+    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    return str(save_toy_lm(tmp_path_factory.mktemp("cutting_lm"), tokenizer=tokenizer))
 
 
 @pytest.mark.parametrize("subwords", [False, True])
@@ -61,7 +44,7 @@ def test_a_probe_reports_scores_by_completeness(
     probe = LinearProbe(
         lm=LMConfig(name_or_path=cutting_lm), pairs=["city->country"], subwords=subwords
     )
-    trainer = _trainer(tmp_path, "linear_probe")
+    trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=150, batch_size=50))
     run = Path(trainer.log_dir or "")
     (pair,) = json.loads((run / "results.json").read_text())["pairs"]
@@ -82,20 +65,17 @@ def test_a_probe_reports_scores_by_completeness(
     assert rows["whole"]["influenced_n"] == "3"
 
 
-def test_edits_tell_the_kinds_apart(cutting_lm: str, tmp_path: Path) -> None:
+def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_path: Path) -> None:
     answers = ["Paris", "Auckland", "Lisbon", "Lisbon"]
     path = tmp_path / "edits.jsonl"
     path.write_text(
         "\n".join(json.dumps({"subject": f"name{i}", "answer": a}) for i, a in enumerate(answers))
     )
     model = SourceFinetune(lm=LMConfig(name_or_path=cutting_lm), protocol="joint")
-    trainer = _trainer(tmp_path, "source_finetune")
     data = EditsDataModule(
         model.lm, "city->country", edits_file=str(path), subwords=True, schedule=model.edit_schedule
     )
-    from lincorr_lightning.callbacks import Generalization
-
-    trainer.callbacks.append(Generalization(controls=[]))  # type: ignore[attr-defined]
+    trainer = quiet_trainer(tmp_path, callbacks=[Generalization(controls=[])])
     trainer.fit(model, datamodule=data)
     run = Path(trainer.log_dir or "")
     results = json.loads((run / "results.json").read_text())
@@ -131,11 +111,11 @@ def test_labels_of_one_completeness_have_no_such_scores() -> None:
     assert by_completeness(torch.rand(2), torch.rand(2, 3), None, [Completeness.WHOLE] * 2) == {}
 
 
-def test_knowledge_that_the_lm_has_no_words_for_is_left_out(
+def test_knowledge_without_words_in_the_vocabulary_is_left_out(
     cutting_lm: str, tmp_path: Path
 ) -> None:
     probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledge=["attribute"])
-    trainer = _trainer(tmp_path, "linear_probe")
+    trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100, batch_size=50))
     left_out = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())["left_out"]
     assert len(left_out) == 21

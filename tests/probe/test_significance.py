@@ -9,7 +9,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
 from scipy import stats
 from sklearn.linear_model import LinearRegression
 
@@ -17,6 +16,7 @@ from lincorr_lightning import LanguageModel
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
+from tests.toys import quiet_trainer
 
 # Knowledge of a group follows from one another in the tiny world (README).
 GROUPS = ("city country continent language", "ceo company", "sport hobby", "color personality")
@@ -25,11 +25,7 @@ FREE = ("pet", "gender")
 
 def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
     probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False,
-        logger=TensorBoardLogger(folder, name="linear_probe", default_hp_metric=False),
-    )  # fmt: skip
+    trainer = quiet_trainer(folder)
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=1600, batch_size=200))
     run = Path(trainer.log_dir or "")
     return json.loads((run / "results.json").read_text()), probe, trainer, run
@@ -58,23 +54,14 @@ def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
     np.testing.assert_allclose([pair["q"] for pair in pairs], adjusted, rtol=1e-8, atol=1e-300)
 
 
-def _logits(probe: LinearProbe, run: Path, half: str, name: str) -> np.ndarray:
+def _logits(probe: LinearProbe, run: Path, half: str, name: str, prompt: str = "") -> np.ndarray:
+    """Logits of the labels of `name` after its own prompt, or after another one."""
     with (run / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
         subjects = [row["subject"] for row in csv.DictReader(file) if row["half"] == half]
-    lm = LanguageModel.from_pretrained("tiny-world")
     domain = probe.layout.domains[name]
-    return lm.domain_logits(
-        [domain.knowledge.prompt(x) for x in subjects], domain.token_ids
-    ).numpy()
-
-
-def _neutral(probe: LinearProbe, run: Path, half: str) -> np.ndarray:
-    """The control prompt read at the source's tokens."""
-    with (run / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
-        subjects = [row["subject"] for row in csv.DictReader(file) if row["half"] == half]
+    prompts = [(prompt or domain.knowledge.template).format(x) for x in subjects]
     lm = LanguageModel.from_pretrained("tiny-world")
-    prompts = [f"One day, {x} saw a" for x in subjects]
-    return lm.domain_logits(prompts, probe.layout.domains["country"].token_ids).numpy()
+    return lm.domain_logits(prompts, domain.token_ids).numpy()
 
 
 def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
@@ -84,9 +71,8 @@ def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
     predicted = LinearRegression().fit(
         *(_logits(probe, run, "fit", name) for name in ("country", "city"))
     ).predict(x)  # fmt: skip
-    neutral = {half: _neutral(probe, run, half) for half in ("fit", "test")}
-    null = LinearRegression().fit(neutral["fit"], _logits(probe, run, "fit", "city"))
-    controlled = null.predict(neutral["test"])
+    fit, test = (_logits(probe, run, h, "country", "One day, {} saw a") for h in ("fit", "test"))
+    controlled = LinearRegression().fit(fit, _logits(probe, run, "fit", "city")).predict(test)
     rng = np.random.default_rng(0)
 
     def mean_r(predicted: np.ndarray, rows: np.ndarray) -> float:
