@@ -87,11 +87,8 @@ class SubjectsDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         require("data.fit_fraction", fit_fraction, above=0, below=1)
-        if batch_size < MIN_BATCH_SIZE:
-            raise ConfigError(
-                f"data.batch_size is {batch_size}; it must be at least {MIN_BATCH_SIZE}, because "
-                "the permuted baseline pairs the subjects of a batch."
-            )
+        # The permuted baseline pairs the subjects of a batch.
+        require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])

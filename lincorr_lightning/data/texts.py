@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -315,11 +314,10 @@ class TextsDataModule(L.LightningDataModule):
             SubjectsError: A file cannot be read.
             ConfigError: No texts are named and the LM has no world of its own.
         """
-        # LightningCLI adds keys of its own to the hyper-parameters.
-        own = inspect.signature(TextsDataModule).parameters
-        settings = {name: value for name, value in self.hparams.items() if name in own}
-        settings |= {"n_tokens": n_tokens, "knowledge": None, "n_held_out": 1, "n_texts": None}
-        other = TextsDataModule(self._lm, **settings)
+        same = ("texts", "key", "sample_by", "batch_tokens", "block_steps", "max_length",
+                "skip_tokens", "eval_batch_size", "knowledge_files", "seed")  # fmt: skip
+        settings = {name: self.hparams[name] for name in same}
+        other = TextsDataModule(self._lm, n_tokens=n_tokens, n_held_out=1, **settings)
         other._excluded = frozenset(self.read_texts())
         return other
 

@@ -173,7 +173,7 @@ def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     )  # fmt: skip
     panels = figure.subplots(1, columns, squeeze=False)[0]
     palette = matplotlib.colormaps["tab20"]
-    shown, _ = legible(names)
+    shown = legible(names)
     for i, (name, label) in enumerate(zip(names, shown, strict=True)):
         values = closeness.dimension[name]
         style = {"color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import SubjectsError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,10 +76,10 @@ def sample_subjects(
         `n` distinct strings.
 
     Raises:
-        SubjectsError: The vocabulary has fewer subjects, or `words_per_subject` is below 1.
+        SubjectsError: The vocabulary has fewer subjects.
+        ConfigError: `words_per_subject` is below 1.
     """
-    if words_per_subject < 1:
-        raise SubjectsError(f"words_per_subject is {words_per_subject}; it must be at least 1.")
+    require("data.words_per_subject", words_per_subject, at_least=1)
     strings = usable_strings(tokenizer)
     available = len(strings) ** words_per_subject
     if n > available:

@@ -45,8 +45,8 @@ class Pretraining(L.LightningModule):
     of the whole vocabulary. At the end, ``model/`` in the run's folder holds the LM for Hugging
     Face, with its tokenizer and its world: pass it as ``--model.lm.name_or_path``.
 
-    Vocabulary and answers are those of the `Corpus` that the DataLoader's dataset has as its
-    attribute ``corpus`` (`PackedStatements`, `RecallPrompts`).
+    Vocabulary and answers are those of the attribute ``corpus`` of the datamodule. To train on
+    DataLoaders instead, set this module's attribute `corpus` first.
 
     Args:
         size: Size of the LM.
@@ -129,7 +129,13 @@ class Pretraining(L.LightningModule):
         """Build the LM for the vocabulary of the corpus."""
         if self.lm is not None:
             return
-        corpus = _corpus_of_run(self.trainer)
+        corpus = self.corpus or getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
+        if not isinstance(corpus, Corpus):
+            raise ConfigError(
+                "Pretraining takes its vocabulary from the corpus of its data, and there is none. "
+                "Pass --data CorpusDataModule, or set module.corpus before training on a "
+                "DataLoader."
+            )
         self.corpus, self.lm = corpus, build_llama(self.size, corpus.tokenizer)
         answers = torch.zeros(len(corpus.answers), len(corpus.tokenizer))
         for row, token_ids in zip(answers, corpus.answers, strict=True):
@@ -290,18 +296,3 @@ class Pretraining(L.LightningModule):
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
                 f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
             )
-
-
-def _corpus_of_run(trainer: L.Trainer) -> Corpus:
-    """Return the corpus that the DataLoader of a run reads."""
-    loop: Any = trainer.fit_loop if trainer.state.fn == "fit" else trainer.validate_loop
-    # Lightning keeps the loaders it iterates over only later, when the LM must exist already.
-    loader = loop._data_source.dataloader()
-    corpus = getattr(getattr(loader, "dataset", None), "corpus", None)
-    if not isinstance(corpus, Corpus):
-        raise ConfigError(
-            "Pretraining takes its vocabulary from the corpus of its data; "
-            f"{type(loader).__name__} has none. Pass --data CorpusDataModule, or a DataLoader over "
-            "PackedStatements."
-        )
-    return corpus

@@ -83,9 +83,7 @@ def draw_heatmap(
         The figure, its axes, the image, and the size of a cell in inches.
     """
     n_rows, n_columns = matrix.shape
-    row_labels, row_note = legible(rows)
-    column_labels, column_note = legible(columns)
-    subtitle = "; ".join(text for text in (subtitle, row_note or column_note) if text)
+    row_labels, column_labels = legible(rows), legible(columns)
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
 import struct
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from lincorr_lightning.errors import ReportError
+from lincorr_lightning.io import read_json
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Column, Table
 
 CONFIG_FILE = "config.yaml"
@@ -93,7 +93,7 @@ class SavedRun:
         path = folder / RESULTS_FILE
         if not path.is_file():
             raise ReportError(_why_no_results(folder))
-        values = _read_json(path)
+        values = read_json(path, ReportError, f"It was cut short or changed; {_RUN_AGAIN.lower()}.")
         text = ""
         if (folder / CONFIG_FILE).is_file():
             text = _read_text(folder / CONFIG_FILE)
@@ -280,21 +280,6 @@ def _read_text(path: Path) -> str:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} cannot be read: {error}. {_RUN_AGAIN}.") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    def refuse(literal: str) -> float:
-        raise ValueError(f"{literal} is no JSON")
-
-    try:
-        found = json.loads(_read_text(path), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(
-            f"{path} cannot be read: {error}. It was cut short or changed; {_RUN_AGAIN.lower()}."
-        ) from error
-    if not isinstance(found, dict):
-        raise ReportError(f"{path} holds no JSON object, but a {type(found).__name__}.")
-    return found
 
 
 def _parse_config(text: str, path: Path) -> dict[str, Any]:

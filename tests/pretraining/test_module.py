@@ -182,18 +182,19 @@ def test_impossible_settings_are_refused():
 
 
 def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
-    """Loaders over the documented datasets are enough; there is no DataModule."""
+    """Loaders over the documented datasets and their corpus are enough; there is no DataModule."""
 
-    def fit(folder, **data):
+    def fit(folder, corpus=None, **data):
         L.seed_everything(0)
         module = Pretraining(SIZE)
+        module.corpus = corpus
         make_trainer(tmp_path / folder, 1).fit(module, **data)
         return module
 
     corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
     statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 5])
     loaders = [DataLoader(data, batch_size=None) for data in (statements, RecallPrompts(corpus))]
-    plain = fit("plain", train_dataloaders=loaders[0], val_dataloaders=loaders[1])
+    plain = fit("plain", corpus, train_dataloaders=loaders[0], val_dataloaders=loaders[1])
     usual = fit("usual", datamodule=make_corpus())
     for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
         assert torch.equal(ours, theirs)
