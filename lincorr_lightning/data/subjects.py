@@ -114,17 +114,13 @@ class SubjectsDataModule(L.LightningDataModule):
             if stage != "predict":
                 what = f"subjects of the {half} half"
                 require_items(self.trainer, len(members), what, "raise data.n_subjects")
-                self._warn_of_idle_ranks(len(members), what)
-
-    def _warn_of_idle_ranks(self, n: int, what: str) -> None:
-        n_batches = len(self._edges(n)) - 1
-        n_shards = data_shard(self.trainer).n
-        if n_batches < n_shards:
-            rank_zero_warn(
-                f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the {n} "
-                f"{what} make {n_batches} batches, of {_MIN_ACTUAL_SIZE} or more. Raise "
-                "data.n_subjects, or lower trainer.devices."
-            )
+                n_batches, n_shards = len(self._edges(len(members))) - 1, data_shard(self.trainer).n
+                if n_batches < n_shards:
+                    rank_zero_warn(
+                        f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the "
+                        f"{len(members)} {what} make {n_batches} batches, of {_MIN_ACTUAL_SIZE} or "
+                        "more. Raise data.n_subjects, or lower trainer.devices."
+                    )
 
     def _edges(self, n: int) -> list[int]:
         """Edges of batches in which no subject is alone, without a permuted partner."""

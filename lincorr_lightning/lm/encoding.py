@@ -98,11 +98,7 @@ class PromptEncoder:
             )
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids on the right.
-
-        Returns:
-            Token ids and attention mask, both ``(n_rows, longest)``.
-        """
+        """Return token ids, padded on the right, and attention mask, ``(n_rows, longest)``."""
         longest = max((len(row) for row in rows), default=0)
         gaps = [longest - len(row) for row in rows]
         padded = [[*row, *[self.pad_id] * gap] for row, gap in zip(rows, gaps, strict=True)]
@@ -112,11 +108,7 @@ class PromptEncoder:
         return input_ids, mask
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
-        """Encode and pad prompts.
-
-        Returns:
-            ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
-        """
+        """Return ``input_ids`` and ``attention_mask`` of prompts, padded on the right."""
         from transformers import BatchEncoding
 
         input_ids, mask = self.pad(self.rows(prompts))

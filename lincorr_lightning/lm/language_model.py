@@ -230,9 +230,6 @@ class LanguageModel(nn.Module):
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
         """Encode prompts as `domain_logits` does.
 
-        Args:
-            prompts: The prompts.
-
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
 
@@ -279,9 +276,6 @@ class LanguageModel(nn.Module):
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, for `logits_of_rows`.
 
-        Args:
-            prompts: The prompts.
-
         Raises:
             SubjectsError: A prompt has no tokens, or more than the LM has positions for.
             LanguageModelError: The LM has no embedding for a token.
@@ -290,9 +284,6 @@ class LanguageModel(nn.Module):
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Pad rows of token ids on the right.
-
-        Args:
-            rows: Token ids of each prompt, as returned by `rows`.
 
         Returns:
             Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.

@@ -87,15 +87,12 @@ def sample_subjects(
             f"n_subjects is {n}, but the vocabulary has {available} subjects of "
             f"{words_per_subject} string(s). Lower n_subjects or raise words_per_subject."
         )
-    return [_spell(index, strings, words_per_subject) for index in _sample(available, n, seed)]
-
-
-def _spell(index: int, strings: list[str], n_words: int) -> str:
-    words = []
-    for _ in range(n_words):
-        index, word = divmod(index, len(strings))
-        words.append(strings[word])
-    return " ".join(words)
+    # The digits of an index in a number system with a digit for each string.
+    scales = [len(strings) ** i for i in range(words_per_subject)]
+    return [
+        " ".join(strings[index // scale % len(strings)] for scale in scales)
+        for index in _sample(available, n, seed)
+    ]
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.llama import DTYPES, LlamaSize, build_llama, save_llama
 from lincorr_lightning.pretraining.losses import mixup_cross_entropy, off_target_penalty
 from lincorr_lightning.pretraining.results import pretraining_results
-from lincorr_lightning.pretraining.schedule import one_cycle
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
@@ -86,19 +86,9 @@ class Pretraining(L.LightningModule):
             raise ConfigError(
                 f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
             )
-        self.save_hyperparameters(
-            {
-                "size": asdict(self.size),
-                "learning_rate": learning_rate,
-                "weight_decay": weight_decay,
-                "off_target_penalty": off_target_penalty,
-                "mixing_epochs": mixing_epochs,
-                "mixing_learning_rate": mixing_learning_rate,
-                "warmup": warmup,
-                "betas": tuple(betas),
-                "save_dtype": save_dtype,
-            }
-        )
+        self.save_hyperparameters(ignore=["size"])
+        # Plain data only: torch loads no other objects from a checkpoint unless it is trusted.
+        self.save_hyperparameters({"size": asdict(self.size), "betas": tuple(betas)})
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
@@ -211,9 +201,8 @@ class Pretraining(L.LightningModule):
         knowledge = batch.knowledge[has_target]
         if not batch.is_padding:
             self._loss.update(loss.detach(), weight=len(targets))
-        weight, weight_of_answers = self._weights(
-            batch, has_target.sum(), (knowledge != IGNORED).sum()
-        )
+        n_answers = (knowledge != IGNORED).sum()
+        weight, weight_of_answers = self._weights(batch, has_target.sum(), n_answers)
         loss = loss * weight
         self.log(
             "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
@@ -296,3 +285,24 @@ class Pretraining(L.LightningModule):
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
                 f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
             )
+
+
+def one_cycle(step: int, n_steps: int, warmup: float) -> float:
+    """Return the learning rate of a one-cycle schedule, relative to its highest.
+
+    It rises along a cosine from 1/25 to 1 and falls along another to nearly 0, as
+    `torch.optim.lr_scheduler.OneCycleLR`.
+
+    `warmup` is the share of the steps before the highest learning rate.
+
+    Example:
+        >>> [round(one_cycle(step, 11, 0.5), 2) for step in (0, 4, 5, 10)]
+        [0.04, 0.97, 0.98, 0.0]
+    """
+    low, lowest = 1 / 25, 1 / 250_000
+    top, last = warmup * n_steps - 1, n_steps - 1
+    if step <= top:
+        start, end, way = low, 1.0, step / max(top, 1e-9)
+    else:
+        start, end, way = 1.0, lowest, min((step - top) / max(last - top, 1e-9), 1.0)
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * way))

@@ -68,7 +68,7 @@ def draw_heatmap(
     limit: float,
     least: float = 0.0,
 ) -> tuple[Figure, Axes, AxesImage, float]:
-    """Draw a matrix as square cells, with values where they fit.
+    """Draw a matrix as square cells, with values where they fit, see `correlation_heatmap`.
 
     Args:
         matrix: The values, ``(n_rows, n_columns)``; NaN where there is none, shown hatched.

@@ -147,13 +147,7 @@ def finish(figure: Figure) -> Figure:
 
 
 class Picture(NamedTuple):
-    """A drawn figure.
-
-    Attributes:
-        png: Bytes of the PNG file.
-        width: Width in pixels.
-        height: Height in pixels.
-    """
+    """A drawn figure: the bytes of a PNG file, and its size in pixels."""
 
     png: bytes
     width: int

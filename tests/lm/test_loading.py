@@ -19,7 +19,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -279,9 +279,9 @@ def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.Mon
     [
         ({"name_or_path": ""}, "name_or_path is empty"),
         ({"dtype": "int8"}, "must be one of auto, float32, bfloat16, float16"),
-        ({"tokens_per_forward": 0}, "must be at least 1"),
+        ({"tokens_per_forward": 0}, "lm.tokens_per_forward is 0; it must be at least 1"),
     ],
 )
 def test_settings_without_meaning(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(LanguageModelError, match=message):
+    with pytest.raises((LanguageModelError, ConfigError), match=message):
         LMConfig(**options)

@@ -17,8 +17,7 @@ from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompt
 from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
-from lincorr_lightning.pretraining.module import Pretraining
-from lincorr_lightning.pretraining.schedule import one_cycle
+from lincorr_lightning.pretraining.module import Pretraining, one_cycle
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "X+1"]

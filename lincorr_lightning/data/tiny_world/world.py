@@ -98,13 +98,7 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A true sentence.
-
-    Attributes:
-        knowledge: The kind of knowledge.
-        subject: The subject.
-        answer: Its answer.
-    """
+    """A true sentence about a subject."""
 
     knowledge: Knowledge
     subject: str

@@ -20,8 +20,7 @@ def report(args: Sequence[str]) -> Path:
         The page.
 
     Raises:
-        ReportError: See `write_report`.
-        OutputError: See `write_report`.
+        LincorrError: See `write_report`.
         SystemExit: The command line cannot be parsed.
     """
     parser = argparse.ArgumentParser(
