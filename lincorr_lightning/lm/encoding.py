@@ -50,7 +50,8 @@ class PromptEncoder:
         in_vocabulary = (
             isinstance(pad, int) and pad >= 0 and (vocab_size is None or pad < vocab_size)
         )
-        # Any id will do: padding is on the right, where no true token attends to it.
+        # Any id will do: padding is on the right, where no true token attends to it. On the left it
+        # would shift absolute positions, and recurrent LMs would read it.
         self.pad_id: int = pad if in_vocabulary else 0
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:

@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -21,8 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-
-from lincorr_lightning.io import atomic_write
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -200,13 +197,3 @@ def _flat(text: str) -> str:
 def _installed_fonts() -> list[str]:
     names = {font.name for font in font_manager.fontManager.ttflist}
     return [family for family in _FONTS if family in names]
-
-
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure as PNG.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    with atomic_write(path) as part:
-        part.write_bytes(to_picture(figure).png)
