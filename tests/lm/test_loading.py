@@ -238,32 +238,32 @@ def test_not_a_causal_lm(
 
 
 def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(time, "sleep", asked.append)  # what waits before it tries again
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **options: asked.append(host))
+    monkeypatch.setattr(time, "sleep", calls.append)  # what waits before it tries again
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **options: calls.append(host))
     message = refusal("some-org/some-lm")
-    assert not asked
+    assert not calls
     assert "some-org/some-lm is not a folder" in message
     assert "not among earlier downloads" in message
     assert "Pass the folder" in message and "hf download some-org/some-lm" in message
 
 
 def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def model_info(self: object, name: str, **options: Any) -> None:
-        asked.append((name, options["revision"]))
+        calls.append((name, options["revision"]))
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    monkeypatch.setattr(time, "sleep", asked.append)
+    monkeypatch.setattr(time, "sleep", calls.append)
     message = refusal("some-org/some-lm", revision="v2")
-    assert asked == [("some-org/some-lm", "v2")]
+    assert calls == [("some-org/some-lm", "v2")]
     assert "no network, or offline mode" in message
     assert "no network, or offline mode" in refusal("some-org/some-lm", local_files_only=True)
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -93,20 +93,13 @@ def test_the_written_lm_is_the_trained_one(run):
     lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
     world = World.load(folder / "model" / "world.json")
+    results = json.loads((folder / "results.json").read_text())
     prompt = tokenizer(f"{next(iter(world.people))} lives in the city of", return_tensors="pt")
     assert tokenizer.unk_token_id not in prompt["input_ids"]
     with torch.no_grad():
         ours = module.lm.eval()(**prompt).logits
         theirs = lm(**prompt).logits
     torch.testing.assert_close(theirs, ours, atol=0.05, rtol=0.01)  # stored in float16
-
-
-def test_recall_is_what_the_written_lm_recalls(run):
-    folder, _, _ = run
-    results = json.loads((folder / "results.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    world = World.load(folder / "model" / "world.json")
     hits = 0
     for name, facts in world.people.items():
         prompt = tokenizer(f"{name} lives in the country of", return_tensors="pt")
@@ -166,7 +159,7 @@ def test_data_without_a_vocabulary_is_refused(tmp_path):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file")
     with pytest.raises((OutputError, FileExistsError, NotADirectoryError), match="blocked"):
