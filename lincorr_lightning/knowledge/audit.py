@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.knowledge.answer_tokens import WHOLE_WORDS, Completeness, TokenReader
+from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, Label, label_answers
 from lincorr_lightning.knowledge.schema import Knowledge
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 
 
 def audit_domains(
-    knowledge: Iterable[Knowledge],
-    tokenizer: PreTrainedTokenizerBase,
-    keep: Collection[Completeness] = WHOLE_WORDS,
+    knowledge: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase
 ) -> list[Domain]:
     """Return the domain of each kind of knowledge, also of those without any label."""
     reader = TokenReader(tokenizer)
-    return [label_answers(each, reader, keep) for each in knowledge]
+    return [label_answers(each, reader) for each in knowledge]
 
 
 def audit_table(domains: Iterable[Domain], title: str) -> Table:

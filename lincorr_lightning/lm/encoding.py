@@ -23,13 +23,7 @@ class PromptEncoder:
 
     A prompt starts with the special tokens that the tokenizer puts before a text (BOS for most
     LMs), exactly once, also if the prompt's text already has them. No EOS or SEP follows: it would
-    move the position that predicts the answer.
-
-    Args:
-        tokenizer: Any Hugging Face tokenizer, with or without a padding token.
-        vocab_size: Number of token embeddings of the LM.
-        max_length: Number of positions of the LM; None if no limit is known.
-        add_bos: Whether prompts start with BOS; None follows the tokenizer.
+    move the position that predicts the answer. `add_bos` is that of `LMConfig`.
 
     Raises:
         LanguageModelError: `add_bos` is True and the tokenizer has no BOS token.

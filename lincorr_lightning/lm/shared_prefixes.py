@@ -56,7 +56,7 @@ def plan_reading(
     max_tokens: int | None,
     sharing_error: Callable[[], str | None],
 ) -> Plan:
-    """Decide whether the prompts of a subject share the computation of their common prefix.
+    """Decide whether prefixes are shared: `wanted` is `LMConfig.share_prefixes`.
 
     Raises:
         LanguageModelError: `wanted` is True and the LM does not support it.

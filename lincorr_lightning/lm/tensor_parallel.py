@@ -41,13 +41,8 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     Query, key, value and the first feed-forward matrices are split by output features, the matrices
     that follow them by input features, so that each layer needs two reductions. Adapters are split
     like their layers. Embedding, norms and head, tied or not, are replicated, so that the head's
-    rows can be read.
-
-    Args:
-        model: The whole LM, with the same weights and adapters on each rank.
-        mesh: Ranks in one dimension.
-        n_groups: Number of data shards, over which the split matrices are sharded again; torch
-            requires even sizes.
+    rows can be read. `n_groups` data shards share the split matrices again; torch requires even
+    sizes. Weights and adapters must be the same on each rank.
 
     Raises:
         LanguageModelError: Transformers has no plan for this LM, the plan has an unknown style, or

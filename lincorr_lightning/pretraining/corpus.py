@@ -115,13 +115,8 @@ def build_corpus(
 ) -> Corpus:
     """Generate a world and the statements about it.
 
-    Args:
-        config: Size and seed of the world.
-        catalogue: Source of prompts and answers.
-        stated: Kinds of knowledge or families that are stated.
-        pair: See `CorpusDataModule`, as for `cooccurrence`.
-        cooccurrence: Share of the people of whom both kinds of knowledge of `pair` are stated.
-        seed: Seed of the choice of people.
+    `stated` are kinds of knowledge or families; `pair` and `cooccurrence` are those of
+    `CorpusDataModule`, and `seed` is that of the choice of people.
 
     Raises:
         ConfigError: A setting does not fit the world or the knowledge that is stated.

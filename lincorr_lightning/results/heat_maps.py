@@ -70,14 +70,7 @@ def draw_heatmap(
 ) -> tuple[Figure, Axes, AxesImage, float]:
     """Draw a matrix as square cells, with values where they fit, see `correlation_heatmap`.
 
-    Args:
-        matrix: The values, ``(n_rows, n_columns)``; NaN where there is none, shown hatched.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        title: The title.
-        subtitle: Everything else that is needed to read the figure.
-        limit: Absolute value of the darkest colours.
-        least: Absolute value below which a cell shows its colour alone.
+    Cells below the absolute value `least` show their colour alone; `limit` is that of the darkest.
 
     Returns:
         The figure, its axes, the image, and the size of a cell in inches.

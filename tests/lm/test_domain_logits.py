@@ -180,7 +180,7 @@ def test_other_heads(make: Callable[[nn.Linear], nn.Module], small: SimpleNamesp
             nn.init.normal_(model.lm_head.delta)
 
 
-def test_adapter_put_on_the_head_after_the_first_question(small: SimpleNamespace) -> None:
+def test_adapter_added_to_the_head_after_the_first_call(small: SimpleNamespace) -> None:
     model = small.model(small.config("llama"))
     lm = LanguageModel.from_module(model, small.tokenizer())
     before = lm.domain_logits(small.prompts, small.token_ids)
@@ -200,10 +200,11 @@ def test_bidirectional_lm_is_refused(small: SimpleNamespace) -> None:
         lm.domain_logits(small.prompts, small.token_ids)
 
 
-# -- what asking leaves behind ----------------------------------------------------------------
+# -- side effects -----------------------------------------------------------------------------
 
 
-def test_asking_a_model_in_training_changes_nothing(small: SimpleNamespace) -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_reading_a_model_in_training_changes_nothing(small: SimpleNamespace, joint: bool) -> None:
     config = small.config("gpt2")
     config.resid_pdrop = config.attn_pdrop = 0.5
     model = small.model(config)
@@ -215,7 +216,13 @@ def test_asking_a_model_in_training_changes_nothing(small: SimpleNamespace) -> N
     random_state = torch.get_rng_state()
     lm = LanguageModel.from_module(model, small.tokenizer())
     with torch.autocast("cpu", torch.bfloat16):
-        ours = lm.domain_logits(small.prompts, small.token_ids)
+        if joint:
+            # Twice the same prompts, which share everything.
+            twice = lm.joint_logits([small.prompts] * 2, [small.token_ids] * 2)
+            assert lm.reads_prompts == "with shared prefixes (2.0 times fewer tokens)"
+            ours = twice[:, : len(small.token_ids)]
+        else:
+            ours = lm.domain_logits(small.prompts, small.token_ids)
         assert torch.is_autocast_enabled("cpu")
     assert (ours - naive).abs().max() <= TOLERANCE
     assert not ours.requires_grad and not ours.is_inference()

@@ -243,20 +243,6 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
         lm.joint_logits(prompts(), DOMAINS)
 
 
-def test_asking_leaves_the_model_as_it_was(small: SimpleNamespace) -> None:
-    config = small.config("gpt2")
-    config.resid_pdrop = config.attn_pdrop = 0.5
-    model = small.model(config)
-    expected = naive(model, small)
-    model.train()
-    lm = LanguageModel.from_module(model, small.tokenizer())
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = lm.joint_logits(prompts(), DOMAINS)
-    assert (ours - expected).abs().max() <= TOLERANCE
-    assert all(part.training for part in model.modules())
-    assert "forward" not in model.lm_head.__dict__ and not ours.requires_grad
-
-
 @pytest.mark.slow
 def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)

@@ -80,7 +80,7 @@ def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[s
     if len(chosen) < n:
         raise ConfigError(
             f"data.world.n_companies is {n}, but the catalogue has "
-            f"{len(chosen)} for the tiny world. Ask for fewer."
+            f"{len(chosen)} for the tiny world. Lower it."
         )
     return dict(list(chosen.items())[:n])
 
@@ -93,11 +93,7 @@ def draw_customs(
 ) -> dict[str, tuple[str, dict[str, str]]]:
     """Draw which answer of an attribute follows from which answer of its cause.
 
-    Args:
-        wanted: Attribute -> its cause, as `CUSTOMS`.
-        known: Answers of the attributes that are not drawn.
-        answers: Answers of the attributes that are.
-        rng: Random generator.
+    `known` are the answers of attributes that are not drawn, `answers` those of the others.
 
     Returns:
         Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
@@ -157,7 +153,7 @@ def objects_of_the_world(
     if len(possible) < n:
         raise ConfigError(
             f"data.world.n_objects is {n}, but the catalogue has {len(possible)} for the tiny "
-            "world. Ask for fewer."
+            "world. Lower it."
         )
     seen: Counter[str] = Counter()
     chosen: dict[str, dict[str, str]] = {}
