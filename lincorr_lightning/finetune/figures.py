@@ -196,7 +196,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     for i, name in enumerate(names):
         outcomes = forecasts.outcomes(name)
         _risk_panel(panels[i], forecasts.risks(name), outcomes)
-        panels[i].set_title(legible([name], 24)[0][0], loc="left", fontsize=10, color=INK)
+        panels[i].set_title(legible([name])[0], loc="left", fontsize=10, color=INK)
         if outcomes:
             share = outcomes.count(Outcome.HALLUCINATED) / len(outcomes)
             panels[i].set_title(f"predicted hallucinations: {share:.0%}", loc="right", fontsize=9,
