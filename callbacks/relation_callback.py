@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation_maps import RelationMaps
+from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_or_fit_maps
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
@@ -51,15 +51,6 @@ class DomainLogits(NamedTuple):
             torch.cat([part.target for part in parts]),
             tuple(torch.cat(column) for column in zip(*(p.controls for p in parts), strict=True)),
         )
-
-    def state(self) -> list[Any]:
-        """Return plain data for a checkpoint."""
-        return [self.source, self.target, list(self.controls)]
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> DomainLogits:
-        """Return the logits of a checkpoint."""
-        return cls(state[0], state[1], tuple(state[2]))
 
 
 class RelationCallback(PeriodicCallback):
@@ -114,9 +105,8 @@ class RelationCallback(PeriodicCallback):
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels in the LM's vocabulary."""
-        name = self.relation_name(trainer)
+        name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
-        dataset = edit_dataset(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
@@ -148,7 +138,7 @@ class RelationCallback(PeriodicCallback):
             LinearMapError: The folder's map has other labels, or not this pair.
         """
         if self._maps is None:
-            self._maps = RelationMaps.load_or_fit(
+            self._maps = load_or_fit_maps(
                 self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects
             )
         return self._maps
@@ -158,8 +148,8 @@ class RelationCallback(PeriodicCallback):
         tokenizer = self.cache.lm.tokenizer
         return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
 
-    def subjects_of(self, edit_batch: EditBatch) -> list[str]:
-        """Return the subjects of a batch of independent edits.
+    def own_subjects(self, edit_batch: EditBatch) -> tuple[list[str], list[int]]:
+        """Return the subjects of independent edits, and the adapter that each is trained in.
 
         Raises:
             ConfigError: The LM's answers before training are unknown.
@@ -170,7 +160,7 @@ class RelationCallback(PeriodicCallback):
                 "training DataLoader's dataset is not an EditDataset. Make it one, or set "
                 "n_steps of each EditBatch to 0 if edits are trained together."
             )
-        return [edit.subject for edit in edit_batch.edits]
+        return [edit.subject for edit in edit_batch.edits], list(range(len(edit_batch.edits)))
 
     # -- logits ------------------------------------------------------------------------------------
 
@@ -211,16 +201,7 @@ class RelationCallback(PeriodicCallback):
 
 
 def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:
-    """Refuse fewer subjects than a correlation needs.
-
-    Args:
-        subjects: Subjects named by the user; None: `n_watch` are sampled.
-        n_watch: Number of sampled subjects.
-        callback: Class name of the callback, for the message.
-
-    Raises:
-        ConfigError: There are too few; the message names the setting.
-    """
+    """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
     require(f"{callback}.n_watch", n_watch, at_least=MIN_SUBJECTS)
     if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
         raise ConfigError(

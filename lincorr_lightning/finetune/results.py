@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, fields, replace
 from functools import partial
 from typing import Any
 
@@ -213,14 +213,30 @@ def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
 # -- a fine-tune -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FinetuneRun:
-    """A finished fine-tune, as `finetune_results` describes it.
+def finetune_results(
+    measured: Sequence[Results],
+    forecasts: Forecasts | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    n_edits: int,
+    n_steps: int,
+    seconds: float,
+    edits: Sequence[Edit] = (),
+    relation: TokenizedRelation | None = None,
+    history: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+) -> Results:
+    """Return the results of a fine-tune, with those of its callbacks.
 
-    Attributes:
-        protocol: ``joint`` or ``independent``.
-        method: ``full`` or ``lora``.
-        learning_rate: Learning rate of the optimizer.
+    The values of the ``generalization`` on the run's own relation, and the correlations of the
+    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
+    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
+
+    Args:
+        measured: Results of the callbacks.
+        forecasts: The forecasts made before training, if any.
+        lm: Name, fingerprint and size of the LM.
+        settings: The run's settings, among them ``protocol``, ``method`` and ``learning_rate``.
         n_edits: Number of edits.
         n_steps: Optimizer steps of all ranks.
         seconds: Duration of the training.
@@ -228,43 +244,18 @@ class FinetuneRun:
         relation: The relation that they are about; None if the run's dataset does not say.
         history: ``(step, value)`` pairs by log key that callbacks measured.
     """
-
-    protocol: str
-    method: str
-    learning_rate: float
-    n_edits: int
-    n_steps: int
-    seconds: float
-    edits: Sequence[Edit] = ()
-    relation: TokenizedRelation | None = None
-    history: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-
-
-def finetune_results(
-    run: FinetuneRun,
-    measured: Sequence[Results],
-    forecasts: Forecasts | None,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> Results:
-    """Return the results of a fine-tune, with those of its callbacks.
-
-    The values of the ``generalization`` on the run's own relation, and the correlations of the
-    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
-    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
-    """
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
-    name = None if run.relation is None else run.relation.name
+    name = None if relation is None else relation.name
     if name is None and outcomes:
         name = outcomes[0].values["relation"]
     own = next((one for one in outcomes if one.values.get("relation") == name), None)
     by_relation = _by_relation(gradients)
     values: dict[str, Any] = {
         "relation": name,
-        "n_edits": run.n_edits,
-        "protocol": run.protocol,
-        "method": run.method,
+        "n_edits": n_edits,
+        "protocol": settings["protocol"],
+        "method": settings["method"],
         **dict.fromkeys(("source_learned", *(o.value for o in Outcome), "random", "controls")),
         **({} if own is None else own.values),
         **{
@@ -282,8 +273,8 @@ def finetune_results(
     if gradients:
         tables.append(_gradients_table(by_relation))
     drawings = []
-    if run.history:
-        drawings.append(_training_figure(run, name, lm))
+    if history:
+        drawings.append(_training_figure(history, name, lm, settings))
     if forecasts is not None:
         after = _after_training(forecasts, own)
         tables.append(forecast_table(forecasts, *after))
@@ -295,9 +286,9 @@ def finetune_results(
         else:
             values["foreseen"] = _foreseen(forecasts)
         drawings.append(_risk_figure(forecasts))
-    if run.relation is not None and run.edits:
-        tables.append(edits_table(run.edits, run.relation))
-    values |= {"seconds": round(run.seconds, 2), "n_steps": run.n_steps}
+    if relation is not None and edits:
+        tables.append(edits_table(edits, relation))
+    values |= {"seconds": round(seconds, 2), "n_steps": n_steps}
     # Values that stand in this study's own are not repeated under the callbacks' names.
     merged = {id(one) for one in (*outcomes, *gradients)}
     return Results(
@@ -349,15 +340,10 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
     """Return the table ``edits``, whose CSV file ``data.edits_file`` reads."""
     source, target = relation.source.texts, relation.target.texts
     rows = [
-        (
-            edit.subject,
-            edit.answer,
-            SEPARATOR.join(target[i] for i in edit.reference),
-            source[edit.source_before],
-            target[edit.target_before],
-        )
-        for edit in edits
-    ]
+        (one.subject, one.answer, SEPARATOR.join(target[i] for i in one.reference),
+         source[one.source_before], target[one.target_before])
+        for one in edits
+    ]  # fmt: skip
     return Table(
         "edits",
         ["subject", "answer", "reference", "source_before", "target_before"],
@@ -367,18 +353,12 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
 
 
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
-    first = [one for one in outcomes if one is own]
-    rows = [
-        {
-            **one.values,
-            **{
-                f"{name}_unchanged": control["unchanged"]
-                for name, control in one.values.get("controls", {}).items()
-            },
-        }
-        for one in (*first, *(one for one in outcomes if one is not own))
-    ]
-    controls = dict.fromkeys(key for row in rows for key in row if key.endswith("_unchanged"))
+    rows = []
+    controls: dict[str, None] = {}
+    for one in sorted(outcomes, key=lambda one: one is not own):
+        kept = {f"{n}_unchanged": c["unchanged"] for n, c in one.values.get("controls", {}).items()}
+        rows.append({**one.values, **kept})
+        controls |= dict.fromkeys(kept)
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
     columns: list[Column | str] = ["relation", Column("n_edits", "edits")]
     columns += [Column(share, format=".1%") for share in shares]
@@ -423,20 +403,25 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
     )
 
 
-def _training_figure(run: FinetuneRun, relation: str | None, lm: Mapping[str, Any]) -> Figure:
+def _training_figure(
+    history: Mapping[str, Sequence[tuple[int, float]]],
+    relation: str | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Figure:
     from lincorr_lightning.results.style import short_name
     from lincorr_lightning.results.training_curves import training_curves
 
-    history: dict[str, list[tuple[int, float]]] = {}
-    for key, points in run.history.items():
-        history.setdefault(_panel(key, relation or "the source"), []).extend(points)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for key, points in history.items():
+        curves.setdefault(_panel(key, relation or "the source"), []).extend(points)
     name = short_name(str(lm["name_or_path"]))
     title = f"{relation}: training of {name}" if relation else f"Training of {name}"
-    subtitle = f"{run.protocol}, {run.method}, learning rate {run.learning_rate:g}"
+    subtitle = "{protocol}, {method}, learning rate {learning_rate:g}".format_map(settings)
     return Figure(
         "training",
         "Outcomes, probabilities and correlations in the course of training.",
-        partial(training_curves, history, title, subtitle),
+        partial(training_curves, curves, title, subtitle),
     )
 
 

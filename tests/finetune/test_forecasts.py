@@ -145,8 +145,8 @@ def test_where_all_edits_end_alike_there_is_no_auroc(forecasts):
 
 
 def test_a_checkpoint_restores_them(forecasts, tmp_path):
-    torch.save(forecasts.to_state(), tmp_path / "state.pt")
-    again = Forecasts.from_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    torch.save(vars(forecasts), tmp_path / "state.pt")
+    again = Forecasts(**torch.load(tmp_path / "state.pt", weights_only=True))
     assert again.subjects == forecasts.subjects
     assert list(again.labels) == list(forecasts.labels)
     assert again.predicted.keys() == forecasts.predicted.keys()

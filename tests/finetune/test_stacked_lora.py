@@ -276,7 +276,7 @@ def test_chosen_targets(small: SimpleNamespace) -> None:
         "model.layers.1.mlp.up_proj",
     )
     for n, rank in ((0, 3), (2, 0)):
-        with pytest.raises(ConfigError, match="must be positive"):
+        with pytest.raises(ConfigError, match=r"StackedLoRA\..* is 0; it must be at least 1"):
             StackedLoRA(model, n, rank, ALPHA)
 
 
