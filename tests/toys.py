@@ -136,9 +136,10 @@ def save_toy_lm(
     seed: int = 0,
     hidden_size: int = 16,
     words: Sequence[str] = (*WORDS, ",", *NAMES),
+    architecture: str = "llama-tied",
     **changes: Any,
 ) -> Path:
-    """Save a random word-level Llama that has words for some cities, countries and colors.
+    """Save a random word-level LM that has words for some cities, countries and colors.
 
     Its logits mean nothing, but obey the same algebra as those of a trained LM.
 
@@ -147,15 +148,15 @@ def save_toy_lm(
         seed: Seed of the weights.
         hidden_size: Width.
         words: Vocabulary beside ``<pad>`` and ``<unk>``.
+        architecture: A key of `ARCHITECTURES`.
         **changes: Options of the configuration.
     """
     tokenizer = word_tokenizer(words)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = toy_config(
-        "llama-tied", len(tokenizer), hidden_size=hidden_size, initializer_range=0.4,
-        **{"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
-        | changes,
-    )  # fmt: skip
+    sizes = {"hidden_size": hidden_size, "max_position_embeddings": 64, "initializer_range": 0.4}
+    if architecture.startswith("llama"):
+        sizes |= {"intermediate_size": 48, "num_key_value_heads": 2}
+    config = toy_config(architecture, len(tokenizer), **sizes | changes)
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

@@ -20,7 +20,7 @@ from lincorr_lightning.ablation.mappings import (
     answer_token_ids,
     map_labels,
 )
-from lincorr_lightning.ablation.texts import PairedTexts
+from lincorr_lightning.ablation.paired_texts import PairedTexts
 from lincorr_lightning.lm.config import LMConfig
 
 if TYPE_CHECKING:

@@ -292,7 +292,7 @@ class VocabularyAblation(L.LightningModule):
     def _log(self, phase: PhaseName, shares: Mapping[str, list[float]]) -> None:
         """Log shares by mapping."""
         scalars = {
-            f"{phase}/{name}/{mapping}": value
+            f"val/{phase}/{name}/{mapping}": value
             for name, values in shares.items()
             for mapping, value in zip(self.plan.mappings, values, strict=True)
         }

@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lincorr_lightning.ablation.batches import PairedCorpus
 from lincorr_lightning.ablation.mappings import MappedLabels
 from lincorr_lightning.ablation.networks import NetworkSettings
-from lincorr_lightning.ablation.texts import PairedTexts
+from lincorr_lightning.ablation.paired_texts import PairedTexts
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 
 Candidates = Literal["vocabulary", "texts"]
@@ -61,24 +62,21 @@ class PooledTexts:
             head = embedding.weight.float().T[None]
         else:
             self.candidate_tokens = corpus.vocabularies
-            head = _padded_heads([embedding.rows(t).T for t in self.candidate_tokens])
+            rows = [embedding.rows(tokens) for tokens in self.candidate_tokens]
+            head = pad_sequence(rows, batch_first=True).mT.contiguous()
         self.head = head.to(device)
         mask = _logit_mask([len(tokens) for tokens in self.candidate_tokens])
         self.logit_mask = None if mask is None else mask.to(device)
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
-        rows = list(zip(corpus.texts, corpus.mapped, index, strict=True))
-        self.answers = torch.stack(
-            [
-                torch.stack([_answers(texts, mapping, column) for mapping in mapped])
-                for texts, mapped, column in rows
-            ]
-        ).to(device)
+        seeds = list(zip(corpus.texts, corpus.mapped, index, strict=True))
+        answers = [[_answers(texts, m, column) for m in mapped] for texts, mapped, column in seeds]
+        self.answers = torch.tensor(answers, device=device)
         n_domain = max(len(m.domain_tokens) for mapped in corpus.mapped for m in mapped)
         domain = torch.full((self.n_seeds, self.n_mappings, n_domain), -1)
         reference = torch.zeros(
             (self.n_seeds, self.n_mappings, corpus.n_new, n_domain), dtype=torch.bool
         )
-        for s, (texts, mapped, column) in enumerate(rows):
+        for s, (texts, mapped, column) in enumerate(seeds):
             sources = np.array(texts.answers[corpus.n_paired :])
             for m, mapping in enumerate(mapped):
                 n = len(mapping.domain_tokens)
@@ -148,14 +146,6 @@ def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
     return pooled.contiguous()
 
 
-def _padded_heads(heads: Sequence[Tensor]) -> Tensor:
-    """Stack heads of several widths, padded with zeros."""
-    stacked = torch.zeros(len(heads), heads[0].shape[0], max(head.shape[1] for head in heads))
-    for row, head in zip(stacked, heads, strict=True):
-        row[:, : head.shape[1]] = head
-    return stacked
-
-
 def _logit_mask(n_candidates: Sequence[int]) -> Tensor | None:
     if min(n_candidates) == max(n_candidates):
         return None
@@ -165,6 +155,6 @@ def _logit_mask(n_candidates: Sequence[int]) -> Tensor | None:
     return mask
 
 
-def _answers(texts: PairedTexts, mapping: MappedLabels, column: dict[int, int]) -> Tensor:
+def _answers(texts: PairedTexts, mapping: MappedLabels, column: dict[int, int]) -> list[int]:
     sides = (mapping.source_tokens, mapping.target_tokens)
-    return torch.tensor([column[tokens[i]] for tokens in sides for i in texts.answers])
+    return [column[tokens[i]] for tokens in sides for i in texts.answers]

@@ -146,8 +146,8 @@ def test_by_yaml_with_our_program(theirs, edits, small_lm, own_map, tmp_path):
     check(cli.trainer, subjects, tmp_path / "runs")
     (folder,) = (tmp_path / "runs").glob("*/version_0")
     assert list(folder.glob("events.out.tfevents*"))
-    told = yaml.safe_load((folder / "config.yaml").read_text())
-    assert told["trainer"]["callbacks"][1]["init_args"]["edits"] == given
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == given
 
 
 def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, monkeypatch):

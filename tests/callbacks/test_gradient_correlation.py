@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.callbacks import GradientCorrelation
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -113,8 +113,6 @@ class Restoring(L.LightningModule):
 
     def __init__(self, folder, lr=0.01):
         super().__init__()
-        from transformers import AutoModelForCausalLM
-
         self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.base = [p.detach().clone() for p in self.net.parameters()]
@@ -164,8 +162,6 @@ def independent_states(naive, folder, edits, size, n_steps):
 
 @pytest.fixture(params=[(1, 1), (3, 1), (3, 2)], ids=["alone", "groups", "every_second"])
 def independent_run(request, naive, small_lm, own_map, make_trainer):
-    from lincorr_lightning.callbacks import Generalization
-
     size, every = request.param
     watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
     count = Generalization(linear_map=own_map.folder, every_n_steps=every)
@@ -247,8 +243,6 @@ def outcome(naive, edit, source_before, source_after, target_before, target_afte
 
 
 def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, make_trainer):
-    from lincorr_lightning.callbacks import Generalization
-
     count = Generalization(linear_map=own_map.folder)
     trainer = make_trainer(count, max_steps=2)
     module = Restoring(small_lm)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lincorr_lightning.callbacks import Resilience
+from lincorr_lightning.callbacks import GradientCorrelation, Resilience
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditSchedule
 
@@ -58,14 +58,14 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
 
     class Stacked(naive.stacked):
         def on_train_end(self):
-            said = {}
+            found = {}
             for name, labels in (("city", naive.cities), ("country", naive.countries)):
                 prompts = [f"{x} lives in the {name} of" for x in SUBJECTS]
                 rows = self.tokenizer(prompts, return_tensors="pt")["input_ids"]
                 with self.adapters.rows([0] * len(rows)), torch.no_grad():
                     logits = self.backbone(input_ids=rows).logits[:, -1].double().numpy()
-                said[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
-            self.r = naive.r(said["city"] @ own_map.weight.T + own_map.bias, said["country"])
+                found[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
+            self.r = naive.r(found["city"] @ own_map.weight.T + own_map.bias, found["country"])
 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
@@ -85,8 +85,6 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
     ],
 )
 def test_settings_out_of_range(setting, message):
-    from lincorr_lightning.callbacks import GradientCorrelation
-
     for kind in (Resilience, GradientCorrelation):
         with pytest.raises(ConfigError, match=message):
             kind(**setting)

@@ -15,27 +15,20 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.test_stacked_lora import (
+    ALPHA,
+    RANK,
     last_logits,
     loss_of,
+    make_stack,
     peft_state,
     randomize,
     relative,
-)
-
-RANK, ALPHA = 3, 7.0
-
-
-def make_stack(
-    small: SimpleNamespace, architecture: str = "llama", n: int = 8, **options: Any
-) -> tuple[Any, StackedLoRA]:
-    model = small.model(small.architectures[architecture]()).double()
-    stack = StackedLoRA(model, n, RANK, ALPHA, **options)
-    randomize(stack)
-    return model, stack
+)  # fmt: skip
+from tests.launching import quiet_trainer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_asking_through_a_language_model(
+def test_logits_of_a_language_model(
     dtype: torch.dtype, make_lm: Callable[..., Path], tmp_path: Path
 ) -> None:
     lm = LanguageModel.from_pretrained(str(make_lm(tmp_path)), tokens_per_forward=9)
@@ -115,11 +108,7 @@ def test_inside_a_lightning_module(small: SimpleNamespace, tmp_path: Path) -> No
     loader = torch.utils.data.DataLoader(
         [small.ids(small.prompts[1])] * 4, collate_fn=lambda x: x[0]
     )
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    trainer.fit(tuner, loader)
+    quiet_trainer(tmp_path).fit(tuner, loader)
     assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
     for name, parameter in tuner.adapters.named_parameters():
         assert not torch.equal(parameter, start[name])
