@@ -54,18 +54,7 @@ class DomainLogits(NamedTuple):
 
 
 class RelationCallback(PeriodicCallback):
-    """Evaluates one relation on the LM of any LightningModule.
-
-    Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
-        linear_map: Folder of a linear map; None fits one on the LM at the start of training.
-        ridge: Ridge of the fitted map.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if the module holds several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge; None takes those of the run's edits.
-        seed: Seed of sampled subjects.
+    """Evaluates one relation on the LM of any LightningModule; subclasses describe the arguments.
 
     Attributes:
         tokenized: The relation with its labels in this LM's vocabulary.
@@ -167,12 +156,7 @@ class RelationCallback(PeriodicCallback):
     def queries(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
     ) -> list[list[Query]]:
-        """Return the prompts of each domain for some subjects.
-
-        Args:
-            subjects: The subjects.
-            adapter_ids: Adapter that each subject is evaluated in; None evaluates the LM itself.
-        """
+        """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
         ids = adapter_ids or [None] * len(subjects)
         pairs = list(zip(subjects, ids, strict=True))
         return [[Query(d.knowledge.prompt(x), index) for x, index in pairs] for d in self.domains]

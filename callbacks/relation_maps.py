@@ -32,11 +32,7 @@ class RelationMaps:
         return next(iter(self.weights.values()))
 
     def predict(self, source_logits: Tensor) -> Tensor:
-        """Return the target logits that the main map predicts, ``(n, n_target)``.
-
-        Args:
-            source_logits: ``(n, n_source)``.
-        """
+        """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
         return source_logits @ self.weight.T + next(iter(self.biases.values()))
 
 
@@ -49,12 +45,7 @@ def load_or_fit_maps(
 ) -> RelationMaps:
     """Read the map of a folder, or fit two on the LM as it is now; once per run.
 
-    Args:
-        cache: Cache of the LM.
-        relation: The relation.
-        folder: Folder of a linear map, such as ``linear_map/`` of a probe's run.
-        ridge: Ridge of the first fitted map; the second chooses its own (``auto``).
-        n_subjects: Number of subjects to fit on, or as many as the vocabulary has.
+    The first fitted map has the `ridge`, the second chooses its own (``auto``).
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.

@@ -149,14 +149,7 @@ class TextBatch:
 
 
 class PhaseDataset(Dataset[TextBatch]):
-    """The steps of one rank, all phases in one epoch, each made from its number alone.
-
-    Args:
-        corpus: All texts.
-        phases: The phases in their order.
-        rank: The rank.
-        world_size: Number of ranks.
-    """
+    """The steps of one rank, all phases in one epoch, each made from its number alone."""
 
     def __init__(
         self, corpus: PairedCorpus, phases: Sequence[Phase], rank: int = 0, world_size: int = 1

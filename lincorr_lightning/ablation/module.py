@@ -57,6 +57,8 @@ class PhaseSettings:
         """Check the settings."""
         require("epochs of a phase", self.epochs, at_least=0)
         require("batch_size of a phase", self.batch_size, at_least=1)
+        require("learning_rate of a phase", self.learning_rate, at_least=0)
+        require("weight_decay of a phase", self.weight_decay, at_least=0)
 
 
 class VocabularyAblation(L.LightningModule):

@@ -67,13 +67,7 @@ def sample_edits(
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-
-    Args:
-        relation: The relation; it needs a reference.
-        lm: The LM before training.
-        n: Number of edits.
-        subjects: Subjects of the edits, each used at most once; None samples the vocabulary.
-        seed: Seed of subjects and answers.
+    Each of `subjects` is used at most once; None samples the vocabulary.
 
     Raises:
         KnowledgeError: The relation has no reference among the LM's labels.
@@ -161,9 +155,8 @@ def resolve_edits(
         lm: The LM before training.
 
     Raises:
-        SubjectsError: A line is invalid, a subject has no tokens, or an answer is no label; the
-            message says where.
-        KnowledgeError: An edit needs the relation's reference, which does not exist.
+        SubjectsError: A line is invalid, or see `resolve_labels`; the message says where.
+        KnowledgeError: See `resolve_labels`.
     """
     raw = read_edits(edits) if isinstance(edits, (str, Path)) else check_edits(edits)
     return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)

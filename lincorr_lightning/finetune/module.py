@@ -104,6 +104,8 @@ class SourceFinetune(L.LightningModule):
             raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
         require("model.edits_per_step", edits_per_step, at_least=1)
         require("model.steps_per_edit", steps_per_edit, at_least=1)
+        require("model.learning_rate", learning_rate, at_least=0)
+        require("model.weight_decay", weight_decay, at_least=0)
         if save_model and protocol == "independent":
             raise ConfigError(
                 "model.save_model is true, but independent edits leave the LM as it was. "

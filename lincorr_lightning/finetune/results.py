@@ -34,17 +34,19 @@ _HEADINGS = {
     "probability_reference_after": "p of reference after",
 }  # fmt: skip
 
+_CORRELATIONS = {
+    "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
+    "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
+}  # fmt: skip
+
 
 def cases_table(
     cases: Sequence[EditCase], relation: str, taught: bool = True, suffix: str = ""
 ) -> Table:
     """Return the table ``cases`` with a row per edit, in the order of the edits (paper, table 6).
 
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation, for the caption.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-        suffix: Appended to the table's name where a run has several.
+    `taught` is False if subjects were watched without edits; `suffix` is appended to the table's
+    name where a run has several.
     """
     formats = _LOGITS | _WEIGHTS | _SHARES
     names = [one.name for one in fields(EditCase)]
@@ -67,12 +69,8 @@ def outcome_figures(
 ) -> list[Figure]:
     """Return the figures ``reference_weights`` (paper, figure 5) and ``outcomes``.
 
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation, for titles.
-        random: Share of edits for which a random label would be right; None if unknown.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-        suffix: Appended to the figures' names where a run has several.
+    `random` is the share of edits for which a random label would be right; for `taught` and
+    `suffix` see `cases_table`.
     """
     from lincorr_lightning.finetune import figures
 
@@ -96,22 +94,14 @@ def outcome_charts(
 ) -> dict[str, dict[str, list[str]]]:
     """Return the curves of a run that TensorBoard lays over one another, see `Results.charts`.
 
-    Args:
-        relation: Name of the relation; it becomes the group.
-        controls: Kinds of knowledge that must not change.
-        prefix: Prefix of the log keys of outcomes and controls, where several relations are
-            measured.
-        by_edit_step: Whether the x axis is the step within an edit, as for independent edits.
+    `prefix` is that of the log keys of outcomes and controls, where several relations are measured;
+    `by_edit_step` is for independent edits, whose x axis is the step within an edit.
 
     Returns:
         Group -> chart -> regular expressions of log keys, as TensorBoard takes them.
     """
     steps = "edit_step/" if by_edit_step else ""
     outcomes = f"{prefix}{steps}" + ("" if by_edit_step else "generalization/")
-    correlations = (
-        "gradient_correlation", "gradient_correlation_auto", "permuted_gradient_correlation",
-        "logit_correlation",
-    )  # fmt: skip
     keys = {
         "generalized and hallucinated": [
             f"{outcomes}{o}" for o in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
@@ -119,7 +109,7 @@ def outcome_charts(
         "all outcomes": [f"{outcomes}{name}" for name in (*Outcome, "source_learned")],
         "probability": [f"{prefix}{steps}probability/{p}" for p in ("reference", "old_answer")],
         "controls unchanged": [f"{prefix}{steps}control_unchanged/{name}" for name in controls],
-        "correlation": [f"{steps}{name}/{relation}" for name in correlations],
+        "correlation": [f"{steps}{name}/{relation}" for name in _CORRELATIONS],
     }
     after = " after each step of an edit" if by_edit_step else ""
     # TensorBoard takes all log keys that a pattern matches from their beginning.
@@ -139,13 +129,7 @@ def forecast_table(
     answers_after: Sequence[str] | None = None,
     outcomes: Sequence[str] | None = None,
 ) -> Table:
-    """Return the table ``forecast`` with a row per edit, in the order of the edits.
-
-    Args:
-        forecasts: The forecasts.
-        answers_after: Target label that leads after each edit; None before training.
-        outcomes: Outcome of each edit; None before training.
-    """
+    """Return the table ``forecast`` with a row per edit; after training, with what happened."""
     cells: dict[Column, Sequence[Any]] = {
         Column("subject"): forecasts.subjects,
         Column("source_answer", "to be taught"): forecasts.source_answers,
@@ -370,16 +354,10 @@ def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
 
 
 def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
-    keys = {
-        "gradient_correlation": "gradient r",
-        "permuted_gradient_correlation": "permuted",
-        "gradient_correlation_auto": "ridge auto",
-        "logit_correlation": "logit r",
-    }
     return Table.from_dicts(
         "correlations",
         [{"relation": name, **row} for name, row in by_relation.items()],
-        ["relation", *(Column(key, heading, ".2f") for key, heading in keys.items())],
+        ["relation", *(Column(key, heading, ".2f") for key, heading in _CORRELATIONS.items())],
         caption="Label-wise r between the predicted and the measured change of the target logits "
         "(paper, table 4).",
         note="permuted: with the rows of W permuted.",

@@ -320,6 +320,7 @@ def test_a_loss_that_is_not_finite_stops(ablate):
         ({"network": {"width": 0}}, "width"),
         ({"network": {"input_rms": 0.0}}, "input_rms"),
         ({"compose": {"batch_size": 0}}, "batch_size"),
+        ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
     ],
 )
 def test_unusable_settings_are_refused(bad, message):

@@ -449,6 +449,7 @@ def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
     [
         ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
         ({"edits_per_step": 0}, "model.edits_per_step is 0"),
+        ({"learning_rate": -1.0}, "model.learning_rate is -1"),
         ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
         ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
         ({"save_model": True}, "independent edits leave the LM as it was"),
