@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
-from lincorr_lightning.errors import ConfigError, SparseAutoencoderError
+from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -179,9 +179,7 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
         assert value == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_bad_settings_and_saes(naive, small_lm, make_trainer, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"FeatureMovement\.n_watch is 0"):
-        FeatureMovement("somewhere", n_watch=0)
+def test_unusable_saes_are_refused(naive, small_lm, make_trainer, tmp_path) -> None:
     _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
     watch = FeatureMovement(str(tmp_path / "other"))
     with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):

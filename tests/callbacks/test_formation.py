@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
 from lincorr_lightning.data.tiny_world.world import WorldConfig
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
@@ -113,20 +113,6 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert [float(row["label_mean"]) for row in rows] == [point.label_mean for point in by_step]
     assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pairs": []}, "pairs is empty"),
-        ({"every_n_steps": 0}, "every_n_steps is 0"),
-        ({"ridge": -1.0}, "ridge is -1.0"),
-        ({"control": "no place"}, "must hold {} once"),
-    ],
-)
-def test_settings_out_of_range(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        Formation(**settings)
 
 
 def test_too_few_subjects_are_refused(naive, small_lm, make_trainer):

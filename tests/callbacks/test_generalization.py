@@ -116,19 +116,6 @@ def test_without_edits_the_target_is_compared_with_the_source(
     assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
 
 
-def test_every_n_steps(naive, small_lm, own_map, make_trainer):
-    counts = [
-        Generalization(edits=naive.edits, linear_map=own_map.folder, every_n_steps=n)
-        for n in (1, 3)
-    ]
-    for count in counts:
-        make_trainer(count).fit(naive.module(small_lm, 0.02), naive.sentences(small_lm, 1))
-    everything, some = (dict(c.history["probability/reference"]) for c in counts)
-    assert list(everything) == list(range(1, 9))
-    assert some == {step: everything[step] for step in (3, 6)}
-    assert counts[0].results == counts[1].results
-
-
 def test_a_reference_of_an_edit_replaces_that_of_the_relation(
     naive, small_lm, tmp_path, make_trainer
 ):
@@ -301,13 +288,6 @@ def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, make
     with pytest.raises(ConfigError, match=r"Generalization\.edits null"):
         make_trainer(Generalization(edits=naive.edits)).fit(module, datamodule=data)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-
-
-@pytest.mark.parametrize("setting", [{"n_watch": 0}, {"every_n_steps": 0}, {"ridge": -1.0}])
-def test_settings_out_of_range(setting):
-    (name,) = setting
-    with pytest.raises(ConfigError, match=rf"Generalization\.{name}"):
-        Generalization(**setting)
 
 
 def test_a_control_without_labels_is_left_out(naive, small_lm, make_trainer, lessons):

@@ -67,19 +67,6 @@ def test_the_map_is_fitted_on_the_lm_as_the_run_starts(naive, small_lm, make_tra
     assert plain > watch.results["permuted_gradient_correlation"] + 0.1
 
 
-def test_every_n_steps_keeps_some_of_the_updates(naive, small_lm, own_map, make_trainer):
-    def watched(n):
-        watch = GradientCorrelation("city->country", own_map.folder, SUBJECTS, every_n_steps=n)
-        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm, 1))
-        return watch.history["gradient_correlation/city->country"]
-
-    everything = dict(watched(1))
-    assert len(everything) == 8
-    some = watched(3)
-    assert [step for step, _ in some] == [1, 4, 7]
-    assert [value for _, value in some] == [everything[1], everything[4], everything[7]]
-
-
 def test_the_permuted_map_is_chance(naive, small_lm, make_trainer):
     """Over many permutations its mean is that of all pairs of a row of W and a label."""
     module = naive.module(small_lm)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -164,6 +165,22 @@ def test_nothing_is_evaluated_between_the_steps_that_are_due(
     make_trainer(*three_callbacks(naive, **options)).fit(module, naive.sentences(small_lm, 1))
     # The last one is that of all edits, at the end.
     assert {step for step in seen if step} == {1, 4, 5, 8}
+
+
+def test_every_n_steps_leaves_out_measurements_and_changes_none(
+    naive, small_lm, own_map, make_trainer
+):
+    def measured(n):
+        watch, count, _ = three_callbacks(naive, linear_map=own_map.folder, every_n_steps=n)
+        make_trainer(watch, count).fit(naive.module(small_lm, 0.02), naive.sentences(small_lm, 1))
+        keys = ("gradient_correlation/city->country", "probability/reference")
+        return *(dict(c.history[key]) for c, key in zip((watch, count), keys, strict=True)), count
+
+    (r, probability, count), (some_r, some_probability, other) = measured(1), measured(3)
+    assert list(r) == list(probability) == list(range(1, 9))
+    assert some_r == {step: r[step] for step in (1, 4, 7)}
+    assert some_probability == {step: probability[step] for step in (3, 6)}
+    assert count.results == other.results
 
 
 # -- runs of other shapes --------------------------------------------------------------------------
@@ -349,6 +366,34 @@ def test_two_of_a_kind_write_and_resume_beside_each_other(
 # -- bad input -------------------------------------------------------------------------------------
 
 KINDS = [GradientCorrelation, Generalization, Resilience]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        *((kind, {"every_n_steps": 0}, "every_n_steps is 0") for kind in [*KINDS, Formation]),
+        *((kind, {"ridge": -1.0}, "ridge is -1.0") for kind in [*KINDS, Formation]),
+        (Generalization, {"n_watch": 0}, "n_watch is 0"),
+        (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
+        (Resilience, {"n_watch": 2}, "n_watch is 2"),
+        (GradientCorrelation, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        (FeatureMovement, {"saes": "a", "n_watch": 0}, "n_watch is 0"),
+        (FeatureMovement, {"saes": "a", "n_top": 0}, "n_top is 0"),
+        (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
+        (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
+        (Formation, {"pairs": []}, "pairs is empty"),
+        (Formation, {"control": "no place"}, "control 'no place' must hold {} once"),
+        (TokenGeometryMonitor, {"every_n_steps": 0}, "every_n_steps is 0"),
+        (TokenGeometryMonitor, {"n_texts": 0}, "n_texts is 0"),
+        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
+        (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings has [64], with 64 points"),
+        (TokenGeometryMonitor, {"ks": [0]}, "ks has [0]"),
+    ],
+)
+def test_settings_out_of_range(kind, setting, message):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")):
+        kind(**setting)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lincorr_lightning.callbacks import GradientCorrelation, Resilience
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.finetune.batches import EditSchedule
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
@@ -74,17 +73,3 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
     )
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"n_watch": 2}, "n_watch is 2"),
-        ({"subjects": ["a", "b", "a"]}, "subjects names 2"),
-        ({"every_n_steps": 0}, "every_n_steps"),
-    ],
-)
-def test_settings_out_of_range(setting, message):
-    for kind in (Resilience, GradientCorrelation):
-        with pytest.raises(ConfigError, match=message):
-            kind(**setting)

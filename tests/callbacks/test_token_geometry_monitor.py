@@ -131,24 +131,6 @@ def test_a_dry_run_leaves_nothing(naive, small_lm, texts, make_trainer, tmp_path
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"every_n_steps": 0}, r"TokenGeometryMonitor\.every_n_steps is 0"),
-        ({"n_texts": 0}, r"TokenGeometryMonitor\.n_texts is 0"),
-        ({"n_tokens": 2}, r"TokenGeometryMonitor\.n_tokens is 2; it must be at least 4"),
-        (
-            {"range_scalings": [64]},
-            r"TokenGeometryMonitor\.range_scalings has \[64\], with 64 points",
-        ),
-        ({"ks": [0]}, r"TokenGeometryMonitor\.ks has \[0\]"),
-    ],
-)
-def test_settings_out_of_range(setting, message):
-    with pytest.raises(ConfigError, match=message):
-        TokenGeometryMonitor(**setting)
-
-
 def test_unusable_texts_are_refused(naive, small_lm, texts, make_trainer, tmp_path):
     def fit(*args, **options):
         make_trainer(TokenGeometryMonitor(*args, **options)).fit(
