@@ -95,33 +95,21 @@ class PooledTexts:
         return len(self.corpus.mappings)
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """Return pooled texts for each network.
+        """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
 
-        Args:
-            rows: Indices of texts, ``(n_seeds, n)``.
-
-        Returns:
-            ``(n_seeds · n_mappings, n, d)``, the mappings of a seed side by side.
+        `rows` are indices of texts, ``(n_seeds, n)``; the mappings of a seed are side by side.
         """
         chosen = self.pooled[torch.arange(self.n_seeds, device=rows.device)[:, None], rows]
         return chosen.repeat_interleave(self.n_mappings, dim=0)
 
     def answers_to(self, rows: Tensor) -> Tensor:
-        """Return the answers of texts, ``(n_seeds, n_mappings, n)``.
-
-        Args:
-            rows: Indices of texts, ``(n_seeds, n)``.
-        """
+        """Return the answers of texts, ``(n_seeds, n_mappings, n)``, by their indices."""
         return self.answers.gather(2, rows[:, None].expand(-1, self.n_mappings, -1))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the tied logits of the candidates.
+        """Return the tied logits of the candidates, ``(n_seeds, n_mappings · n, n_candidates)``.
 
-        Args:
-            outputs: Outputs of the networks, ``(n_seeds · n_mappings, n, d)``.
-
-        Returns:
-            ``(n_seeds, n_mappings · n, n_candidates)``.
+        `outputs` are those of the networks, ``(n_seeds · n_mappings, n, d)``.
         """
         outputs = outputs.reshape(self.n_seeds, -1, outputs.shape[-1])
         if self.logit_mask is not None:

@@ -86,10 +86,7 @@ class TokenEmbedding:
         }
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        """Return the embeddings of tokens as a float32 copy, ``(n, d)``.
-
-        Args:
-            token_ids: Token ids, ``(n,)``.
+        """Return the embeddings of n tokens as a float32 copy, ``(n, d)``.
 
         Raises:
             SubjectsError: A token id has no row.

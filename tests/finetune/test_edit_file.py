@@ -186,32 +186,27 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
         edits = data.prepare_edits()
         path = tmp_path / "tables" / "edits.csv"
-        table = edits_table(edits, tokenized(lm, relation, teams))
+        resolved = tokenized(lm, relation, teams)
+        table = edits_table(edits, resolved)
+        assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
+        assert table.rows[0][-1] == resolved.target.texts[edits[0].target_before]
         write_csv(path, table.keys, table.rows)
-        with path.open(newline="") as file:
-            first = next(csv.DictReader(file))
-        assert list(first) == ["subject", "answer", "reference", "source_before", "target_before"]
-        assert (
-            first["target_before"]
-            == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
-        )
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
         assert again.prepare_edits() == edits
 
 
-def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of):
-    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "Japan|Peru"}')
-    data = EditsDataModule(lm, edits_file=path)
-    (edit,) = data.prepare_edits()
-    texts = tokenized(lm).target.texts
-    assert {texts[i] for i in edit.reference} == {"Japan", "Peru"}
+@pytest.mark.parametrize(
+    ("relation", "reference"), [("city->country", ["Japan", "Peru"]), ("city->color", ["red"])]
+)
+def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, reference):
+    """The relation needs none then."""
+    edit = {"subject": "name1", "answer": "Paris", "reference": "|".join(reference)}
+    data = EditsDataModule(lm, relation, edits_file=file_of(json.dumps(edit)))
+    (found,) = data.prepare_edits()
+    assert [tokenized(lm, relation).target.texts[i] for i in found.reference] == reference
 
 
-def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
-    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "red"}')
-    data = EditsDataModule(lm, "city->color", edits_file=path)
-    (edit,) = data.prepare_edits()
-    assert [tokenized(lm, "city->color").target.texts[i] for i in edit.reference] == ["red"]
+def test_without_any_reference_an_edit_is_refused(lm, file_of):
     path = file_of('{"subject": "name1", "answer": "Paris"}')
     with pytest.raises(KnowledgeError, match="city->color has no reference"):
         EditsDataModule(lm, "city->color", edits_file=path).prepare_edits()

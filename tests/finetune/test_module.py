@@ -103,8 +103,10 @@ def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm, phr
     assert run.losses == pytest.approx(losses, rel=1e-4)
 
 
-def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm):
-    run = finetune()
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm, method):
+    rate = 3e-3 if method == "full" else 3e-2
+    run = finetune(method=method, edits_per_step=2, learning_rate=rate, steps_per_edit=8)
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     assert_bits(weights(run.module.lm.model), weights(before))
     assert run.results["source_learned"] > 0
