@@ -135,8 +135,8 @@ def save_toy_lm(
     folder: Path,
     seed: int = 0,
     hidden_size: int = 16,
-    words: Sequence[str] = (*WORDS, ",", *NAMES),
     architecture: str = "llama-tied",
+    words: Sequence[str] = (*WORDS, ",", *NAMES),
     **changes: Any,
 ) -> Path:
     """Save a random word-level LM that has words for some cities, countries and colors.
@@ -147,8 +147,8 @@ def save_toy_lm(
         folder: Where to.
         seed: Seed of the weights.
         hidden_size: Width.
-        words: Vocabulary beside ``<pad>`` and ``<unk>``.
         architecture: A key of `ARCHITECTURES`.
+        words: Vocabulary beside ``<pad>`` and ``<unk>``.
         **changes: Options of the configuration.
     """
     tokenizer = word_tokenizer(words)
