@@ -18,7 +18,7 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.results.style import save_figure
+from lincorr_lightning.results.style import to_picture
 from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.results.training_curves import training_curves
 
@@ -102,7 +102,7 @@ def main(
     if figure is not None:
         title = "How the correlation of city and country forms"
         subtitle = "by the share of people of whom the text states both"
-        save_figure(training_curves(history, title, subtitle), figure)
+        figure.write_bytes(to_picture(training_curves(history, title, subtitle)).png)
 
 
 if __name__ == "__main__":

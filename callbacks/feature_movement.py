@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import adapter_ids
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
@@ -39,10 +39,6 @@ class _Sums(NamedTuple):
     error: float
     total: float
 
-    def plus(self, other: _Sums) -> _Sums:
-        """Return the sums over the subjects of both."""
-        return _Sums(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[operator]
-
 
 _Measurement = dict[tuple[HookPoint, str], _Sums]
 
@@ -50,7 +46,7 @@ _Measurement = dict[tuple[HookPoint, str], _Sums]
 def _add(sums: _Measurement, more: _Measurement) -> None:
     """Add the sums over other subjects of the same step."""
     for key, other in more.items():
-        sums[key] = sums[key].plus(other) if key in sums else other
+        sums[key] = _Sums(*map(operator.add, sums[key], other)) if key in sums else other
 
 
 class FeatureMovement(RelationCallback):
@@ -216,7 +212,7 @@ class FeatureMovement(RelationCallback):
             return super().after_optimizer_step(trainer, None)
         self._is_independent = True
         if edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
-            found = self._measure(self.subjects_of(edit_batch), adapter_ids(edit_batch))
+            found = self._measure(*self.own_subjects(edit_batch))
             _add(self._sums.setdefault(edit_batch.step + 1, {}), found)
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -170,7 +170,6 @@ class Formation(RelationCallback):
             column = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
             }
-
             parts = []
             for statements in corpus.facts(name):
                 known = [s for s in statements if s.answer.identity in column]
@@ -194,12 +193,7 @@ class Formation(RelationCallback):
             for name, domain in self._domains.items()
         }
         control_logits: dict[str, Tensor] = {}
-        scalars: dict[str, float] = {}
-
-        def log(kind: str, name: str, value: float | None) -> None:
-            if value is not None:
-                scalars[f"{self.numbered(f'formation_{kind}')}/{name}"] = value
-
+        measured: dict[tuple[str, str], float | None] = {}
         for pair, relation in self._relations.items():
             source, target = (logits[d.knowledge.name] for d in (relation.source, relation.target))
             r, weight = self._score(source, target)
@@ -218,17 +212,19 @@ class Formation(RelationCallback):
                 found = hit_rates(weight.cpu(), reference)
                 hits = [number(float(rates.rates[0])) for rates in found]
             self.correlations.append(CorrelationPoint(step, pair, r, control, hits[0], hits[1]))
-            log("r", pair, r)
-            log("control", pair, control)
-            log("influenced", pair, hits[0])
-            log("influencing", pair, hits[1])
-        for name, (stated, withheld) in self._facts.items():
-            point = RecallPoint(
-                step, name, self._recall(name, stated), self._recall(name, withheld)
-            )
-            self.recall.append(point)
-            log("recall", name, point.stated)
-            log("inferred", name, point.withheld)
+            measured |= {
+                ("r", pair): r, ("control", pair): control, ("influenced", pair): hits[0],
+                ("influencing", pair): hits[1],
+            }  # fmt: skip
+        for name, facts in self._facts.items():
+            stated, withheld = (self._recall(name, some) for some in facts)
+            self.recall.append(RecallPoint(step, name, stated, withheld))
+            measured |= {("recall", name): stated, ("inferred", name): withheld}
+        scalars = {
+            f"{self.numbered(f'formation_{kind}')}/{name}": value
+            for (kind, name), value in measured.items()
+            if value is not None
+        }
         self.log_scalars(trainer, scalars, step)
 
     def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
@@ -252,29 +248,11 @@ class Formation(RelationCallback):
             self.measure(trainer)
         correlations = [asdict(point) for point in self.correlations]
         recall = [asdict(point) for point in self.recall]
-        tables = [
-            Table.from_dicts(
-                name,
-                sorted(rows, key=lambda row: -row["step"]),
-                [
-                    Column(field.name, format="" if field.name in text else ".3f")
-                    for field in fields(kind)
-                ],
-                caption=caption,
-                headline=True,
-            )
-            for name, kind, rows, text, caption in (
-                (
-                    self.study, CorrelationPoint, correlations, ("step", "pair"),
-                    "Correlation of each pair on held-out subjects, the last step first",
-                ),
-                (
-                    f"{self.study}_recall", RecallPoint, recall, ("step", "knowledge"),
-                    "Recall of facts that the text states or withholds, the last step first",
-                ),
-            )
-            if rows
-        ]  # fmt: skip
+        caption = "Correlation of each pair on held-out subjects, the last step first"
+        tables = [_table(self.study, "pair", correlations, caption)]
+        if recall:
+            caption = "Recall of facts that the text states or withholds, the last step first"
+            tables.append(_table(f"{self.study}_recall", "knowledge", recall, caption))
         title = "How correlations form"
         draw = partial(
             training_curves, self._curves(), title, "r on held-out subjects at each step"
@@ -315,3 +293,9 @@ class Formation(RelationCallback):
         super().load_state_dict(state_dict)
         self.correlations = [CorrelationPoint(**point) for point in state_dict["correlations"]]
         self.recall = [RecallPoint(**point) for point in state_dict["recall"]]
+
+
+def _table(name: str, key: str, rows: list[dict[str, Any]], caption: str) -> Table:
+    columns = [Column(c, format="" if c in ("step", key) else ".3f") for c in rows[0]]
+    rows = sorted(rows, key=lambda row: -row["step"])
+    return Table.from_dicts(name, rows, columns, caption=caption, headline=True)

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import adapter_ids
 from lincorr_lightning.callbacks.relation_callback import DomainLogits, RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
@@ -199,7 +198,7 @@ class Generalization(RelationCallback):
                     "Generalization.edits null."
                 )
             self._is_independent = True
-            self._queries = self.queries(self.subjects_of(edit_batch), adapter_ids(edit_batch))
+            self._queries = self.queries(*self.own_subjects(edit_batch))
         if self.is_due(trainer.global_step + 1, edit_batch):
             self.prefetch(self._queries, trainer.global_step)
 
@@ -337,8 +336,8 @@ class Generalization(RelationCallback):
         """Return the measurements so far, and the logits before training."""
         return {
             **super().state_dict(),
-            "base": self._base and self._base.state(),
-            "after": {edit: logits.state() for edit, logits in self._after.items()},
+            "base": self._base and tuple(self._base),
+            "after": {edit: tuple(logits) for edit, logits in self._after.items()},
             "by_step": self._by_step,
             "is_independent": self._is_independent,
         }
@@ -346,11 +345,8 @@ class Generalization(RelationCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        base = state_dict["base"]
-        self._base = base and DomainLogits.from_state(base)
-        self._after = {
-            edit: DomainLogits.from_state(state) for edit, state in state_dict["after"].items()
-        }
+        self._base = state_dict["base"] and DomainLogits(*state_dict["base"])
+        self._after = {edit: DomainLogits(*logits) for edit, logits in state_dict["after"].items()}
         self._by_step = state_dict["by_step"]
         self._is_independent = state_dict["is_independent"]
 

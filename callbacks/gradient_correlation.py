@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import adapter_ids
 from lincorr_lightning.callbacks.relation_callback import (
     MIN_SUBJECTS,
     DomainLogits,
@@ -29,9 +28,6 @@ class _Update(NamedTuple):
 
     before: DomainLogits
     after: DomainLogits
-
-    def rows(self, indices: Sequence[int]) -> _Update:
-        return _Update(self.before.rows(indices), self.after.rows(indices))
 
     @classmethod
     def stack(cls, updates: Sequence[_Update]) -> _Update:
@@ -123,7 +119,7 @@ class GradientCorrelation(RelationCallback):
             self._queries, n_done = self._watched, step
         else:
             n_done = edit_batch.step
-            self._queries = self.queries(self.subjects_of(edit_batch), adapter_ids(edit_batch))
+            self._queries = self.queries(*self.own_subjects(edit_batch))
         if edit_batch is not None and edit_batch.first:
             assert self._base is not None
             self._before = step, self._base.rows(edit_batch.ids)
@@ -152,24 +148,24 @@ class GradientCorrelation(RelationCallback):
             )
         else:
             for row, edit in enumerate(edit_batch.ids):
-                self._by_edit.setdefault(edit, {})[edit_batch.step] = update.rows([row])
+                own = _Update(*(logits.rows([row]) for logits in update))
+                self._by_edit.setdefault(edit, {})[edit_batch.step] = own
 
     def _correlate(self, update: _Update) -> dict[str, float]:
         """Return all correlations over some updates, one per row."""
         before, after = update
         d_source, d_target = after.source - before.source, after.target - before.target
         weight = self.maps.weight
-        others = list(self.maps.weights.items())[1:]
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
-        return {
+        found = {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
             "permuted_gradient_correlation": _mean_r(d_source @ weight[order].T, d_target),
             "logit_correlation": _mean_r(self.maps.predict(after.source), after.target),
-            **{
-                f"gradient_correlation_{name}": _mean_r(d_source @ other.T, d_target)
-                for name, other in others
-            },
         }
+        if "auto" in self.maps.weights:
+            auto = _mean_r(d_source @ self.maps.weights["auto"].T, d_target)
+            found["gradient_correlation_auto"] = auto
+        return found
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -229,13 +225,11 @@ class GradientCorrelation(RelationCallback):
             **super().state_dict(),
             "steps": list(self._steps),
             "by_edit": {
-                edit: {
-                    step: [logits.state() for logits in update] for step, update in steps.items()
-                }
+                edit: {step: [tuple(logits) for logits in u] for step, u in steps.items()}
                 for edit, steps in self._by_edit.items()
             },
-            "base": self._base and self._base.state(),
-            "before": self._before and [self._before[0], self._before[1].state()],
+            "base": self._base and tuple(self._base),
+            "before": self._before and (self._before[0], tuple(self._before[1])),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -244,14 +238,14 @@ class GradientCorrelation(RelationCallback):
         self._steps = list(state_dict["steps"])
         self._by_edit = {
             edit: {
-                step: _Update(*(DomainLogits.from_state(state) for state in states))
-                for step, states in steps.items()
+                step: _Update(*(DomainLogits(*logits) for logits in update))
+                for step, update in steps.items()
             }
             for edit, steps in state_dict["by_edit"].items()
         }
         base, before = state_dict["base"], state_dict["before"]
-        self._base = base and DomainLogits.from_state(base)
-        self._before = before and (before[0], DomainLogits.from_state(before[1]))
+        self._base = base and DomainLogits(*base)
+        self._before = before and (before[0], DomainLogits(*before[1]))
 
 
 def _mean_r(prediction: Tensor, target: Tensor) -> float:

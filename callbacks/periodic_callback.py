@@ -105,19 +105,15 @@ class PeriodicCallback(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""
         del pl_module, stage
-        self.close(trainer)
+        close_query_caches(trainer)
+        self.__dict__.pop("cache", None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Release the LM."""
-        del pl_module, exception
-        self.close(trainer)
-
-    def close(self, trainer: L.Trainer) -> None:
-        """Release the LM."""
-        close_query_caches(trainer)
-        self.__dict__.pop("cache", None)
+        """Release the LM, since Lightning calls no `teardown` then."""
+        del exception
+        self.teardown(trainer, pl_module, "fit")
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -207,8 +203,3 @@ class PeriodicCallback(L.Callback):
 def independent_edits(batch: Any) -> EditBatch | None:
     """Return a batch if each of its edits is trained from the base weights, else None."""
     return batch if isinstance(batch, EditBatch) and batch.n_steps > 0 else None
-
-
-def adapter_ids(edit_batch: EditBatch) -> list[int | None]:
-    """Return the adapter that each edit of a batch is trained in, if there are several."""
-    return list(range(len(edit_batch.edits)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation_maps import RelationMaps
+from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_or_fit_maps
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
@@ -52,29 +52,9 @@ class DomainLogits(NamedTuple):
             tuple(torch.cat(column) for column in zip(*(p.controls for p in parts), strict=True)),
         )
 
-    def state(self) -> list[Any]:
-        """Return plain data for a checkpoint."""
-        return [self.source, self.target, list(self.controls)]
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> DomainLogits:
-        """Return the logits of a checkpoint."""
-        return cls(state[0], state[1], tuple(state[2]))
-
 
 class RelationCallback(PeriodicCallback):
-    """Evaluates one relation on the LM of any LightningModule.
-
-    Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
-        linear_map: Folder of a linear map; None fits one on the LM at the start of training.
-        ridge: Ridge of the fitted map.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if the module holds several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge; None takes those of the run's edits.
-        seed: Seed of sampled subjects.
+    """Evaluates one relation on the LM of any LightningModule; subclasses describe the arguments.
 
     Attributes:
         tokenized: The relation with its labels in this LM's vocabulary.
@@ -114,9 +94,8 @@ class RelationCallback(PeriodicCallback):
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels in the LM's vocabulary."""
-        name = self.relation_name(trainer)
+        name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
-        dataset = edit_dataset(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
@@ -148,7 +127,7 @@ class RelationCallback(PeriodicCallback):
             LinearMapError: The folder's map has other labels, or not this pair.
         """
         if self._maps is None:
-            self._maps = RelationMaps.load_or_fit(
+            self._maps = load_or_fit_maps(
                 self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects
             )
         return self._maps
@@ -158,8 +137,8 @@ class RelationCallback(PeriodicCallback):
         tokenizer = self.cache.lm.tokenizer
         return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
 
-    def subjects_of(self, edit_batch: EditBatch) -> list[str]:
-        """Return the subjects of a batch of independent edits.
+    def own_subjects(self, edit_batch: EditBatch) -> tuple[list[str], list[int]]:
+        """Return the subjects of independent edits, and the adapter that each is trained in.
 
         Raises:
             ConfigError: The LM's answers before training are unknown.
@@ -170,19 +149,14 @@ class RelationCallback(PeriodicCallback):
                 "training DataLoader's dataset is not an EditDataset. Make it one, or set "
                 "n_steps of each EditBatch to 0 if edits are trained together."
             )
-        return [edit.subject for edit in edit_batch.edits]
+        return [edit.subject for edit in edit_batch.edits], list(range(len(edit_batch.edits)))
 
     # -- logits ------------------------------------------------------------------------------------
 
     def queries(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
     ) -> list[list[Query]]:
-        """Return the prompts of each domain for some subjects.
-
-        Args:
-            subjects: The subjects.
-            adapter_ids: Adapter that each subject is evaluated in; None evaluates the LM itself.
-        """
+        """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
         ids = adapter_ids or [None] * len(subjects)
         pairs = list(zip(subjects, ids, strict=True))
         return [[Query(d.knowledge.prompt(x), index) for x, index in pairs] for d in self.domains]
@@ -211,16 +185,7 @@ class RelationCallback(PeriodicCallback):
 
 
 def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:
-    """Refuse fewer subjects than a correlation needs.
-
-    Args:
-        subjects: Subjects named by the user; None: `n_watch` are sampled.
-        n_watch: Number of sampled subjects.
-        callback: Class name of the callback, for the message.
-
-    Raises:
-        ConfigError: There are too few; the message names the setting.
-    """
+    """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
     require(f"{callback}.n_watch", n_watch, at_least=MIN_SUBJECTS)
     if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
         raise ConfigError(

@@ -26,75 +26,55 @@ class RelationMaps:
     weights: dict[str, Tensor]
     biases: dict[str, Tensor]
 
-    @classmethod
-    def load_or_fit(
-        cls,
-        cache: QueryCache,
-        relation: TokenizedRelation,
-        folder: str | None = None,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
-    ) -> RelationMaps:
-        """Read the map of a folder, or fit two on the LM as it is now; once per run.
-
-        Args:
-            cache: Cache of the LM.
-            relation: The relation.
-            folder: Folder of a linear map, such as ``linear_map/`` of a probe's run.
-            ridge: Ridge of the first fitted map; the second chooses its own (``auto``).
-            n_subjects: Number of subjects to fit on, or as many as the vocabulary has.
-
-        Raises:
-            LinearMapError: The folder's map has other labels, or not this pair.
-        """
-        key = ("maps", relation.name, folder, ridge, n_subjects)
-        if key not in cache.shared:
-            cache.shared[key] = (
-                cls._fit(cache, relation, ridge, n_subjects)
-                if folder is None
-                else cls._load(cache, relation, folder)
-            )
-        maps: RelationMaps = cache.shared[key]
-        return maps
-
-    @classmethod
-    def _fit(
-        cls, cache: QueryCache, relation: TokenizedRelation, ridge: float, n_subjects: int
-    ) -> RelationMaps:
-        tokenizer = cache.lm.tokenizer
-        n = min(n_subjects, len(usable_strings(tokenizer)))
-        subjects = sample_subjects(tokenizer, n)
-        fitted = fit_linear_maps(cache.lm, relation, subjects, [ridge, "auto"])
-        named = dict(zip(("plain", "auto"), fitted, strict=True))
-        return cls(
-            {name: each.weight(relation.name) for name, each in named.items()},
-            {name: each.bias(relation.name) for name, each in named.items()},
-        )
-
-    @classmethod
-    def _load(cls, cache: QueryCache, relation: TokenizedRelation, folder: str) -> RelationMaps:
-        linear_map = LinearMap.from_pretrained(folder, cache.lm)
-        for domain in (relation.source, relation.target):
-            name = domain.knowledge.name
-            if linear_map.token_ids(name) != domain.token_ids:
-                raise LinearMapError(
-                    f"the linear map {folder} has other labels of {name} than this run: "
-                    f"{len(linear_map.token_ids(name))} against {len(domain.token_ids)}. "
-                    "Fit it with the same knowledge files, or leave linear_map null."
-                )
-        return cls(
-            {"given": linear_map.weight(relation.name)}, {"given": linear_map.bias(relation.name)}
-        )
-
     @property
     def weight(self) -> Tensor:
         """W of the main map."""
         return next(iter(self.weights.values()))
 
     def predict(self, source_logits: Tensor) -> Tensor:
-        """Return the target logits that the main map predicts, ``(n, n_target)``.
-
-        Args:
-            source_logits: ``(n, n_source)``.
-        """
+        """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
         return source_logits @ self.weight.T + next(iter(self.biases.values()))
+
+
+def load_or_fit_maps(
+    cache: QueryCache,
+    relation: TokenizedRelation,
+    folder: str | None,
+    ridge: float,
+    n_subjects: int,
+) -> RelationMaps:
+    """Read the map of a folder, or fit two on the LM as it is now; once per run.
+
+    The first fitted map has the `ridge`, the second chooses its own (``auto``).
+
+    Raises:
+        LinearMapError: The folder's map has other labels, or not this pair.
+    """
+    key = ("maps", relation.name, folder, ridge, n_subjects)
+    if key not in cache.shared:
+        if folder is None:
+            tokenizer = cache.lm.tokenizer
+            subjects = sample_subjects(tokenizer, min(n_subjects, len(usable_strings(tokenizer))))
+            fitted = fit_linear_maps(cache.lm, relation, subjects, [ridge, "auto"])
+            maps = dict(zip(("plain", "auto"), fitted, strict=True))
+        else:
+            maps = {"given": _load(cache, relation, folder)}
+        cache.shared[key] = RelationMaps(
+            {name: each.weight(relation.name) for name, each in maps.items()},
+            {name: each.bias(relation.name) for name, each in maps.items()},
+        )
+    found: RelationMaps = cache.shared[key]
+    return found
+
+
+def _load(cache: QueryCache, relation: TokenizedRelation, folder: str) -> LinearMap:
+    linear_map = LinearMap.from_pretrained(folder, cache.lm)
+    for domain in (relation.source, relation.target):
+        name = domain.knowledge.name
+        if linear_map.token_ids(name) != domain.token_ids:
+            raise LinearMapError(
+                f"the linear map {folder} has other labels of {name} than this run: "
+                f"{len(linear_map.token_ids(name))} against {len(domain.token_ids)}. "
+                "Fit it with the same knowledge files, or leave linear_map null."
+            )
+    return linear_map

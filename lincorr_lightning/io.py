@@ -1,4 +1,4 @@
-"""Writing files and folders: each is complete or not there at all."""
+"""Files and folders: written whole or not at all, and JSON files read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from safetensors import SafetensorError
 
-from lincorr_lightning.errors import OutputError
+from lincorr_lightning.errors import LincorrError, OutputError
 
 _WAY_OUT = "Choose another folder, with --trainer.default_root_dir or the path you passed."
 _REASONS = {
@@ -177,6 +177,34 @@ def _reason(path: Path, error: OSError) -> str:
                 return f"{part} is a file where a folder is needed. {_WAY_OUT}"
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{reason}." if "another folder" in reason else f"{reason}. {_WAY_OUT}"
+
+
+def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
+    """Read a file that holds a JSON object, without NaN and Infinity.
+
+    Args:
+        path: The file.
+        error: Class of the error.
+        way_out: What the user can do about it: the last sentence of the message.
+
+    Raises:
+        LincorrError: The file is missing or damaged, or holds no object; the message says which.
+    """
+
+    def refuse(literal: str) -> NoReturn:
+        raise ValueError(f"{literal} is no JSON")
+
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+    except OSError as cause:
+        raise error(
+            f"cannot read {path}: {(cause.strerror or str(cause)).lower()}. {way_out}"
+        ) from cause
+    except (ValueError, RecursionError) as cause:
+        raise error(f"cannot read {path}: it is no valid JSON ({cause}). {way_out}") from cause
+    if not isinstance(content, dict):
+        raise error(f"cannot read {path}: it is no JSON object. {way_out}")
+    return content
 
 
 def write_json(path: str | Path, obj: Any) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lincorr_lightning.errors import OutputError
+from lincorr_lightning.errors import OutputError, ReportError
 from lincorr_lightning.io import (
     atomic_folder,
     atomic_write,
     check_writable,
     new_version,
+    read_json,
     remove,
     safe_names,
     write_csv,
@@ -253,6 +254,28 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: st
     with pytest.raises(TypeError, match=r"a\[0\] is a set"):
         write_json(tmp_path / "a.json", {"a": [{1, 2}]})
     assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no such file or directory"),
+        (b'{"a": ', "it is no valid JSON (Expecting value"),
+        (b'{"a": NaN}', "it is no valid JSON (NaN is no JSON)"),
+        (b"\xff", "it is no valid JSON ('utf-8' codec"),
+        (b"[" * 100_000, "it is no valid JSON (maximum recursion depth"),
+        (b"[1]", "it is no JSON object"),
+    ],
+)
+def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReportError) as caught:
+        read_json(path, ReportError, "Write it again.")
+    message = str(caught.value)
+    assert message.startswith(f"cannot read {path}: {reason}")
+    assert message.endswith(". Write it again.")
 
 
 def test_csv_round_trips(tmp_path: Path) -> None:

@@ -156,11 +156,12 @@ def save_toy_lm(
     folder: Path,
     seed: int = 0,
     hidden_size: int = 16,
+    architecture: str = "llama-tied",
     words: Sequence[str] = (*WORDS, ",", *NAMES),
     tokenizer: hf.PreTrainedTokenizerFast | None = None,
     **changes: Any,
 ) -> Path:
-    """Save a random word-level Llama that has words for some cities, countries and colors.
+    """Save a random word-level LM that has words for some cities, countries and colors.
 
     Its logits mean nothing, but obey the same algebra as those of a trained LM.
 
@@ -168,6 +169,7 @@ def save_toy_lm(
         folder: Where to.
         seed: Seed of the weights.
         hidden_size: Width.
+        architecture: A key of `ARCHITECTURES`.
         words: Vocabulary beside ``<pad>`` and ``<unk>``.
         tokenizer: Tokenizer in place of one of these words.
         **changes: Options of the configuration.
@@ -175,11 +177,10 @@ def save_toy_lm(
     tokenizer = tokenizer or word_tokenizer(words)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = toy_config(
-        "llama-tied", len(tokenizer), hidden_size=hidden_size, initializer_range=0.4,
-        **{"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
-        | changes,
-    )  # fmt: skip
+    sizes = {"hidden_size": hidden_size, "max_position_embeddings": 64, "initializer_range": 0.4}
+    if architecture.startswith("llama"):
+        sizes |= {"intermediate_size": 48, "num_key_value_heads": 2}
+    config = toy_config(architecture, len(tokenizer), **sizes | changes)
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 

@@ -20,7 +20,7 @@ from lincorr_lightning.ablation.mappings import (
     answer_token_ids,
     map_labels,
 )
-from lincorr_lightning.ablation.texts import PairedTexts
+from lincorr_lightning.ablation.paired_texts import PairedTexts
 from lincorr_lightning.lm.config import LMConfig
 
 if TYPE_CHECKING:
@@ -149,14 +149,7 @@ class TextBatch:
 
 
 class PhaseDataset(Dataset[TextBatch]):
-    """The steps of one rank, all phases in one epoch, each made from its number alone.
-
-    Args:
-        corpus: All texts.
-        phases: The phases in their order.
-        rank: The rank.
-        world_size: Number of ranks.
-    """
+    """The steps of one rank, all phases in one epoch, each made from its number alone."""
 
     def __init__(
         self, corpus: PairedCorpus, phases: Sequence[Phase], rank: int = 0, world_size: int = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.loading import Checkpoint, _explained, _first_line
 
 _SAFETENSORS, _BIN = "model.safetensors", "pytorch_model.bin"
@@ -51,7 +51,8 @@ class CheckpointTensors:
             index = self._path(name)
             if index is not None:
                 with self._readable(name):
-                    return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+                    way_out = self._way_out("it")
+                    return dict(read_json(index, LanguageModelError, way_out)["weight_map"])
         raise LanguageModelError(
             f"{self._checkpoint} has no weights: neither {_SAFETENSORS} nor {_BIN}, nor an index "
             f"of shards. {self._way_out('the weights')}"

@@ -6,7 +6,7 @@ import lightning as L
 
 from lincorr_lightning.ablation.batches import PairedCorpus, PhaseDataset, TrainingPlan
 from lincorr_lightning.ablation.mappings import pair_labels
-from lincorr_lightning.ablation.texts import read_texts, resolve_texts, sample_texts
+from lincorr_lightning.ablation.paired_texts import read_paired_texts, resolve_texts, sample_texts
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, require
@@ -62,7 +62,7 @@ class PairedTextsDataModule(L.LightningDataModule):
         self._plan = plan
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)  # refuses an unknown one
-        self._rows = None if texts_file is None else read_texts(texts_file)
+        self._rows = None if texts_file is None else read_paired_texts(texts_file)
         self._corpus: PairedCorpus | None = None
 
     @property

@@ -67,14 +67,12 @@ class MappedLabels:
     """The tokens of the labels under a mapping.
 
     Attributes:
-        name: Name of the mapping.
         source_tokens: Token of each source label.
         target_tokens: Token of the target that is taught with it.
         domain_tokens: The distinct tokens of targets; chance is one in this number.
         reference: Which of them are right for which source, ``(n_sources, n_domain)``.
     """
 
-    name: MappingName
     source_tokens: tuple[int, ...]
     target_tokens: tuple[int, ...]
     domain_tokens: tuple[int, ...]
@@ -121,13 +119,10 @@ def pair_labels(
         )
     rng = np.random.default_rng([seed, 1])
     shuffled = [int(source) for source in rng.permutation(sorted(target_of))]
-    seen: set[int] = set()
-    with_own_target: list[int] = []
-    others: list[int] = []
-    for source in shuffled:
-        (others if target_of[source] in seen else with_own_target).append(source)
-        seen.add(target_of[source])
-    chosen = sorted((with_own_target + others)[:n])
+    first = {target_of[source]: source for source in reversed(shuffled)}  # of each target
+    # Those with a target of their own first; sorting keeps the shuffled order otherwise.
+    shuffled.sort(key=lambda source: first[target_of[source]] != source)
+    chosen = sorted(shuffled[:n])
     return PairedLabels(relation, tuple(chosen), tuple(target_of[source] for source in chosen))
 
 
@@ -178,7 +173,6 @@ def map_labels(
     order = _permutation(labels, seed) if name == "permuted" else range(len(labels))
     source, target = labels.relation.source, labels.relation.target
     return MappedLabels(
-        name,
         tuple(source.token_ids[i] for i in labels.sources),
         tuple(target.token_ids[labels.targets[i]] for i in order),
         tuple(target.token_ids[i] for i in labels.target_domain),
@@ -215,7 +209,6 @@ def _letters(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> Mapped
     for column, letter in enumerate(domain):
         reference[:, tokens.index(target_ids[letter])] |= labels.reference[:, column]
     return MappedLabels(
-        "letters",
         tuple(source_ids[letter] for letter in firsts),
         tuple(target_ids[labels.target_text(i)[0]] for i in range(len(firsts))),
         tuple(tokens),

@@ -57,6 +57,8 @@ class PhaseSettings:
         """Check the settings."""
         require("epochs of a phase", self.epochs, at_least=0)
         require("batch_size of a phase", self.batch_size, at_least=1)
+        require("learning_rate of a phase", self.learning_rate, at_least=0)
+        require("weight_decay of a phase", self.weight_decay, at_least=0)
 
 
 class VocabularyAblation(L.LightningModule):
@@ -71,7 +73,8 @@ class VocabularyAblation(L.LightningModule):
     permutation and weights. The phase *uncomposed* also trains each of them on the new subjects
     before it has composed anything: what it gets right then is due to similar embeddings alone.
 
-    It trains on any DataLoader of `TextBatch`es.
+    It trains on any DataLoader of `TextBatch`es. It logs ``val/<phase>/<share>/<mapping>``, such as
+    ``val/learn/generalized/reference``.
 
     Args:
         lm: LM whose vocabulary is used; only the token embedding of a checkpoint is read.
@@ -292,7 +295,7 @@ class VocabularyAblation(L.LightningModule):
     def _log(self, phase: PhaseName, shares: Mapping[str, list[float]]) -> None:
         """Log shares by mapping."""
         scalars = {
-            f"{phase}/{name}/{mapping}": value
+            f"val/{phase}/{name}/{mapping}": value
             for name, values in shares.items()
             for mapping, value in zip(self.plan.mappings, values, strict=True)
         }

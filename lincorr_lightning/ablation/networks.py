@@ -56,12 +56,8 @@ class StackedNetworks(nn.Module):
     """Independent networks of one shape, with a leading dimension of networks.
 
     Each is ``x + W₂ σ(W₁ x + b₁) + b₂`` (without ``x +`` if not residual). A forward pass of all of
-    them is two batched matrix products; every network computes what it would alone.
-
-    Args:
-        n_networks: Number of networks.
-        d: Width of inputs and outputs.
-        settings: Settings of each network.
+    them is two batched matrix products; every network computes what it would alone. Inputs and
+    outputs have the width `d`.
     """
 
     def __init__(self, n_networks: int, d: int, settings: NetworkSettings) -> None:
@@ -78,24 +74,14 @@ class StackedNetworks(nn.Module):
         """Initialize each network like two `torch.nn.Linear`, the same on any device."""
         for index, seed in enumerate(seeds):
             rng = torch.Generator().manual_seed(seed)
-            for weight, bias in (
-                (self.weight_in, self.bias_in),
-                (self.weight_out, self.bias_out),
-            ):
-                bound = weight.shape[1] ** -0.5
-                for parameter in (weight, bias):
+            for layer in ((self.weight_in, self.bias_in), (self.weight_out, self.bias_out)):
+                bound = layer[0].shape[1] ** -0.5
+                for parameter in layer:
                     drawn = torch.rand(parameter.shape[1:], generator=rng) * (2 * bound) - bound
                     parameter[index].copy_(drawn)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of each network.
-
-        Args:
-            inputs: ``(n_networks, n, d)``.
-
-        Returns:
-            The same shape.
-        """
+        """Return the outputs of each network, of the inputs' shape ``(n_networks, n, d)``."""
         activation = _ACTIVATIONS[self.settings.activation]
         hidden = activation(torch.baddbmm(self.bias_in, inputs, self.weight_in))
         outputs = torch.baddbmm(self.bias_out, hidden, self.weight_out)

@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lincorr_lightning.ablation.batches import PairedCorpus
 from lincorr_lightning.ablation.mappings import MappedLabels
 from lincorr_lightning.ablation.networks import NetworkSettings
-from lincorr_lightning.ablation.texts import PairedTexts
+from lincorr_lightning.ablation.paired_texts import PairedTexts
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 
 Candidates = Literal["vocabulary", "texts"]
@@ -61,24 +62,21 @@ class PooledTexts:
             head = embedding.weight.float().T[None]
         else:
             self.candidate_tokens = corpus.vocabularies
-            head = _padded_heads([embedding.rows(t).T for t in self.candidate_tokens])
+            rows = [embedding.rows(tokens) for tokens in self.candidate_tokens]
+            head = pad_sequence(rows, batch_first=True).mT.contiguous()
         self.head = head.to(device)
         mask = _logit_mask([len(tokens) for tokens in self.candidate_tokens])
         self.logit_mask = None if mask is None else mask.to(device)
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
-        rows = list(zip(corpus.texts, corpus.mapped, index, strict=True))
-        self.answers = torch.stack(
-            [
-                torch.stack([_answers(texts, mapping, column) for mapping in mapped])
-                for texts, mapped, column in rows
-            ]
-        ).to(device)
+        seeds = list(zip(corpus.texts, corpus.mapped, index, strict=True))
+        answers = [[_answers(texts, m, column) for m in mapped] for texts, mapped, column in seeds]
+        self.answers = torch.tensor(answers, device=device)
         n_domain = max(len(m.domain_tokens) for mapped in corpus.mapped for m in mapped)
         domain = torch.full((self.n_seeds, self.n_mappings, n_domain), -1)
         reference = torch.zeros(
             (self.n_seeds, self.n_mappings, corpus.n_new, n_domain), dtype=torch.bool
         )
-        for s, (texts, mapped, column) in enumerate(rows):
+        for s, (texts, mapped, column) in enumerate(seeds):
             sources = np.array(texts.answers[corpus.n_paired :])
             for m, mapping in enumerate(mapped):
                 n = len(mapping.domain_tokens)
@@ -97,33 +95,21 @@ class PooledTexts:
         return len(self.corpus.mappings)
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """Return pooled texts for each network.
+        """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
 
-        Args:
-            rows: Indices of texts, ``(n_seeds, n)``.
-
-        Returns:
-            ``(n_seeds · n_mappings, n, d)``, the mappings of a seed side by side.
+        `rows` are indices of texts, ``(n_seeds, n)``; the mappings of a seed are side by side.
         """
         chosen = self.pooled[torch.arange(self.n_seeds, device=rows.device)[:, None], rows]
         return chosen.repeat_interleave(self.n_mappings, dim=0)
 
     def answers_to(self, rows: Tensor) -> Tensor:
-        """Return the answers of texts, ``(n_seeds, n_mappings, n)``.
-
-        Args:
-            rows: Indices of texts, ``(n_seeds, n)``.
-        """
+        """Return the answers of texts, ``(n_seeds, n_mappings, n)``, by their indices."""
         return self.answers.gather(2, rows[:, None].expand(-1, self.n_mappings, -1))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the tied logits of the candidates.
+        """Return the tied logits of the candidates, ``(n_seeds, n_mappings · n, n_candidates)``.
 
-        Args:
-            outputs: Outputs of the networks, ``(n_seeds · n_mappings, n, d)``.
-
-        Returns:
-            ``(n_seeds, n_mappings · n, n_candidates)``.
+        `outputs` are those of the networks, ``(n_seeds · n_mappings, n, d)``.
         """
         outputs = outputs.reshape(self.n_seeds, -1, outputs.shape[-1])
         if self.logit_mask is not None:
@@ -148,14 +134,6 @@ def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
     return pooled.contiguous()
 
 
-def _padded_heads(heads: Sequence[Tensor]) -> Tensor:
-    """Stack heads of several widths, padded with zeros."""
-    stacked = torch.zeros(len(heads), heads[0].shape[0], max(head.shape[1] for head in heads))
-    for row, head in zip(stacked, heads, strict=True):
-        row[:, : head.shape[1]] = head
-    return stacked
-
-
 def _logit_mask(n_candidates: Sequence[int]) -> Tensor | None:
     if min(n_candidates) == max(n_candidates):
         return None
@@ -165,6 +143,6 @@ def _logit_mask(n_candidates: Sequence[int]) -> Tensor | None:
     return mask
 
 
-def _answers(texts: PairedTexts, mapping: MappedLabels, column: dict[int, int]) -> Tensor:
+def _answers(texts: PairedTexts, mapping: MappedLabels, column: dict[int, int]) -> list[int]:
     sides = (mapping.source_tokens, mapping.target_tokens)
-    return torch.tensor([column[tokens[i]] for tokens in sides for i in texts.answers])
+    return [column[tokens[i]] for tokens in sides for i in texts.answers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 
 from lincorr_lightning.ablation.batches import PairedCorpus
 from lincorr_lightning.ablation.figures import generalization_bars
+from lincorr_lightning.ablation.paired_texts import COLUMNS
 from lincorr_lightning.ablation.scores import CASE_COLUMNS, Baselines, RunScores
-from lincorr_lightning.ablation.texts import COLUMNS
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.results.style import short_name
@@ -26,6 +26,11 @@ PAPER: Mapping[str, Mapping[str, float]] = {
 }
 """Table 7 of the paper: generalized shares with the vocabulary of Llama-3."""
 
+# Of the first mapping, at the top level of results.json.
+_VALUES = (
+    "mapping", "source_learned", "generalized", "random", "majority", "unrestricted", "uncomposed",
+    "gain",
+)  # fmt: skip
 _SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
 _PANELS = {
     "uncomposed": ("source_learned", "generalized"),
@@ -61,8 +66,8 @@ def ablation_results(
     uncomposed: Sequence[RunScores],
     baselines: Baselines,
     history: History,
-    cases: Iterable[Sequence[object]] = (),
-    seconds: float = 0.0,
+    cases: Iterable[Sequence[object]],
+    seconds: float,
 ) -> Results:
     """Build the results of a run.
 
@@ -73,14 +78,18 @@ def ablation_results(
         composed: Scores of each network after both phases.
         uncomposed: Scores without the compose phase; empty if it was not measured.
         baselines: Shares that are right without a network.
-        history: (step, share) pairs by log key, ``phase/quantity/mapping``.
+        history: (step, share) pairs by log key, ``val/phase/quantity/mapping``.
         cases: Rows of `CASE_COLUMNS`.
         seconds: Duration of the training.
     """
     relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
     summary = _summarize(relation, corpus.mappings, composed, uncomposed, baselines)
     first = summary[0]
-    runs = [*_runs(composed, True), *_runs(uncomposed, False)]
+    runs = [
+        {**asdict(scores), "composed": is_composed}
+        for is_composed, part in ((True, composed), (False, uncomposed))
+        for scores in part
+    ]
     n_seeds = len(corpus.seeds)
     subtitle = (
         f"vocabulary of {lm}; {corpus.n_new} new subjects; right answer within the domain; "
@@ -93,11 +102,16 @@ def ablation_results(
             partial(generalization_bars, summary, f"{relation}: generalized", subtitle),
         )
     ]
-    panels = list(_panels(corpus.mappings, history))
+    panels = {
+        f"{phase}: {quantity.replace('_', ' ')}": f"val/{phase}/{quantity}"
+        for phase, quantities in _PANELS.items()
+        for quantity in quantities
+        if f"val/{phase}/{quantity}/{first['mapping']}" in history
+    }
     if panels:
         curves = {
             f"{title}/{mapping}": history[f"{prefix}/{mapping}"]
-            for title, prefix in panels
+            for title, prefix in panels.items()
             for mapping in corpus.mappings
         }
         figures.append(
@@ -136,15 +150,8 @@ def ablation_results(
     return Results(
         "vocabulary_ablation",
         values={
-            "mapping": first["mapping"],
-            "source_learned": first["source_learned"],
-            "generalized": first["generalized"],
+            **{name: first[name] for name in _VALUES},
             "n": corpus.n_new,
-            "random": first["random"],
-            "majority": first["majority"],
-            "unrestricted": first["unrestricted"],
-            "uncomposed": first["uncomposed"],
-            "gain": first["gain"],
             "mappings": summary,
             "runs": runs,
             "relation": relation,
@@ -161,7 +168,7 @@ def ablation_results(
         charts={
             relation: {
                 title: [f"{prefix}/{mapping}" for mapping in corpus.mappings]
-                for title, prefix in panels
+                for title, prefix in panels.items()
             }
         },
     )
@@ -196,17 +203,3 @@ def _summarize(
             }
         )
     return rows
-
-
-def _runs(runs: Sequence[RunScores], composed: bool) -> Iterator[dict[str, Any]]:
-    for scores in runs:
-        shares = {name: getattr(scores, name) for name in _SHARES}
-        yield {"mapping": scores.mapping, "seed": scores.seed, "composed": composed, **shares}
-
-
-def _panels(mappings: Sequence[str], history: History) -> Iterator[tuple[str, str]]:
-    """Yield title and beginning of the log keys of each panel that has points."""
-    for phase, quantities in _PANELS.items():
-        for quantity in quantities:
-            if f"{phase}/{quantity}/{mappings[0]}" in history:
-                yield f"{phase}: {quantity.replace('_', ' ')}", f"{phase}/{quantity}"

@@ -104,11 +104,7 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> list[RunScores]:
 
 @torch.no_grad()
 def score_paired(texts: PooledTexts, networks: StackedNetworks) -> dict[str, list[float]]:
-    """Return the shares of paired texts completed as taught, by mapping, among all candidates.
-
-    Returns:
-        ``source_learned`` and ``target_learned``, each the means over seeds.
-    """
+    """Return the shares of paired texts completed as taught, by side and mapping."""
     found = {}
     for side in _SIDES:
         rows = texts.rows_of("paired", side)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,11 +66,7 @@ class TokenEmbedding:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of the tokenizer and of every bit of the matrix; reads it once, at disk speed.
-
-        Returns:
-            ``tokenizer``, ``dtype`` and ``weights``.
-        """
+        """Hashes of ``tokenizer`` and ``weights``, and the ``dtype``; reads the whole matrix."""
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, ()),
             "dtype": self._dtype,
@@ -92,10 +88,7 @@ class TokenEmbedding:
         }
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        """Return the embeddings of tokens as a float32 copy, ``(n, d)``.
-
-        Args:
-            token_ids: Token ids, ``(n,)``.
+        """Return the embeddings of n tokens as a float32 copy, ``(n, d)``.
 
         Raises:
             SubjectsError: A token id has no row.
@@ -157,12 +150,9 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     if inputs is None and layout.ties:
         inputs, head = head, None  # a tied matrix may be stored under its other name
     if inputs is None:
-        listed, n_more = (
-            ", ".join(sorted(tensors.keys)[:_MAX_LISTED]),
-            len(tensors.keys) - _MAX_LISTED,
-        )
+        listed, n_more = sorted(tensors.keys)[:_MAX_LISTED], len(tensors.keys) - _MAX_LISTED
         raise LanguageModelError(
-            f"{checkpoint} has no token embedding: its tensors are {listed}"
+            f"{checkpoint} has no token embedding: its tensors are {', '.join(listed)}"
             f"{f' and {n_more} more' if n_more > 0 else ''}. Pass a checkpoint with one."
         )
     # A config that ties may have two matrices: .bin files store the one twice, T5 v1.1 has two.
@@ -204,8 +194,7 @@ def _check(
 # -- which tensor ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Possible names of the matrices, best first, and whether the LM has a tied head."""
 
     inputs: list[str]

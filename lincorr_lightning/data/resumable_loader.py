@@ -54,13 +54,9 @@ class _ResumableSampler(DistributedSampler[Any]):
 class ResumableLoader(DataLoader[Any]):
     """Loader of one rank's steps that Lightning can resume in the middle of an epoch.
 
-    Its length stays that of a whole epoch: Lightning adds the batches that are done itself.
-
-    Args:
-        dataset: The steps.
-        trainer: The run's Trainer, which counts the steps that are done; None for a loader that is
-            never resumed.
-        **options: Other arguments of `DataLoader`, for Lightning, which recreates some loaders.
+    Its length stays that of a whole epoch: Lightning adds the batches that are done itself. It also
+    recreates some loaders, with further `options` of `DataLoader`. Without a Trainer, which counts
+    the steps, a loader is never resumed.
     """
 
     def __init__(

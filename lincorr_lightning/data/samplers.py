@@ -14,11 +14,7 @@ Batch = TypeVar("Batch")
 
 
 class BatchList(Dataset[Batch], Generic[Batch]):
-    """A dataset whose items are whole batches; item ``~i`` is the i-th batch as padding.
-
-    Args:
-        batches: Dataclasses with a field ``is_padding``.
-    """
+    """A dataset of whole batches; item ``~i`` is the i-th batch as padding."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = batches
@@ -38,10 +34,6 @@ class PaddedBatchSampler(DistributedSampler[Any]):
     Lightning replaces any other sampler by one that repeats items to fill up, which would count
     some of them twice; it keeps a `DistributedSampler`. The batches do not depend on the number of
     ranks (see `batch_edges`), so neither does any statistic.
-
-    Args:
-        dataset: Whole batches; item ``~i`` is the i-th batch as padding.
-        shard: The part of the data that this rank reads, and whether its findings count.
     """
 
     def __init__(self, dataset: Dataset[Any], shard: DataShard) -> None:
@@ -66,8 +58,4 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
     """
     dataset = BatchList(batches)
     sampler = PaddedBatchSampler(dataset, data_shard(trainer))
-    return DataLoader(dataset, batch_size=None, sampler=sampler, collate_fn=_identity)
-
-
-def _identity(batch: Batch) -> Batch:
-    return batch
+    return DataLoader(dataset, batch_size=None, sampler=sampler)

@@ -87,11 +87,8 @@ class SubjectsDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         require("data.fit_fraction", fit_fraction, above=0, below=1)
-        if batch_size < MIN_BATCH_SIZE:
-            raise ConfigError(
-                f"data.batch_size is {batch_size}; it must be at least {MIN_BATCH_SIZE}, because "
-                "the permuted baseline pairs the subjects of a batch."
-            )
+        # The permuted baseline pairs the subjects of a batch.
+        require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])
@@ -117,17 +114,13 @@ class SubjectsDataModule(L.LightningDataModule):
             if stage != "predict":
                 what = f"subjects of the {half} half"
                 require_items(self.trainer, len(members), what, "raise data.n_subjects")
-                self._warn_of_idle_ranks(len(members), what)
-
-    def _warn_of_idle_ranks(self, n: int, what: str) -> None:
-        n_batches = len(self._edges(n)) - 1
-        n_shards = data_shard(self.trainer).n
-        if n_batches < n_shards:
-            rank_zero_warn(
-                f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the {n} "
-                f"{what} make {n_batches} batches, of {_MIN_ACTUAL_SIZE} or more. Raise "
-                "data.n_subjects, or lower trainer.devices."
-            )
+                n_batches, n_shards = len(self._edges(len(members))) - 1, data_shard(self.trainer).n
+                if n_batches < n_shards:
+                    rank_zero_warn(
+                        f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the "
+                        f"{len(members)} {what} make {n_batches} batches, of {_MIN_ACTUAL_SIZE} or "
+                        "more. Raise data.n_subjects, or lower trainer.devices."
+                    )
 
     def _edges(self, n: int) -> list[int]:
         """Edges of batches in which no subject is alone, without a permuted partner."""

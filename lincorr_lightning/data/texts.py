@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,10 +51,7 @@ class TokenRows:
 
 @dataclass
 class TokenStep:
-    """A training step: some of the tokens of a block of texts.
-
-    All steps of a block hold the same texts, so that their activations can be read once and
-    shuffled.
+    """A training step: some of the tokens of a block of texts, whose activations are read once.
 
     Attributes:
         block: Number of the block, different for other texts.
@@ -72,12 +68,7 @@ class TokenStep:
 
 
 def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
-    """Pad token ids on the right.
-
-    Args:
-        rows: Token ids of each text.
-        n_skipped: Tokens at the beginning of each that do not count.
-    """
+    """Pad token ids on the right; the first `n_skipped` tokens of each text do not count."""
     lengths = torch.tensor([len(row) for row in rows])
     longest = int(lengths.max())
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
@@ -90,18 +81,7 @@ class TextBlocks(Dataset[TokenStep]):
     """Training steps of one data shard: blocks of texts in an endless shuffled order.
 
     A step follows from its number alone, so that a resumed run continues with the texts that the
-    interrupted run had left.
-
-    Args:
-        rows: Token ids of the training texts.
-        n_skipped: Tokens at the beginning of each that do not count.
-        settings: Hyper-parameters of `TextsDataModule`.
-        rank: Number of the data shard.
-        world_size: Number of data shards.
-
-    Attributes:
-        n_blocks: Number of blocks, over all shards.
-        determined_by: Settings that determine the content of a step, for resumed runs.
+    interrupted run had left. `settings` are the hyper-parameters of `TextsDataModule`.
 
     Raises:
         ConfigError: There are fewer blocks than shards.
@@ -306,12 +286,7 @@ class TextsDataModule(L.LightningDataModule):
         self._rows = rows
 
     def read_texts(self) -> list[str]:
-        """Return the texts that a study reads which trains nothing.
-
-        Raises:
-            SubjectsError: A file cannot be read.
-            ConfigError: There is no LM, or no texts are named and the LM has no world of its own.
-        """
+        """Return the texts that a study reads which trains nothing; see `setup` for errors."""
         texts = self._all_texts()
         setting = "n_held_out" if self.hparams["n_texts"] is None else "n_texts"
         return [texts[i] for i in self._choose(len(texts), setting)]
@@ -320,16 +295,11 @@ class TextsDataModule(L.LightningDataModule):
         """Return a datamodule that trains on every text but those of `read_texts`.
 
         It takes all kinds of knowledge that the LM was trained on, whichever this one reads.
-
-        Raises:
-            SubjectsError: A file cannot be read.
-            ConfigError: No texts are named and the LM has no world of its own.
         """
-        # LightningCLI adds keys of its own to the hyper-parameters.
-        own = inspect.signature(TextsDataModule).parameters
-        settings = {name: value for name, value in self.hparams.items() if name in own}
-        settings |= {"n_tokens": n_tokens, "knowledge": None, "n_held_out": 1, "n_texts": None}
-        other = TextsDataModule(self._lm, **settings)
+        same = ("texts", "key", "sample_by", "batch_tokens", "block_steps", "max_length",
+                "skip_tokens", "eval_batch_size", "knowledge_files", "seed")  # fmt: skip
+        settings = {name: self.hparams[name] for name in same}
+        other = TextsDataModule(self._lm, n_tokens=n_tokens, n_held_out=1, **settings)
         other._excluded = frozenset(self.read_texts())
         return other
 
@@ -363,11 +333,7 @@ class TextsDataModule(L.LightningDataModule):
         return sorted(order[: self.hparams[setting]].tolist())
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
-        """Return the training steps of a data shard.
-
-        Raises:
-            ConfigError: There are fewer blocks than shards.
-        """
+        """Return the training steps of a data shard."""
         return TextBlocks(self._rows, self.n_skipped, self.hparams, rank, world_size)
 
     def train_dataloader(self) -> ResumableLoader:

@@ -28,13 +28,7 @@ _CHARACTERS_PER_TOKEN = 32
 
 
 class Prompts(NamedTuple):
-    """The first tokens of texts.
-
-    Attributes:
-        texts: The texts.
-        rows: Token ids of each, equally many, without the tokenizer's special tokens.
-        n_skipped: Number of texts that were too short.
-    """
+    """Texts, their first tokens, and the number of texts that were too short."""
 
     texts: list[Text]
     rows: list[list[int]]
@@ -151,16 +145,8 @@ def read_prompts(
 ) -> Prompts:
     """Read texts and take the first tokens of each; warn of those that are too short.
 
-    Args:
-        lm: The LM whose tokenizer is used.
-        texts: Files or folders; None takes texts about the LM's tiny world, or about the embedded
-            LM's.
-        key: Field of a row that holds its text.
-        n_tokens: Number of tokens of a prompt.
-        n_texts: Maximum number of prompts; None takes all, and 96 about the tiny world.
-        seed: Seed of the texts about the tiny world.
-        owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
-        sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
+    The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
+    messages, as ``data`` of ``data.texts``.
 
     Raises:
         ConfigError: The LM has fewer positions than tokens are wanted.

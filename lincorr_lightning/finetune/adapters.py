@@ -16,12 +16,9 @@ from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.linear_layers import target_layers
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
     from transformers import PreTrainedModel
 
     from lincorr_lightning.lm.language_model import LanguageModel
-
-_ADAPTER = "default"
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,6 @@ class AdapterSettings:
         if self.target_modules is not None and not self.target_modules:
             raise ConfigError("model.adapter.target_modules is empty; null takes all layers.")
 
-    def to_peft(self) -> LoraConfig:
-        """Return the settings as peft's `LoraConfig`."""
-        from peft import LoraConfig
-
-        return LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]
-            target_modules=self.target_modules or "all-linear",
-            task_type="CAUSAL_LM",
-        )
-
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     """Add an adapter to an LM, in place, and freeze all other weights.
@@ -69,19 +55,23 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     Raises:
         LanguageModelError: The LM has no such layers; the message names those it has.
     """
-    from peft import inject_adapter_in_model
+    from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     layers = target_layers(model, settings.target_modules)
-    config = settings.to_peft()
-    config.target_modules = list(layers)
-    config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in layers.values())
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=list(layers),
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
     model.requires_grad_(False)
     # peft draws the weights from torch's global generator, whose state is restored afterwards.
     stream = torch.get_rng_state()
     torch.default_generator.manual_seed(settings.seed)
     try:
-        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+        inject_adapter_in_model(config, model)
     finally:
         torch.set_rng_state(stream)
 
@@ -97,9 +87,7 @@ def name_optimizer_states(checkpoint: dict[str, Any], names: Sequence[str]) -> N
     The numbers count the trained parameters on one rank, but all parameters where the LM is
     sharded; names are the same in both.
 
-    Args:
-        checkpoint: Lightning's checkpoint, on any rank.
-        names: Names of the trained parameters, in the optimizer's order.
+    `names` are those of the trained parameters, in the optimizer's order.
     """
     for state in checkpoint.get("optimizer_states", []):
         # Of a sharded LM, rank 0 alone has states.

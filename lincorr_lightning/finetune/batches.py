@@ -93,17 +93,14 @@ def edit_batch(
     step: int = 0,
     n_steps: int = 0,
 ) -> EditBatch:
-    """Make a batch of edits.
+    """Make a batch of edits on the CPU.
 
     Args:
         edits: The edits; none for a padding batch.
         ids: Position of each edit in the run.
         prompts: Token ids of the source prompt of each edit; of any one prompt for a padding batch.
-        step: See `EditBatch`.
-        n_steps: See `EditBatch`.
-
-    Returns:
-        The batch, on the CPU.
+        step: Step of independent edits, see `EditBatch`.
+        n_steps: Number of these steps, see `EditBatch`.
     """
     answers = [edit.tokens for edit in edits] or [()]
     rows = list(zip(prompts, answers, strict=True))
@@ -139,11 +136,7 @@ class EditDataset(Dataset[EditBatch]):
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
 
     Attributes:
-        edits: As given.
-        relation: As given.
-        schedule: As given.
-        catalogue: As given.
-        subwords: As given.
+        edits, relation, schedule, catalogue, subwords: As given.
     """
 
     def __init__(

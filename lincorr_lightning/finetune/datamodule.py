@@ -202,7 +202,7 @@ class EditsDataModule(L.LightningDataModule):
         if self._edits is None:
             return {}
         return {
-            "edits": [edit.to_state() for edit in self._edits],
+            "edits": [edit._asdict() for edit in self._edits],
             "labels": _label_ids(self._resolve()),
             "sampling": {name: self.hparams[name] for name in _SAMPLING_SETTINGS},
             "file": _contents(self._raw),
@@ -224,7 +224,7 @@ class EditsDataModule(L.LightningDataModule):
                 f"the checkpoint's edits were made with another data.{changed[0]}. Use the "
                 "settings of the run that wrote it (its config.yaml), or start a new run."
             )
-        self._edits = [Edit.from_state(state) for state in state_dict["edits"]]
+        self._edits = [Edit(**state) for state in state_dict["edits"]]
         self._restored_labels = state_dict["labels"]
 
 

@@ -43,16 +43,6 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     source_before: int
     target_before: int
 
-    def to_state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint."""
-        return self._asdict()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Edit:
-        """Restore an edit from `to_state`."""
-        lists = {name: tuple(state[name]) for name in ("tokens", "reference")}
-        return cls(**{**state, **lists})
-
 
 class SourceAnswer(NamedTuple):
     """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
@@ -62,9 +52,6 @@ class SourceAnswer(NamedTuple):
     label: int
     reference: tuple[int, ...]
 
-
-ResolvedEdit = tuple[str, SourceAnswer]
-"""A subject and its new answer, before it is known what the LM answers itself."""
 
 # -- sampling --------------------------------------------------------------------------------------
 
@@ -80,13 +67,7 @@ def sample_edits(
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-
-    Args:
-        relation: The relation; it needs a reference.
-        lm: The LM before training.
-        n: Number of edits.
-        subjects: Subjects of the edits, each used at most once; None samples the vocabulary.
-        seed: Seed of subjects and answers.
+    Each of `subjects` is used at most once; None samples the vocabulary.
 
     Raises:
         KnowledgeError: The relation has no reference among the LM's labels.
@@ -126,7 +107,7 @@ class _Deck:
     """Draws source answers in shuffled rounds, each of which contains every label once.
 
     Answers that fit no subject for a while (where the LM gives one country for every subject, the
-    cities of that country) stay on top and go to the first subject that they fit.
+    cities of that country) are kept for the first subject that they fit.
     """
 
     def __init__(self, answers_of_labels: Sequence[Sequence[SourceAnswer]], seed: int) -> None:
@@ -136,25 +117,18 @@ class _Deck:
         self._left_over: list[SourceAnswer] = []
 
     def draw(self, source: int, target: int) -> SourceAnswer | None:
-        """Take the next answer that is new to a subject; None if there is none.
-
-        Args:
-            source: Source label that the LM gives for the subject now.
-            target: Target label that it gives; the edit has to change it.
-        """
+        """Take the next answer that changes these labels, which lead now; None if there is none."""
         answer = _take_new(self._left_over, source, target)
         if answer is None:
-            fresh = self._round()
+            rng = np.random.default_rng([self._seed, self._n_rounds])
+            labels = [self._answers[i] for i in rng.permutation(len(self._answers))]
+            # Answers that share a label take turns, one per round.
+            fresh = [answers[self._n_rounds % len(answers)] for answers in labels]
             answer = _take_new(fresh, source, target)
             if answer is not None:
                 self._left_over += fresh
                 self._n_rounds += 1
         return answer
-
-    def _round(self) -> list[SourceAnswer]:
-        order = np.random.default_rng([self._seed, self._n_rounds]).permutation(len(self._answers))
-        # Answers that share a label take turns, one per round.
-        return [self._answers[i][self._n_rounds % len(self._answers[i])] for i in order]
 
 
 def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
@@ -181,9 +155,8 @@ def resolve_edits(
         lm: The LM before training.
 
     Raises:
-        SubjectsError: A line is invalid, a subject has no tokens, or an answer is no label; the
-            message says where.
-        KnowledgeError: An edit needs the relation's reference, which does not exist.
+        SubjectsError: A line is invalid, or see `resolve_labels`; the message says where.
+        KnowledgeError: See `resolve_labels`.
     """
     raw = read_edits(edits) if isinstance(edits, (str, Path)) else check_edits(edits)
     return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
@@ -191,8 +164,8 @@ def resolve_edits(
 
 def resolve_labels(
     edits: Sequence[RawEdit], relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
-) -> list[ResolvedEdit]:
-    """Find the labels of edits; no forward pass is needed.
+) -> list[tuple[str, SourceAnswer]]:
+    """Return the subject and the answer, with its label, of each edit; needs no forward pass.
 
     Raises:
         SubjectsError: A subject has no tokens, or an answer is no label; the message says where.
@@ -220,7 +193,7 @@ def resolve_labels(
 
 
 def record_baseline(
-    edits: Sequence[ResolvedEdit], relation: TokenizedRelation, lm: LanguageModel
+    edits: Sequence[tuple[str, SourceAnswer]], relation: TokenizedRelation, lm: LanguageModel
 ) -> list[Edit]:
     """Complete edits by what the LM answers before training."""
     before = leading_labels(relation, lm, [subject for subject, _ in edits])
@@ -244,15 +217,9 @@ def check_subjects(
     tokenizer: PreTrainedTokenizerBase,
     where: Sequence[str] | None = None,
 ) -> None:
-    """Refuse subjects that have no token known to the LM.
+    """Refuse subjects that have no token known to the LM, as a `SubjectsError`.
 
-    Args:
-        subjects: The subjects.
-        tokenizer: The LM's tokenizer.
-        where: The origin of each subject, for the message; None if they are ``data.subjects``.
-
-    Raises:
-        SubjectsError: The message names the subject and its origin.
+    `where` is the origin of each subject, for the message; None for ``data.subjects``.
     """
     for index in sorted(_unknown_subjects(subjects, tokenizer)):
         origin = where[index] if where else f"data.subjects, number {index + 1}"

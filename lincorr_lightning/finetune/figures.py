@@ -46,13 +46,7 @@ _COLOURS = {
 def reference_weights_figure(
     cases: Sequence[EditCase], relation: str, taught: bool = True
 ) -> Figure:
-    """Draw W of the reference in generalized and in hallucinated cases (paper, figure 5).
-
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-    """
+    """Draw W of the reference in generalized and in hallucinated cases (paper, figure 5)."""
     numbers = case_statistics(cases)["weight_reference"]
     rows = ((Outcome.GENERALIZED, BLUE), (Outcome.HALLUCINATED, ORANGE))
     p = numbers["rank_test_p"]
@@ -127,14 +121,7 @@ def _spread(values: _FLOATS, width: float) -> _FLOATS:
 def outcomes_figure(
     cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True
 ) -> Figure:
-    """Draw the share of each outcome, beside chance.
-
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation.
-        random: Share of edits for which a random label would be right; None if unknown.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-    """
+    """Draw the share of each outcome, beside `random`: how often a random label would be right."""
     n = max(len(cases), 1)
     counts = Counter(case.outcome for case in cases)
     causes = Counter(case.cause for case in cases if case.cause)
@@ -196,7 +183,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     for i, name in enumerate(names):
         outcomes = forecasts.outcomes(name)
         _risk_panel(panels[i], forecasts.risks(name), outcomes)
-        panels[i].set_title(legible([name], 24)[0][0], loc="left", fontsize=10, color=INK)
+        panels[i].set_title(legible([name])[0], loc="left", fontsize=10, color=INK)
         if outcomes:
             share = outcomes.count(Outcome.HALLUCINATED) / len(outcomes)
             panels[i].set_title(f"predicted hallucinations: {share:.0%}", loc="right", fontsize=9,

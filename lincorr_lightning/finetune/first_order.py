@@ -137,7 +137,8 @@ def _direction(
         ).logits
         predicting = logits[0, len(prompt) - 1 : -1]
         expected = ids[0, len(prompt) :].to(predicting.device)
-        loss = cross_entropy(predicting.to(_at_least_float32(predicting)), expected)
+        dtype = torch.promote_types(predicting.dtype, torch.float32)
+        loss = cross_entropy(predicting.to(dtype), expected)
         gradient = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     found = {
         n: torch.zeros_like(weight) if g is None else g
@@ -206,10 +207,6 @@ def _norm(weights: _Weights) -> float:
     norms = [weight.float().norm() for weight in weights.values()]
     # An LM may be spread over several devices.
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm())
-
-
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _require_finite(name: str, what: str, *values: Tensor) -> None:

@@ -12,7 +12,6 @@ from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, 
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.run_folder import run_settings, write_results
 
@@ -59,11 +58,6 @@ class EditForecast(FrozenLMModule):
         # After the call that ignores it.
         self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
         self.forecasts: Forecasts | None = None
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The LM, for callbacks."""
-        return self.lm
 
     def setup(self, stage: str) -> None:
         """Refuse a sharded LM, which has no gradient of its own on each rank."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -104,21 +103,13 @@ class Forecasts:
         for name, logits in (*self.predicted.items(), ("answer_before", self.before)):
             pairs = zip(self._leading(logits), answers_after, strict=True)
             hits = sum(predicted == after for predicted, after in pairs)
+            # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
+            # all edits end alike.
             area = auroc(risk(logits, self.reference_mask), failed)
             scores[name] = {"accuracy": hits / n, "auroc": number(area)}
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
         scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
         return scores
-
-    def to_state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint."""
-        state = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**state, "predicted": dict(self.predicted)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Forecasts:
-        """Restore forecasts from `to_state`."""
-        return cls(**state)
 
 
 def forecast_edits(
@@ -137,7 +128,7 @@ def forecast_edits(
         lm: The LM before the edits.
         edits: The edits.
         relation: The relation that they are about.
-        ridges: Ridges of the maps that are fitted; ``auto`` chooses one on held-out subjects.
+        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
         first_order: Whether to use the gradient of each edit's loss as well.
@@ -162,7 +153,8 @@ def forecast_edits(
     else:
         n = min(n_subjects, len(usable_strings(lm.tokenizer)))
         fitted = fit_linear_maps(lm, relation, sample_subjects(lm.tokenizer, n), ridges)
-        maps = dict(zip(map(_map_name, ridges), fitted, strict=True))
+        names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
+        maps = dict(zip(names, fitted, strict=True))
     predicted = {
         name: forecast_from_map(source, target, labels, one.weight(relation.name).cpu())
         for name, one in maps.items()
@@ -193,7 +185,3 @@ def forecast_edits(
         reference_mask=mask,
         predicted=predicted,
     )
-
-
-def _map_name(ridge: float | str) -> str:
-    return f"map_{ridge}" if isinstance(ridge, str) else f"map_{ridge:g}"

@@ -65,12 +65,8 @@ def nonfinite_error(
 ) -> NonFiniteError:
     """Return the error for a loss or weight that is not finite.
 
-    Args:
-        trainer: The run's Trainer.
-        what: Subject and verb of the message, such as ``the loss is``.
-        edits: The edits that may be the cause; the first three are named.
-        all_ranks: Whether they are those of all ranks, highest loss first.
-        learning_rate: The run's learning rate, which the message suggests to lower.
+    `what` is the message's subject and verb, such as ``the loss is``; `edits` are those that may be
+    the cause, with `all_ranks` those of all ranks, highest loss first.
     """
     named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:_MAX_NAMED])
     where = f"at the edit {named}" if edits else "in a padding batch"

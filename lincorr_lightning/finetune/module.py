@@ -29,7 +29,7 @@ from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.first_order import LEAD
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
-from lincorr_lightning.finetune.results import FinetuneRun, finetune_results
+from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -42,8 +42,6 @@ from lincorr_lightning.results.run_folder import (
     run_settings,
     write_results,
 )
-
-PROTOCOLS, METHODS = ("joint", "independent"), ("full", "lora")
 
 
 class SourceFinetune(L.LightningModule):
@@ -100,11 +98,14 @@ class SourceFinetune(L.LightningModule):
         # Mappings come from a checkpoint's hyper-parameters.
         lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
         adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
-        for name, text, known in (("protocol", protocol, PROTOCOLS), ("method", method, METHODS)):
-            if text not in known:
-                raise ConfigError(f"model.{name} is {text!r}; it must be {' or '.join(known)}.")
+        if protocol not in ("joint", "independent"):
+            raise ConfigError(f"model.protocol is {protocol!r}; it must be joint or independent.")
+        if method not in ("full", "lora"):
+            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
         require("model.edits_per_step", edits_per_step, at_least=1)
         require("model.steps_per_edit", steps_per_edit, at_least=1)
+        require("model.learning_rate", learning_rate, at_least=0)
+        require("model.weight_decay", weight_decay, at_least=0)
         if save_model and protocol == "independent":
             raise ConfigError(
                 "model.save_model is true, but independent edits leave the LM as it was. "
@@ -114,7 +115,8 @@ class SourceFinetune(L.LightningModule):
         # As mappings, which a checkpoint holds as plain data; after the call that ignores them.
         self.save_hyperparameters({"lm": asdict(lm), "adapter": asdict(adapter)}, logger=False)
         self.lm = LanguageModel(lm)
-        # With LoRA, a checkpoint holds the adapter alone.
+        # With LoRA, checkpoints hold the adapters alone: the LM's own weights never change, and are
+        # read from `lm` again. Strict loading would miss them.
         self.strict_loading = method == "full"
         self.adapter_settings = adapter
         self.adapters: StackedLoRA | None = None
@@ -317,12 +319,10 @@ class SourceFinetune(L.LightningModule):
         self._step_losses.clear()
 
     def _require_finite(self, what: str, finite: Tensor, all_ranks: bool = False) -> None:
-        """Stop if something is not finite.
+        """Stop if a row of the batch is not finite.
 
-        Args:
-            what: Subject and verb of the message.
-            finite: Whether each row of the batch is finite.
-            all_ranks: Whether all ranks stop here, and any edit of any rank may be the cause.
+        With `all_ranks`, all ranks stop here, and any edit of any rank may be the cause. `what` is
+        subject and verb of the message.
         """
         if bool(finite.all()):
             return
@@ -362,10 +362,11 @@ class SourceFinetune(L.LightningModule):
             save_merged(self.lm, run_folder(self.trainer) / "model")
         dataset = edit_dataset(self.trainer)
         callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        run = FinetuneRun(
-            protocol=self.hparams["protocol"],
-            method=self.hparams["method"],
-            learning_rate=self.hparams["learning_rate"],
+        results = finetune_results(
+            collect_callback_results(self.trainer),
+            self.forecasts,
+            self._lm_info,
+            run_settings(self.trainer),
             n_edits=n_seen if dataset is None else len(dataset.edits),
             n_steps=n_steps,
             seconds=seconds,
@@ -376,13 +377,6 @@ class SourceFinetune(L.LightningModule):
                 for callback in callbacks
                 for key, points in getattr(callback, "history", {}).items()
             },
-        )
-        results = finetune_results(
-            run,
-            collect_callback_results(self.trainer),
-            self.forecasts,
-            self._lm_info,
-            run_settings(self.trainer),
         )
         write_results(self.trainer, results)
 
@@ -402,10 +396,10 @@ class SourceFinetune(L.LightningModule):
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in state if name in names}
         name_optimizer_states(checkpoint, names)
-        lm = {"name_or_path": self.lm.config.name_or_path, **self._lm_info["fingerprint"]}
-        checkpoint["lm"] = lm
+        fingerprint = self._lm_info["fingerprint"]
+        checkpoint["lm"] = {"name_or_path": self.lm.config.name_or_path, **fingerprint}
         checkpoint["n_processes"] = self.trainer.world_size
-        checkpoint["forecasts"] = None if self.forecasts is None else self.forecasts.to_state()
+        checkpoint["forecasts"] = self.forecasts and vars(self.forecasts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits, and take over its forecasts."""
@@ -419,4 +413,4 @@ class SourceFinetune(L.LightningModule):
                 "train them on one device."
             )
         if checkpoint.get("forecasts") is not None:
-            self.forecasts = Forecasts.from_state(checkpoint["forecasts"])
+            self.forecasts = Forecasts(**checkpoint["forecasts"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, fields, replace
 from functools import partial
 from typing import Any
 
@@ -34,17 +34,19 @@ _HEADINGS = {
     "probability_reference_after": "p of reference after",
 }  # fmt: skip
 
+_CORRELATIONS = {
+    "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
+    "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
+}  # fmt: skip
+
 
 def cases_table(
     cases: Sequence[EditCase], relation: str, taught: bool = True, suffix: str = ""
 ) -> Table:
     """Return the table ``cases`` with a row per edit, in the order of the edits (paper, table 6).
 
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation, for the caption.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-        suffix: Appended to the table's name where a run has several.
+    `taught` is False if subjects were watched without edits; `suffix` is appended to the table's
+    name where a run has several.
     """
     formats = _LOGITS | _WEIGHTS | _SHARES
     names = [one.name for one in fields(EditCase)]
@@ -67,12 +69,8 @@ def outcome_figures(
 ) -> list[Figure]:
     """Return the figures ``reference_weights`` (paper, figure 5) and ``outcomes``.
 
-    Args:
-        cases: The cases of a run.
-        relation: Name of the relation, for titles.
-        random: Share of edits for which a random label would be right; None if unknown.
-        taught: Whether the LM was taught; False if its subjects were watched without edits.
-        suffix: Appended to the figures' names where a run has several.
+    `random` is the share of edits for which a random label would be right; for `taught` and
+    `suffix` see `cases_table`.
     """
     from lincorr_lightning.finetune import figures
 
@@ -96,22 +94,14 @@ def outcome_charts(
 ) -> dict[str, dict[str, list[str]]]:
     """Return the curves of a run that TensorBoard lays over one another, see `Results.charts`.
 
-    Args:
-        relation: Name of the relation; it becomes the group.
-        controls: Kinds of knowledge that must not change.
-        prefix: Prefix of the log keys of outcomes and controls, where several relations are
-            measured.
-        by_edit_step: Whether the x axis is the step within an edit, as for independent edits.
+    `prefix` is that of the log keys of outcomes and controls, where several relations are measured;
+    `by_edit_step` is for independent edits, whose x axis is the step within an edit.
 
     Returns:
         Group -> chart -> regular expressions of log keys, as TensorBoard takes them.
     """
     steps = "edit_step/" if by_edit_step else ""
     outcomes = f"{prefix}{steps}" + ("" if by_edit_step else "generalization/")
-    correlations = (
-        "gradient_correlation", "gradient_correlation_auto", "permuted_gradient_correlation",
-        "logit_correlation",
-    )  # fmt: skip
     keys = {
         "generalized and hallucinated": [
             f"{outcomes}{o}" for o in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
@@ -119,7 +109,7 @@ def outcome_charts(
         "all outcomes": [f"{outcomes}{name}" for name in (*Outcome, "source_learned")],
         "probability": [f"{prefix}{steps}probability/{p}" for p in ("reference", "old_answer")],
         "controls unchanged": [f"{prefix}{steps}control_unchanged/{name}" for name in controls],
-        "correlation": [f"{steps}{name}/{relation}" for name in correlations],
+        "correlation": [f"{steps}{name}/{relation}" for name in _CORRELATIONS],
     }
     after = " after each step of an edit" if by_edit_step else ""
     # TensorBoard takes all log keys that a pattern matches from their beginning.
@@ -139,13 +129,7 @@ def forecast_table(
     answers_after: Sequence[str] | None = None,
     outcomes: Sequence[str] | None = None,
 ) -> Table:
-    """Return the table ``forecast`` with a row per edit, in the order of the edits.
-
-    Args:
-        forecasts: The forecasts.
-        answers_after: Target label that leads after each edit; None before training.
-        outcomes: Outcome of each edit; None before training.
-    """
+    """Return the table ``forecast`` with a row per edit; after training, with what happened."""
     cells: dict[Column, Sequence[Any]] = {
         Column("subject"): forecasts.subjects,
         Column("source_answer", "to be taught"): forecasts.source_answers,
@@ -213,14 +197,30 @@ def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
 # -- a fine-tune -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FinetuneRun:
-    """A finished fine-tune, as `finetune_results` describes it.
+def finetune_results(
+    measured: Sequence[Results],
+    forecasts: Forecasts | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    n_edits: int,
+    n_steps: int,
+    seconds: float,
+    edits: Sequence[Edit] = (),
+    relation: TokenizedRelation | None = None,
+    history: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+) -> Results:
+    """Return the results of a fine-tune, with those of its callbacks.
 
-    Attributes:
-        protocol: ``joint`` or ``independent``.
-        method: ``full`` or ``lora``.
-        learning_rate: Learning rate of the optimizer.
+    The values of the ``generalization`` on the run's own relation, and the correlations of the
+    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
+    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
+
+    Args:
+        measured: Results of the callbacks.
+        forecasts: The forecasts made before training, if any.
+        lm: Name, fingerprint and size of the LM.
+        settings: The run's settings, among them ``protocol``, ``method`` and ``learning_rate``.
         n_edits: Number of edits.
         n_steps: Optimizer steps of all ranks.
         seconds: Duration of the training.
@@ -228,43 +228,18 @@ class FinetuneRun:
         relation: The relation that they are about; None if the run's dataset does not say.
         history: ``(step, value)`` pairs by log key that callbacks measured.
     """
-
-    protocol: str
-    method: str
-    learning_rate: float
-    n_edits: int
-    n_steps: int
-    seconds: float
-    edits: Sequence[Edit] = ()
-    relation: TokenizedRelation | None = None
-    history: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-
-
-def finetune_results(
-    run: FinetuneRun,
-    measured: Sequence[Results],
-    forecasts: Forecasts | None,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> Results:
-    """Return the results of a fine-tune, with those of its callbacks.
-
-    The values of the ``generalization`` on the run's own relation, and the correlations of the
-    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
-    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
-    """
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
-    name = None if run.relation is None else run.relation.name
+    name = None if relation is None else relation.name
     if name is None and outcomes:
         name = outcomes[0].values["relation"]
     own = next((one for one in outcomes if one.values.get("relation") == name), None)
     by_relation = _by_relation(gradients)
     values: dict[str, Any] = {
         "relation": name,
-        "n_edits": run.n_edits,
-        "protocol": run.protocol,
-        "method": run.method,
+        "n_edits": n_edits,
+        "protocol": settings["protocol"],
+        "method": settings["method"],
         **dict.fromkeys(("source_learned", *(o.value for o in Outcome), "random", "controls")),
         **({} if own is None else own.values),
         **{
@@ -282,8 +257,8 @@ def finetune_results(
     if gradients:
         tables.append(_gradients_table(by_relation))
     drawings = []
-    if run.history:
-        drawings.append(_training_figure(run, name, lm))
+    if history:
+        drawings.append(_training_figure(history, name, lm, settings))
     if forecasts is not None:
         after = _after_training(forecasts, own)
         tables.append(forecast_table(forecasts, *after))
@@ -295,9 +270,9 @@ def finetune_results(
         else:
             values["foreseen"] = _foreseen(forecasts)
         drawings.append(_risk_figure(forecasts))
-    if run.relation is not None and run.edits:
-        tables.append(edits_table(run.edits, run.relation))
-    values |= {"seconds": round(run.seconds, 2), "n_steps": run.n_steps}
+    if relation is not None and edits:
+        tables.append(edits_table(edits, relation))
+    values |= {"seconds": round(seconds, 2), "n_steps": n_steps}
     # Values that stand in this study's own are not repeated under the callbacks' names.
     merged = {id(one) for one in (*outcomes, *gradients)}
     return Results(
@@ -349,15 +324,10 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
     """Return the table ``edits``, whose CSV file ``data.edits_file`` reads."""
     source, target = relation.source.texts, relation.target.texts
     rows = [
-        (
-            edit.subject,
-            edit.answer,
-            SEPARATOR.join(target[i] for i in edit.reference),
-            source[edit.source_before],
-            target[edit.target_before],
-        )
-        for edit in edits
-    ]
+        (one.subject, one.answer, SEPARATOR.join(target[i] for i in one.reference),
+         source[one.source_before], target[one.target_before])
+        for one in edits
+    ]  # fmt: skip
     return Table(
         "edits",
         ["subject", "answer", "reference", "source_before", "target_before"],
@@ -367,18 +337,12 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
 
 
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
-    first = [one for one in outcomes if one is own]
-    rows = [
-        {
-            **one.values,
-            **{
-                f"{name}_unchanged": control["unchanged"]
-                for name, control in one.values.get("controls", {}).items()
-            },
-        }
-        for one in (*first, *(one for one in outcomes if one is not own))
-    ]
-    controls = dict.fromkeys(key for row in rows for key in row if key.endswith("_unchanged"))
+    rows = []
+    controls: dict[str, None] = {}
+    for one in sorted(outcomes, key=lambda one: one is not own):
+        kept = {f"{n}_unchanged": c["unchanged"] for n, c in one.values.get("controls", {}).items()}
+        rows.append({**one.values, **kept})
+        controls |= dict.fromkeys(kept)
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
     columns: list[Column | str] = ["relation", Column("n_edits", "edits")]
     columns += [Column(share, format=".1%") for share in shares]
@@ -390,16 +354,10 @@ def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
 
 
 def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
-    keys = {
-        "gradient_correlation": "gradient r",
-        "permuted_gradient_correlation": "permuted",
-        "gradient_correlation_auto": "ridge auto",
-        "logit_correlation": "logit r",
-    }
     return Table.from_dicts(
         "correlations",
         [{"relation": name, **row} for name, row in by_relation.items()],
-        ["relation", *(Column(key, heading, ".2f") for key, heading in keys.items())],
+        ["relation", *(Column(key, heading, ".2f") for key, heading in _CORRELATIONS.items())],
         caption="Label-wise r between the predicted and the measured change of the target logits "
         "(paper, table 4).",
         note="permuted: with the rows of W permuted.",
@@ -423,20 +381,25 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
     )
 
 
-def _training_figure(run: FinetuneRun, relation: str | None, lm: Mapping[str, Any]) -> Figure:
+def _training_figure(
+    history: Mapping[str, Sequence[tuple[int, float]]],
+    relation: str | None,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Figure:
     from lincorr_lightning.results.style import short_name
     from lincorr_lightning.results.training_curves import training_curves
 
-    history: dict[str, list[tuple[int, float]]] = {}
-    for key, points in run.history.items():
-        history.setdefault(_panel(key, relation or "the source"), []).extend(points)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for key, points in history.items():
+        curves.setdefault(_panel(key, relation or "the source"), []).extend(points)
     name = short_name(str(lm["name_or_path"]))
     title = f"{relation}: training of {name}" if relation else f"Training of {name}"
-    subtitle = f"{run.protocol}, {run.method}, learning rate {run.learning_rate:g}"
+    subtitle = "{protocol}, {method}, learning rate {learning_rate:g}".format_map(settings)
     return Figure(
         "training",
         "Outcomes, probabilities and correlations in the course of training.",
-        partial(training_curves, history, title, subtitle),
+        partial(training_curves, curves, title, subtitle),
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, require
 from lincorr_lightning.lm.linear_layers import features_of, target_layers
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class StackedLoRA(nn.Module):
         target_modules: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if n < 1 or rank < 1:
-            raise ConfigError(f"StackedLoRA got n={n} and rank={rank}; both must be positive.")
+        require("StackedLoRA.n", n, at_least=1)
+        require("StackedLoRA.rank", rank, at_least=1)
         self.n, self.scaling = n, alpha / rank
         layers = target_layers(model, target_modules)
         self.targets = tuple(layers)
@@ -118,7 +118,7 @@ class StackedLoRA(nn.Module):
             raise ConfigError(f"{len(seeds)} seeds were given for {self.n} adapters.")
         for i, seed in enumerate(seeds):
             # Drawn on the CPU in float32, so that device and precision do not change the start.
-            generator = torch.Generator().manual_seed(int(seed))
+            generator = torch.Generator().manual_seed(seed)
             for factors in self.lora_A.values():
                 start = torch.empty(factors.shape[1:])
                 nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
@@ -149,7 +149,7 @@ class StackedLoRA(nn.Module):
                 f"a row names adapter {unknown[0]}; there are the adapters 0 to {self.n - 1}, and "
                 "-1 for the LM itself."
             )
-        outer, self._rows = self._rows, _Rows(chosen, self.n)
+        outer, self._rows = self._rows, _Rows(chosen)
         try:
             yield
         finally:
@@ -177,7 +177,7 @@ class StackedLoRA(nn.Module):
 class _Rows:
     """The adapter of each row of a forward pass, and the selection of its factors."""
 
-    def __init__(self, which: list[int], n: int) -> None:
+    def __init__(self, which: list[int]) -> None:
         self.n = len(which)
         self.length: int | None = None  # of the current forward pass, if its shape is known
         self._with_adapter = [row for row, i in enumerate(which) if i != _BASE]
@@ -186,13 +186,10 @@ class _Rows:
         self.is_mixed = 0 < len(self._with_adapter) < self.n
         # The usual case in training, in which nothing is copied.
         self._are_first = self._adapters == list(range(len(self._adapters)))
-        self._are_all = self._are_first and len(self._adapters) == n
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def select(self, factors: Tensor) -> Tensor:
         """Return the factors of each row that has an adapter."""
-        if self._are_all:
-            return factors
         if self._are_first:
             return factors[: len(self._adapters)]
         return factors.index_select(0, self._indices(factors.device)[1])

@@ -327,7 +327,7 @@ def flow_figure(
     for feature, (x, y) in positions.items():
         text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
         if feature.id in names:
-            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11)[0])
+            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11))
         box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
                "facecolor": "#F3EBC8" if feature in shared else "white",
                "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip

@@ -176,7 +176,7 @@ def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     )  # fmt: skip
     panels = panels_of(figure, 1 + deep, 1 + deep)
     palette = matplotlib.colormaps["tab20"]
-    shown, _ = legible(names)
+    shown = legible(names)
     for i, (name, label) in enumerate(zip(names, shown, strict=True)):
         values = closeness.dimension[name]
         style: dict[str, Any] = {

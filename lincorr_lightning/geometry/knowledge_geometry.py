@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import combinations
@@ -24,6 +23,7 @@ from lincorr_lightning.geometry.layer_states import read_last_states
 from lincorr_lightning.geometry.neighborhoods import neighborhood_overlap, neighborhoods
 from lincorr_lightning.geometry.results import knowledge_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings
+from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
@@ -275,13 +275,9 @@ def _no_fit_half() -> ConfigError:
 
 def _read_probe(folder: Path) -> dict[str, Any]:
     """Return the results of a finished probe."""
-    try:
-        found = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.probe {folder} holds no finished run: {RESULTS_FILE} cannot be read ({error})."
-        ) from error
-    if not isinstance(found, dict) or found.get("study") != "linear_probe":
+    way_out = f"model.probe {folder} holds no finished run; name the folder of one."
+    found = read_json(folder / RESULTS_FILE, ConfigError, way_out)
+    if found.get("study") != "linear_probe":
         raise ConfigError(
             f"model.probe {folder} is not a run of LinearProbe. Name the folder of one."
         )

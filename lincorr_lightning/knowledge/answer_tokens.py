@@ -43,10 +43,6 @@ def answer_tokens(
     end of the prompt and the answer (是中国 in Qwen's vocabulary): the answer is then tokenized by
     itself, because the LM continues after 是.
 
-    Args:
-        knowledge: Prompt and answers.
-        tokenizer: Any Hugging Face tokenizer.
-
     Returns:
         Token ids of each answer, in order; None if its first token overlaps the prompt.
     """
@@ -98,10 +94,6 @@ def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> l
 
     Only tokenizers with a token for unknown words (word-level, WordPiece) have any. An LM cannot
     be prompted with words that it has never seen.
-
-    Args:
-        knowledge: The prompt.
-        tokenizer: Any Hugging Face tokenizer.
     """
     unknown = tokenizer.unk_token_id
     words = knowledge.template.replace("{}", " ").split()
@@ -116,9 +108,6 @@ class TokenReader:
 
     Create one for a tokenizer and reuse it: a vocabulary may have thousands of special tokens to
     collect.
-
-    Args:
-        tokenizer: Any Hugging Face tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -26,10 +26,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:
-    """Return the sixteen kinds of knowledge of the math family.
-
-    Returns:
-        `X+1` to `X+4`, then the same with `-`, `*` and `/`.
+    """Return the math family: `X+1` to `X+4`, then the same with `-`, `*` and `/`.
 
     Example:
         >>> [knowledge.prompt("3") for knowledge in arithmetic_knowledge()[:2]]
@@ -55,14 +52,8 @@ def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
     """Return the target answer that follows from each source answer.
 
     The source answer determines X, and X determines the target answer. X may be any number (3 is
-    the answer of `X*2` for X = 1.5); the target answer must be one of `NUMBERS`.
-
-    Args:
-        source: Name of the source, such as `X+1`.
-        target: Name of the target, such as `X*2`.
-
-    Returns:
-        The right target answer by source answer; source answers without one are left out.
+    the answer of `X*2` for X = 1.5); source answers whose target answer is none of `NUMBERS` are
+    left out.
 
     Example:
         >>> arithmetic_reference("X+1", "X*2")["4"]

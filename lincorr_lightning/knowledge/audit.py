@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.knowledge.answer_tokens import WHOLE_WORDS, Completeness, TokenReader
+from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, Label, label_answers
 from lincorr_lightning.knowledge.schema import Knowledge
@@ -22,28 +22,15 @@ if TYPE_CHECKING:
 
 
 def audit_domains(
-    knowledge: Iterable[Knowledge],
-    tokenizer: PreTrainedTokenizerBase,
-    keep: Collection[Completeness] = WHOLE_WORDS,
+    knowledge: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase
 ) -> list[Domain]:
-    """Return the domain of each kind of knowledge, also of those without any label.
-
-    Args:
-        knowledge: Kinds of knowledge.
-        tokenizer: Any Hugging Face tokenizer.
-        keep: Which labels to keep, as in `build_domain`.
-    """
+    """Return the domain of each kind of knowledge, also of those without any label."""
     reader = TokenReader(tokenizer)
-    return [label_answers(each, reader, keep) for each in knowledge]
+    return [label_answers(each, reader) for each in knowledge]
 
 
 def audit_table(domains: Iterable[Domain], title: str) -> Table:
-    """Return a table with a row per domain, where answers = labels + merged + dropped.
-
-    Args:
-        domains: Domains under one tokenizer.
-        title: Title of the table; it should name the tokenizer.
-    """
+    """Return a table with a row per domain, where answers = labels + merged + dropped."""
     table = Table(title=escape(title), caption="answers = labels + merged + dropped")
     table.add_column("knowledge", no_wrap=True)
     for heading in ("language", "answers", "labels", "whole", "phrase", "merged", "dropped"):
@@ -67,11 +54,7 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
 
 
 def audit_details(domain: Domain) -> Table:
-    """Return a table with a row per label and its answers, then one per dropped answer.
-
-    Args:
-        domain: The domain to list.
-    """
+    """Return a table with a row per label and its answers, then one per dropped answer."""
     knowledge = domain.knowledge
     table = Table(title=escape(f"{knowledge.name}: {knowledge.template}"), title_justify="left")
     for heading in ("label", "id", "is", "answers"):

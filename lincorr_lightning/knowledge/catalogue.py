@@ -33,10 +33,6 @@ class Catalogue(Mapping[str, Knowledge]):
 
     Create one with `Catalogue.load`.
 
-    Args:
-        knowledge: Kinds of knowledge in their order.
-        facts: Facts by kind of entity.
-
     Example:
         >>> catalogue = Catalogue.load()
         >>> catalogue["X+1"].prompt("3")

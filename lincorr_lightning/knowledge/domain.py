@@ -146,13 +146,7 @@ def build_domain(
 def label_answers(
     knowledge: Knowledge, reader: TokenReader, keep: Collection[Completeness] = WHOLE_WORDS
 ) -> Domain:
-    """Return the domain of a kind of knowledge, even if it has no label.
-
-    Args:
-        knowledge: The kind of knowledge.
-        reader: Reader of the tokenizer's tokens.
-        keep: Which labels to keep.
-    """
+    """Return the domain of a kind of knowledge, even if it has no label."""
     kept_grades = frozenset(Completeness(grade) for grade in keep)
     tokens = dict(zip(knowledge.answers, answer_tokens(knowledge, reader.tokenizer), strict=True))
     reasons: dict[Answer, str] = {}
@@ -198,11 +192,6 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
     """Return a relation's reference as a matrix over labels.
 
     A target label that stands for several answers is right if any of them is.
-
-    Args:
-        relation: A relation with a reference.
-        source: Domain of the source.
-        target: Domain of the target.
 
     Returns:
         ``(n_target_labels, n_source_labels)`` like W, True where the target label is a right answer

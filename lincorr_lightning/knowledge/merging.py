@@ -27,11 +27,8 @@ def merge_files(
     """Merge the entities and entries of several files.
 
     A later file may add entities to a kind, and names and facts to an entity. It may not restate
-    what an earlier file says: that would be either redundant or a contradiction.
-
-    Args:
-        files: Checked files. Their facts may refer to entities of any of them.
-        reserved: Names that no file may use, with their owner.
+    what an earlier file says: that would be either redundant or a contradiction. `reserved` are
+    names that no file may use, with their owner.
 
     Returns:
         The kinds of knowledge in the order of the files, and the facts by kind of entity.
@@ -67,11 +64,8 @@ def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
     key = f"entities.{kind}.{entity.identity}"
     restated = [*(known.names.keys() & entity.names), *(known.facts.keys() & entity.facts)]
     if restated:
-        fail(
-            entity.origin,
-            f"{key}.{min(restated)}",
-            "is already given; a file may add to it, not restate",
-        )
+        reason = "is already given; a file may add to it, not restate"
+        fail(entity.origin, f"{key}.{min(restated)}", reason)
     if not entity.names and not entity.facts:
         fail(entity.origin, key, "is already an entity of this kind; leave it out")
     return Entity(
@@ -89,12 +83,9 @@ def _check_facts(entities: Entities) -> None:
             for other_kind, identities in entity.facts.items():
                 key = f"entities.{kind}.{entity.identity}.{other_kind}"
                 if other_kind not in entities:
-                    fail(
-                        entity.origin,
-                        key,
-                        f"{other_kind!r} is neither a kind nor a language "
-                        f"({', '.join(LANGUAGES)}).{suggest(other_kind, entities)}",
-                    )
+                    languages, hint = ", ".join(LANGUAGES), suggest(other_kind, entities)
+                    reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
+                    fail(entity.origin, key, reason)
                 known = entities[other_kind]
                 for identity in identities:
                     if identity not in known:
@@ -165,9 +156,8 @@ def _refuse_ambiguous(
         folded = unicodedata.normalize("NFKC", answer.text).casefold()
         first = first_with.setdefault(folded, answer)
         if first.identity != answer.identity:
-            fail(
-                entry.origin,
-                f"knowledge.{entry.name}.answers",
+            reason = (
                 f"{describe(answer)} and {describe(first)} read alike; keep one, or make one an "
-                "alias of the other",
+                "alias of the other"
             )
+            fail(entry.origin, f"knowledge.{entry.name}.answers", reason)

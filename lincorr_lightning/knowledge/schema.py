@@ -58,10 +58,7 @@ class Knowledge:
     alike: str | None = None
 
     def prompt(self, subject: str) -> str:
-        """Return the prompt for a subject.
-
-        Args:
-            subject: Any string; braces in it are left as they are.
+        """Return the prompt for a subject; braces in it are left as they are.
 
         Example:
             >>> city = Knowledge("city", "attribute", "en", "{} lives in the city of", "city", ())

@@ -77,11 +77,7 @@ class TokenizedRelation:
         return bool(self.reference_mask.any())
 
     def require_reference(self) -> None:
-        """Raise an error if no label has a reference.
-
-        Raises:
-            KnowledgeError: The relation has no reference among the labels.
-        """
+        """Raise a `KnowledgeError` if no label has a reference."""
         if not self.has_reference:
             target, source = self.relation.target.name, self.relation.source.name
             raise KnowledgeError(

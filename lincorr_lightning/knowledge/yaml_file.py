@@ -80,13 +80,7 @@ class RawKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeFile:
-    """Checked content of one file.
-
-    Attributes:
-        source: Where the facts come from.
-        entities: Entities by kind and identity.
-        knowledge: Entries by name.
-    """
+    """Checked content of one file: its source, entities by kind and identity, entries by name."""
 
     source: str
     entities: Mapping[str, Mapping[str, Entity]]
@@ -108,12 +102,9 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
 
 
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
-    """Read and check one knowledge file.
+    """Read and check one knowledge file, in UTF-8.
 
     Facts that refer to entities of other files are checked when the files are merged.
-
-    Args:
-        path: A YAML file in UTF-8.
 
     Raises:
         KnowledgeError: The file cannot be read or breaks the schema.
@@ -130,11 +121,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
 
 
 def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
-    r"""Parse and check the text of one knowledge file.
-
-    Args:
-        text: YAML.
-        origin: Name of the file in messages.
+    r"""Parse and check the text of one knowledge file, which messages call `origin`.
 
     Raises:
         KnowledgeError: The text is not YAML or breaks the schema.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.io import atomic_folder, atomic_write, write_json
+from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -319,24 +318,19 @@ def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
     return text, f"{text} [{tokenizer.convert_ids_to_tokens(token)} {token}]"
 
 
+_WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
+
+
 def _fail_to_read(path: Path, reason: str) -> NoReturn:
-    raise LinearMapError(
-        f"cannot read {path}: {reason}. Pass the linear_map/ folder of a probe's run, "
-        "or fit the map again with `lincorr fit`."
-    )
+    raise LinearMapError(f"cannot read {path}: {reason}. {_WAY_OUT}")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         _fail_to_read(folder, "there is no such folder")
     path = folder / _CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        _fail_to_read(path, (error.strerror or str(error)).lower())
-    except ValueError as error:
-        _fail_to_read(path, f"it is no valid JSON ({error})")
-    if not isinstance(config, dict) or "format_version" not in config:
+    config = read_json(path, LinearMapError, _WAY_OUT)
+    if "format_version" not in config:
         _fail_to_read(path, "it is not the config of a linear map")
     if config["format_version"] != FORMAT_VERSION:
         raise LinearMapError(

@@ -43,28 +43,39 @@ class MicroBatches:
         forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
     ) -> None:
-        """Call `forward` with the indices of each batch.
+        """Call `forward` with the indices of each batch, see `LanguageModel.in_batches`.
 
         The longest rows come first, so that a lack of memory shows at once.
-
-        Args:
-            lengths: Tokens of each row.
-            device_type: Device of the forward passes, such as ``cuda``.
-            forward: Function that runs a batch in one forward pass; it is called again with a part
-                of the batch if memory ran out.
-            equal_lengths: Whether rows of a batch must have the same length, so that nothing is
-                padded.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        if self.rank_sync is not None:
-            self._run_synchronized(
-                self.rank_sync, order, lengths, device_type, forward, equal_lengths
-            )
-            return
+
+        def next_batch(start: int, tokens: int) -> list[int]:
+            longest = lengths[order[start]]
+            batch = order[start : start + max(1, tokens // longest)]
+            return [row for row in batch if lengths[row] == longest] if equal_lengths else batch
+
         start = 0
+        if self.rank_sync is not None:
+            # Ranks of a sharded LM run as many forward passes as the one that has most.
+            tokens = self.fixed or self._start(device_type)
+            batches: list[list[int]] = []
+            while start < len(order):
+                batches.append(next_batch(start, tokens))
+                start += len(batches[-1])
+            # A rank that is done runs its shortest row again.
+            n_idle = self.rank_sync.max(len(batches)) - len(batches)
+            for batch in [*batches, *[order[-1:]] * n_idle]:
+                error = _memory_error(forward, batch)
+                if error is not None:
+                    where = _named(len(batch), lengths[batch[0]])
+                    raise LanguageModelError(
+                        f"{where} does not fit the memory: {error}. Lower "
+                        f" lm.tokens_per_forward (it is {tokens}; it does not adapt for a "
+                        "sharded LM), or use more ranks."
+                    )
+            return
         while start < len(order):
-            tokens = self.fixed or self.adapted or self._start(device_type)
-            batch = _next_batch(order, start, lengths, tokens, equal_lengths)
+            batch = next_batch(start, self.fixed or self.adapted or self._start(device_type))
             error = _memory_error(forward, batch)
             if error is None:
                 start += len(batch)
@@ -74,34 +85,6 @@ class MicroBatches:
                 torch.cuda.empty_cache()
             self._shrink(len(batch), lengths[batch[0]], error)
 
-    def _run_synchronized(
-        self,
-        rank_sync: RankSync,
-        order: list[int],
-        lengths: Sequence[int],
-        device_type: str,
-        forward: Callable[[list[int]], None],
-        equal_lengths: bool,
-    ) -> None:
-        """Run as many forward passes as the rank that has most: sharded LMs need all ranks."""
-        tokens = self.fixed or self._start(device_type)
-        batches: list[list[int]] = []
-        start = 0
-        while start < len(order):
-            batches.append(_next_batch(order, start, lengths, tokens, equal_lengths))
-            start += len(batches[-1])
-        # A rank that is done runs its shortest row again.
-        n_idle = rank_sync.max(len(batches)) - len(batches)
-        for batch in [*batches, *[order[-1:]] * n_idle]:
-            error = _memory_error(forward, batch)
-            if error is not None:
-                raise LanguageModelError(
-                    f"a forward pass of batch size {len(batch)} and sequence length "
-                    f"{lengths[batch[0]]} does not fit the memory: {error}. Lower "
-                    f"lm.tokens_per_forward (it is {tokens}; it does not adapt for a sharded LM), "
-                    "or use more ranks."
-                )
-
     def _start(self, device_type: str) -> int:
         if device_type != "cpu":
             return _START_TOKENS_ACCELERATOR
@@ -109,7 +92,7 @@ class MicroBatches:
         return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
 
     def _shrink(self, n_rows: int, length: int, error: str) -> None:
-        where = f"a forward pass of batch size {n_rows} and sequence length {length}"
+        where = _named(n_rows, length)
         if n_rows == 1:
             raise LanguageModelError(
                 f"{where} does not fit the memory: {error}. Use a smaller LM, set lm.dtype to "
@@ -124,13 +107,8 @@ class MicroBatches:
         _log.warning("%s ran out of memory; using at most %d tokens.", where, self.adapted)
 
 
-def _next_batch(
-    order: list[int], start: int, lengths: Sequence[int], tokens: int, equal_lengths: bool
-) -> list[int]:
-    """Return the next rows that have at most `tokens` tokens together."""
-    longest = lengths[order[start]]
-    batch = order[start : start + max(1, tokens // longest)]
-    return [row for row in batch if lengths[row] == longest] if equal_lengths else batch
+def _named(n_rows: int, length: int) -> str:
+    return f"a forward pass of batch size {n_rows} and sequence length {length}"
 
 
 def _memory_error(forward: Callable[[list[int]], None], batch: list[int]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.errors import LanguageModelError, require
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -23,6 +23,7 @@ class LMConfig:
 
     Raises:
         LanguageModelError: A setting is invalid.
+        ConfigError: `tokens_per_forward` is below 1.
     """
 
     name_or_path: str = TINY_WORLD
@@ -78,8 +79,5 @@ class LMConfig:
             raise LanguageModelError(
                 f"lm.share_prefixes is {self.share_prefixes!r}; it must be auto, true or false."
             )
-        if self.tokens_per_forward is not None and self.tokens_per_forward < 1:
-            raise LanguageModelError(
-                f"lm.tokens_per_forward is {self.tokens_per_forward}; it must be at least 1, or "
-                "null to adapt to the memory."
-            )
+        if self.tokens_per_forward is not None:
+            require("lm.tokens_per_forward", self.tokens_per_forward, at_least=1)

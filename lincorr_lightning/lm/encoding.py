@@ -23,13 +23,7 @@ class PromptEncoder:
 
     A prompt starts with the special tokens that the tokenizer puts before a text (BOS for most
     LMs), exactly once, also if the prompt's text already has them. No EOS or SEP follows: it would
-    move the position that predicts the answer.
-
-    Args:
-        tokenizer: Any Hugging Face tokenizer, with or without a padding token.
-        vocab_size: Number of token embeddings of the LM.
-        max_length: Number of positions of the LM; None if no limit is known.
-        add_bos: Whether prompts start with BOS; None follows the tokenizer.
+    move the position that predicts the answer. `add_bos` is that of `LMConfig`.
 
     Raises:
         LanguageModelError: `add_bos` is True and the tokenizer has no BOS token.
@@ -50,7 +44,8 @@ class PromptEncoder:
         in_vocabulary = (
             isinstance(pad, int) and pad >= 0 and (vocab_size is None or pad < vocab_size)
         )
-        # Any id will do: padding is on the right, where no true token attends to it.
+        # Any id will do: padding is on the right, where no true token attends to it. On the left it
+        # would shift absolute positions, and recurrent LMs would read it.
         self.pad_id: int = pad if in_vocabulary else 0
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -98,11 +93,7 @@ class PromptEncoder:
             )
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids on the right.
-
-        Returns:
-            Token ids and attention mask, both ``(n_rows, longest)``.
-        """
+        """Return token ids, padded on the right, and attention mask, ``(n_rows, longest)``."""
         longest = max((len(row) for row in rows), default=0)
         gaps = [longest - len(row) for row in rows]
         padded = [[*row, *[self.pad_id] * gap] for row, gap in zip(rows, gaps, strict=True)]
@@ -112,11 +103,7 @@ class PromptEncoder:
         return input_ids, mask
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
-        """Encode and pad prompts.
-
-        Returns:
-            ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
-        """
+        """Return ``input_ids`` and ``attention_mask`` of prompts, padded on the right."""
         from transformers import BatchEncoding
 
         input_ids, mask = self.pad(self.rows(prompts))

@@ -87,7 +87,7 @@ def fingerprint_weights(module: nn.Module) -> str:
 
 
 def _lane_sums(tensor: Tensor) -> bytes:
-    if isinstance(tensor, DTensor):  # a shard of a DTensor tells only of itself
+    if isinstance(tensor, DTensor):  # the local shard is only a part of it
         tensor = tensor.full_tensor()
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:

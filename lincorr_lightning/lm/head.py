@@ -63,26 +63,6 @@ def head_of(model: PreTrainedModel) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
-def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move the padding of every row to the right.
-
-    With right padding, positions count from the first true token and no true token attends to
-    padding, in every causal architecture and without position ids. With left padding, absolute
-    positions are silently wrong, and recurrent LMs read the padding.
-
-    Args:
-        input_ids: Padded on either side, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape.
-
-    Returns:
-        Token ids and mask, ``(n_rows, length)``, and the last true position of each row,
-        ``(n_rows,)``.
-    """
-    order = attention_mask.argsort(dim=1, descending=True, stable=True)
-    mask = attention_mask.gather(1, order)
-    return input_ids.gather(1, order), mask, mask.sum(1) - 1
-
-
 def read_logits(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -91,19 +71,11 @@ def read_logits(
     token_ids: Tensor,
     method: LogitMethod,
 ) -> Tensor:
-    """Return the logits of some tokens at one position of each row; differentiable.
+    """Return the logits of some tokens at the position `last` of each row; differentiable.
 
     The product with the head is computed in float64, so that logits of a hidden size d have
-    numerical rank d and least squares can use it.
-
-    Args:
-        model: The LM.
-        input_ids: Padded on the right, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape; None for a causal mask alone, which is the
-            same for true tokens, and faster.
-        last: Position to read in each row, ``(n_rows,)``.
-        token_ids: Tokens to read, ``(n_tokens,)``.
-        method: Result of `select_logit_method` for this LM.
+    numerical rank d and least squares can use it. `input_ids` are padded on the right; without an
+    `attention_mask` the LM uses a causal mask alone, which is the same for true tokens, and faster.
 
     Returns:
         ``(n_rows, n_tokens)``, float64.
@@ -121,7 +93,10 @@ def read_logits(
         raise UnusableHeadError
 
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        hidden = _at(hidden, last, input_ids.shape)
+        if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
+            raise UnusableHeadError
+        rows = torch.arange(len(last), device=hidden.device)
+        hidden = hidden[rows, last.to(hidden.device)].unsqueeze(1)
         if method is LogitMethod.LAST:
             return own_forward(hidden, *args, **kwargs)  # type: ignore[no-any-return]
         return _rows_product(cast(nn.Linear, head), hidden, token_ids.to(hidden.device))
@@ -144,15 +119,8 @@ def read_positions(
 ) -> list[Tensor]:
     """Return logits of different tokens at different positions, by `LogitMethod.ROWS`.
 
-    Args:
-        model: The LM.
-        input_ids: Token ids, ``(n_rows, length)``.
-        blocks: Pairs of positions in the flattened rows, ``(n_positions,)``, and tokens to read
-            there, ``(n_tokens,)``.
-        **more: Further arguments of the LM's forward.
-
-    Returns:
-        ``(n_positions, n_tokens)`` for each block, float64.
+    A block is a pair of positions in the flattened rows, ``(n_positions,)``, and of tokens to read
+    there, ``(n_tokens,)``; its logits are ``(n_positions, n_tokens)``, float64.
 
     Raises:
         UnusableHeadError: `LogitMethod.ROWS` is not valid for this LM.
@@ -248,25 +216,11 @@ def call_model(
     wanted: Mapping[str, Any] | None = None,
     **more: Tensor | None,
 ) -> Any:
-    """Run an LM's own forward.
-
-    Args:
-        model: The LM.
-        input_ids: Padded on the right, ``(n_rows, length)``.
-        wanted: Options of the forward; those that this LM does not take are dropped.
-        **more: Attention mask, position ids; None is dropped.
-    """
+    """Run an LM's own forward, without the `wanted` options that it does not take."""
     options = {"use_cache": False, "return_dict": True, **(wanted or {})}
     accepted = {name: value for name, value in options.items() if takes_argument(model, name)}
     given = {name: value for name, value in more.items() if value is not None}
     return model(input_ids=input_ids, **given, **accepted)
-
-
-def _at(hidden: Tensor, last: Tensor, shape: torch.Size) -> Tensor:
-    if hidden.dim() != 3 or hidden.shape[:2] != shape:
-        raise UnusableHeadError
-    rows = torch.arange(len(last), device=hidden.device)
-    return hidden[rows, last.to(hidden.device)].unsqueeze(1)
 
 
 def _is_plain(head: nn.Module) -> bool:

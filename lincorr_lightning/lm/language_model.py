@@ -22,7 +22,6 @@ from lincorr_lightning.lm.fingerprint import (
 from lincorr_lightning.lm.head import (
     LogitMethod,
     head_of,
-    pad_right,
     read_logits,
     select_logit_method,
     to_device,
@@ -230,9 +229,6 @@ class LanguageModel(nn.Module):
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
         """Encode prompts as `domain_logits` does.
 
-        Args:
-            prompts: The prompts.
-
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
 
@@ -241,20 +237,6 @@ class LanguageModel(nn.Module):
             LanguageModelError: The LM has no embedding for a token.
         """
         return self._encoder.encode(prompts)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the logits of some tokens after each row, in one forward pass; differentiable.
-
-        Args:
-            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
-            attention_mask: 1 at true tokens, same shape.
-            token_ids: Tokens to read, ``(n_labels,)``.
-
-        Returns:
-            ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
-        """
-        input_ids, mask, last = pad_right(input_ids, attention_mask)
-        return read_logits(self.model, input_ids, mask, last, token_ids, self._logit_method())
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.
@@ -279,9 +261,6 @@ class LanguageModel(nn.Module):
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, for `logits_of_rows`.
 
-        Args:
-            prompts: The prompts.
-
         Raises:
             SubjectsError: A prompt has no tokens, or more than the LM has positions for.
             LanguageModelError: The LM has no embedding for a token.
@@ -290,9 +269,6 @@ class LanguageModel(nn.Module):
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Pad rows of token ids on the right.
-
-        Args:
-            rows: Token ids of each prompt, as returned by `rows`.
 
         Returns:
             Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.

@@ -19,13 +19,8 @@ def target_layers(
 ) -> dict[str, nn.Module]:
     """Return the linear layers that get adapters.
 
-    Args:
-        model: The LM.
-        target_modules: Full names or last parts of names, as in peft; None takes all linear layers
-            but the output layer, like peft's ``all-linear``.
-
-    Returns:
-        Layers by full name, in the LM's order.
+    `target_modules` are full names or last parts of names, as in peft; None takes all linear layers
+    but the output layer, like peft's ``all-linear``. Layers are by full name, in the LM's order.
 
     Raises:
         LanguageModelError: A target does not exist, is not linear or is the output layer; or the LM

@@ -173,6 +173,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> Iterator[None]:
+    """Turn any reader's error into a `LanguageModelError` that says what to do."""
     try:
         yield
     except LanguageModelError:

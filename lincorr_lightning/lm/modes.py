@@ -14,9 +14,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
     ``module.train()`` afterwards would also switch submodules that are meant to stay in eval mode,
     such as a frozen LM in a LightningModule.
-
-    Args:
-        module: The module.
     """
     training = [part for part in module.modules() if part.training]
     module.eval()

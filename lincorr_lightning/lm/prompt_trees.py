@@ -38,32 +38,14 @@ class PromptTree(NamedTuple):
     ends: list[tuple[int, int]]
 
 
-class TreeBatch(NamedTuple):
-    """Trees as inputs of an LM.
-
-    Attributes:
-        input_ids: Padded on the right, ``(n_trees, length)``.
-        position_ids: Depth of each node, same shape.
-        attention_mask: 0 at ancestors and at the node itself, else the lowest number of the dtype,
-            ``(n_trees, 1, length, length)``.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    attention_mask: Tensor
-
-
 def grow_trees(
     rows: Mapping[int, Sequence[int]], max_nodes: int = MAX_NODES
 ) -> Iterator[PromptTree]:
-    """Build trees from prompts.
+    """Yield trees that together contain each prompt once.
 
     Args:
         rows: Token ids of each prompt, not empty, by the prompt's index.
         max_nodes: Maximum nodes of a tree; a longer prompt is a tree of its own.
-
-    Yields:
-        Trees that together contain each prompt once.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -103,14 +85,13 @@ def _shape(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 def pack_trees(
     trees: Sequence[PromptTree], pad_id: int, dtype: torch.dtype, device: torch.device
-) -> TreeBatch:
-    """Pad trees to one length and build the mask that separates their branches.
+) -> dict[str, Tensor]:
+    """Pad trees on the right to one length and build the mask that separates their branches.
 
-    Args:
-        trees: At least one tree.
-        pad_id: Any token id; only padding attends to padding.
-        dtype: Dtype of the LM.
-        device: Device of the LM.
+    Returns:
+        Arguments of the LM's forward: ``input_ids``, ``(n_trees, length)``; ``position_ids``, the
+        depth of each node; and ``attention_mask``, 0 at ancestors and at the node itself, else the
+        lowest number of the dtype, ``(n_trees, 1, length, length)``.
     """
     length = max(len(tree.token_ids) for tree in trees)
     if device.type != "cpu":
@@ -126,9 +107,12 @@ def pack_trees(
     hidden = to_device(~sees, device)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     mask = mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
-    return TreeBatch(
-        to_device(torch.tensor(ids), device),
-        to_device(depths[which], device),
-        # Trees of the same shape share one mask.
-        mask.expand(len(trees), -1, -1, -1) if len(kinds) == 1 else mask[to_device(which, device)],
-    )
+    if len(kinds) == 1:  # trees of the same shape share one mask
+        mask = mask.expand(len(trees), -1, -1, -1)
+    else:
+        mask = mask[to_device(which, device)]
+    return {
+        "input_ids": to_device(torch.tensor(ids), device),
+        "position_ids": to_device(depths[which], device),
+        "attention_mask": mask,
+    }

@@ -65,12 +65,7 @@ class QueryCache:
             self._logits.clear()
 
     def prefetch(self, queries: Sequence[Query], step: Hashable) -> None:
-        """Announce queries that are read after the next optimizer step, or later.
-
-        Args:
-            queries: The queries.
-            step: The current step; reads at this step do not evaluate them.
-        """
+        """Announce queries that are read after the current optimizer step, or later."""
         self._prefetched |= dict.fromkeys(queries, step)
 
     def read(
@@ -113,14 +108,13 @@ class QueryCache:
     def contexts(
         self, adapter_ids: Sequence[int | None]
     ) -> Callable[[list[int]], AbstractContextManager[object]] | None:
-        """Return the contexts that forward passes run in, so that each row uses its adapter.
+        """Return a function from the rows of a forward pass to the context of their adapters.
 
         Args:
             adapter_ids: Adapter of each row; None for the LM without any.
 
         Returns:
-            Function from the indices of a forward pass's rows to its context; None if no row uses
-            an adapter.
+            The function; None if no row uses an adapter.
         """
         context = self._adapter_context
         if context is None or all(index is None for index in adapter_ids):
@@ -168,12 +162,7 @@ def tokenizer_of(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Find the tokenizer of an LM that a module holds.
-
-    Args:
-        module: Module that holds the LM, and perhaps the tokenizer.
-        model: The LM.
-        tokenizer: The tokenizer, or a folder or hub id; None looks for one.
+    """Find the tokenizer of an LM that a module holds, see `get_query_cache`.
 
     Raises:
         LanguageModelError: No tokenizer is found.

@@ -33,13 +33,10 @@ class RankSync:
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
-    """Shard an LM over all ranks of a run.
+    """Shard an LM over all ranks of a run; return the synchronization of its forward passes.
 
     The mesh dimension ``tensor_parallel`` splits matrices (`split_matrices`); ``data_parallel``, or
-    the only dimension of a mesh, shards weights (`shard_weights`).
-
-    Returns:
-        Synchronization of the ranks for forward passes.
+    the only dimension of a mesh, shards the layers' weights.
     """
     data = mesh
     if "tensor_parallel" in (mesh.mesh_dim_names or ()):
@@ -48,18 +45,15 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
             split_matrices(model, tensor, data.size())
             if data.size() == 1:
                 return RankSync(mesh.device_type)
-    shard_weights(model, data)
+    _shard_weights(model, data)
     return RankSync(mesh.device_type)
 
 
-def shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def _shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Shard an LM's weights by torch's ``fully_shard``.
 
     The weights of a layer are gathered while the layer runs; embedding, last norm and head, tied or
     not, while the LM runs. So the head's rows can be read during a forward pass.
-
-    Raises:
-        LanguageModelError: The LM does not declare its layers.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -23,7 +23,6 @@ from lincorr_lightning.lm.memory import oom_reason
 from lincorr_lightning.lm.prompt_trees import (
     MAX_NODES,
     PromptTree,
-    TreeBatch,
     grow_trees,
     pack_trees,
 )
@@ -44,12 +43,7 @@ _WORTHWHILE = 0.9
 
 
 class Plan(NamedTuple):
-    """How the prompts of some subjects are read.
-
-    Attributes:
-        trees: Trees of prompts, subject by subject; empty if each prompt is read separately.
-        why: The decision in a few words, for the log.
-    """
+    """Trees of prompts, none if each prompt is read separately; and the reason, for the log."""
 
     trees: list[PromptTree]
     why: str
@@ -62,7 +56,7 @@ def plan_reading(
     max_tokens: int | None,
     sharing_error: Callable[[], str | None],
 ) -> Plan:
-    """Decide whether the prompts of a subject share the computation of their common prefix.
+    """Decide whether prefixes are shared: `wanted` is `LMConfig.share_prefixes`.
 
     Raises:
         LanguageModelError: `wanted` is True and the LM does not support it.
@@ -106,18 +100,14 @@ def logits_of_trees(
     batches: MicroBatches,
     pad_id: int,
 ) -> Tensor:
-    """Return the logits of each domain after its prompts, side by side.
-
-    Returns:
-        ``(n_subjects, n_labels of all domains)``, float64.
-    """
+    """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64."""
     device, n, sizes = model.device, len(tokens), [len(ids) for ids in tokens]
     logits = torch.empty(n_subjects, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
 
     def forward(chosen: list[int]) -> None:
         batch = pack_trees([trees[i] for i in chosen], pad_id, model.dtype, device)
-        length = batch.input_ids.shape[1]
+        length = batch["input_ids"].shape[1]
         ends: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         for row, i in enumerate(chosen):
             for prompt, node in trees[i].ends:
@@ -127,21 +117,12 @@ def logits_of_trees(
         indices = to_device(torch.tensor(list(chain.from_iterable(ends))).T.contiguous(), device)
         parts = torch.split(indices, [len(ends[domain]) for domain in present], dim=1)
         blocks = [(part[1], tokens[domain]) for domain, part in zip(present, parts, strict=True)]
-        read = _read(model, batch, blocks)
+        read = read_positions(model, blocks=blocks, **batch)
         for domain, part, values in zip(present, parts, read, strict=True):
             columns[domain][part[0]] = values.to(device)
 
     batches.run([len(tree.token_ids) for tree in trees], device.type, forward)
     return logits
-
-
-def _read(
-    model: PreTrainedModel, batch: TreeBatch, blocks: Sequence[tuple[Tensor, Tensor]]
-) -> list[Tensor]:
-    return read_positions(
-        model, batch.input_ids, blocks,
-        attention_mask=batch.attention_mask, position_ids=batch.position_ids,
-    )  # fmt: skip
 
 
 def prefix_sharing_error(
@@ -160,15 +141,23 @@ def prefix_sharing_error(
     rows = [ids, ids[:-1], [*ids[:2], ids[0]], [*ids[:2], ids[0], *ids[2:]][: len(ids)], ids[1:]]
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
     device = model.device
-    plain = torch.cat([_separately(model, row, tokens, method) for row in rows])
+    singles = [torch.tensor([row], device=device) for row in rows]
+    ends = [torch.tensor([len(row) - 1], device=device) for row in rows]
+    plain = torch.cat(
+        [
+            read_logits(model, single, torch.ones_like(single), end, tokens, method)
+            for single, end in zip(singles, ends, strict=True)
+        ]
+    )
     (tree,) = grow_trees(dict(enumerate(rows)))
     # A second tree of another shape, so that padding and separate masks are tested too.
     (other,) = grow_trees({0: [*ids[:1], *ids[2:]]})
     batch = pack_trees([other, tree], 0, model.dtype, device)
-    length = batch.input_ids.shape[1]
+    length = batch["input_ids"].shape[1]
     nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:
-        (shared,) = _read(model, batch, [(nodes.to(device), tokens.to(device))])
+        blocks = [(nodes.to(device), tokens.to(device))]
+        (shared,) = read_positions(model, blocks=blocks, **batch)
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
         if oom_reason(error):
             raise
@@ -193,11 +182,3 @@ def narrowest_window(model: PreTrainedModel) -> int | None:
         if key.endswith(_WINDOWS) and type(value) is int and value > 0
     ]
     return min(windows, default=None)
-
-
-def _separately(
-    model: PreTrainedModel, row: Sequence[int], tokens: Tensor, method: LogitMethod
-) -> Tensor:
-    ids = torch.tensor([list(row)], device=model.device)
-    last = torch.tensor([len(row) - 1], device=model.device)
-    return read_logits(model, ids, torch.ones_like(ids), last, tokens, method)

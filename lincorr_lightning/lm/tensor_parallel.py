@@ -41,13 +41,8 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     Query, key, value and the first feed-forward matrices are split by output features, the matrices
     that follow them by input features, so that each layer needs two reductions. Adapters are split
     like their layers. Embedding, norms and head, tied or not, are replicated, so that the head's
-    rows can be read.
-
-    Args:
-        model: The whole LM, with the same weights and adapters on each rank.
-        mesh: Ranks in one dimension.
-        n_groups: Number of data shards, over which the split matrices are sharded again; torch
-            requires even sizes.
+    rows can be read. `n_groups` data shards share the split matrices again; torch requires even
+    sizes. Weights and adapters must be the same on each rank.
 
     Raises:
         LanguageModelError: Transformers has no plan for this LM, the plan has an unknown style, or
@@ -65,7 +60,11 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     # Tied weights stay one parameter.
     whole: dict[int, nn.Parameter] = {}
     for module in list(model.modules()):
-        own = {n: p for n, p in module._parameters.items() if p is not None and not _is_split(p)}
+        own = {
+            name: parameter
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not isinstance(parameter, DTensor)
+        }
         for name, parameter in own.items():
             if id(parameter) not in whole:
                 copies = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
@@ -102,13 +101,13 @@ def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int, n_groups:
                     raise _refusal(model, f"its {key}, {number}, is not divisible by {n}")
     for name, module in _named(model, plan):
         for layer in _layers(module, plan[name]):
-            if plan[name] not in _BY_OUTPUTS and plan[name] not in _BY_INPUTS:
+            by_outputs = plan[name] in _BY_OUTPUTS
+            if not by_outputs and plan[name] not in _BY_INPUTS:
                 continue
             if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
                 raise _refusal(
                     model, f"{name} is a {type(layer).__name__}, not a plain linear layer"
                 )
-            by_outputs = plan[name] in _BY_OUTPUTS
             width = layer.out_features if by_outputs else layer.in_features
             n_parts = n * n_groups if by_outputs else n
             if width % n_parts:
@@ -143,10 +142,6 @@ def _layers(module: Any, style: str) -> list[Any]:
     # The other adapter matrix would be split along its rank, and is replicated.
     half = module.lora_B if style in _BY_OUTPUTS else module.lora_A
     return [module.base_layer, *half.values()]
-
-
-def _is_split(parameter: Tensor) -> bool:
-    return isinstance(parameter, DTensor)
 
 
 def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import SubjectsError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,10 +76,10 @@ def sample_subjects(
         `n` distinct strings.
 
     Raises:
-        SubjectsError: The vocabulary has fewer subjects, or `words_per_subject` is below 1.
+        SubjectsError: The vocabulary has fewer subjects.
+        ConfigError: `words_per_subject` is below 1.
     """
-    if words_per_subject < 1:
-        raise SubjectsError(f"words_per_subject is {words_per_subject}; it must be at least 1.")
+    require("data.words_per_subject", words_per_subject, at_least=1)
     strings = usable_strings(tokenizer)
     available = len(strings) ** words_per_subject
     if n > available:
@@ -87,15 +87,12 @@ def sample_subjects(
             f"n_subjects is {n}, but the vocabulary has {available} subjects of "
             f"{words_per_subject} string(s). Lower n_subjects or raise words_per_subject."
         )
-    return [_spell(index, strings, words_per_subject) for index in _sample(available, n, seed)]
-
-
-def _spell(index: int, strings: list[str], n_words: int) -> str:
-    words = []
-    for _ in range(n_words):
-        index, word = divmod(index, len(strings))
-        words.append(strings[word])
-    return " ".join(words)
+    # The digits of an index in a number system with a digit for each string.
+    scales = [len(strings) ** i for i in range(words_per_subject)]
+    return [
+        " ".join(strings[index // scale % len(strings)] for scale in scales)
+        for index in _sample(available, n, seed)
+    ]
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

@@ -76,13 +76,9 @@ class PackedStatements(Dataset[PackedBatch]):
 
     Attributes:
         corpus: The statements.
-        batch_size: Statements per batch.
-        row_length: Largest number of tokens of a row.
-        full_loss_fraction: Share of the statements whose every token is learned; of the others only
-            the answer is.
-        mixup_fraction: Share of the other statements whose subject is mixed with another one.
         repeats: How often an epoch has each statement, by kind of knowledge; empty for once.
-        seed: Seed of the order and the draws.
+
+    The other attributes are settings of `CorpusDataModule`.
     """
 
     corpus: Corpus
@@ -141,11 +137,7 @@ class PackedStatements(Dataset[PackedBatch]):
 
 
 class RecallPrompts(Dataset[RecallBatch]):
-    """All prompts of the stated statements, one batch for each kind of knowledge.
-
-    Args:
-        corpus: The statements.
-    """
+    """All prompts of the stated statements, one batch for each kind of knowledge."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
 from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-
-WORLD_FILE = "world.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +115,8 @@ def build_corpus(
 ) -> Corpus:
     """Generate a world and the statements about it.
 
-    Args:
-        config: Size and seed of the world.
-        catalogue: Source of prompts and answers.
-        stated: Kinds of knowledge or families that are stated.
-        pair: Two kinds of knowledge, as ``city->country``, of which some people have only one
-            stated.
-        cooccurrence: Share of the people of whom both are stated. Of the others one is stated and
-            the other withheld; half of them have the source stated.
-        seed: Seed of the choice of people.
+    `stated` are kinds of knowledge or families; `pair` and `cooccurrence` are those of
+    `CorpusDataModule`, and `seed` is that of the choice of people.
 
     Raises:
         ConfigError: A setting does not fit the world or the knowledge that is stated.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.io import atomic_folder
-from lincorr_lightning.pretraining.corpus import WORLD_FILE, Corpus
+from lincorr_lightning.pretraining.corpus import Corpus
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -90,17 +91,7 @@ def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaFor
 
 
 def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -> None:
-    """Write an LM with its tokenizer and its world, whole or not at all.
-
-    Args:
-        lm: The LM.
-        corpus: Its tokenizer and world.
-        dtype: How the weights are stored: float32, bfloat16 or float16.
-        folder: Folder for ``from_pretrained``.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write an LM with its tokenizer and its world, whole or not at all."""
     stored = getattr(torch, dtype)
     weights = {name: value.to(stored) for name, value in lm.state_dict().items()}
     if lm.config.tie_word_embeddings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.llama import DTYPES, LlamaSize, build_llama, save_llama
 from lincorr_lightning.pretraining.losses import mixup_cross_entropy, off_target_penalty
 from lincorr_lightning.pretraining.results import pretraining_results
-from lincorr_lightning.pretraining.schedule import one_cycle
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
@@ -45,8 +45,8 @@ class Pretraining(L.LightningModule):
     of the whole vocabulary. At the end, ``model/`` in the run's folder holds the LM for Hugging
     Face, with its tokenizer and its world: pass it as ``--model.lm.name_or_path``.
 
-    Vocabulary and answers are those of the `Corpus` that the DataLoader's dataset has as its
-    attribute ``corpus`` (`PackedStatements`, `RecallPrompts`).
+    Vocabulary and answers are those of the attribute ``corpus`` of the datamodule. To train on
+    DataLoaders instead, set this module's attribute `corpus` first.
 
     Args:
         size: Size of the LM.
@@ -86,19 +86,9 @@ class Pretraining(L.LightningModule):
             raise ConfigError(
                 f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
             )
-        self.save_hyperparameters(
-            {
-                "size": asdict(self.size),
-                "learning_rate": learning_rate,
-                "weight_decay": weight_decay,
-                "off_target_penalty": off_target_penalty,
-                "mixing_epochs": mixing_epochs,
-                "mixing_learning_rate": mixing_learning_rate,
-                "warmup": warmup,
-                "betas": tuple(betas),
-                "save_dtype": save_dtype,
-            }
-        )
+        self.save_hyperparameters(ignore=["size"])
+        # Plain data only: torch loads no other objects from a checkpoint unless it is trusted.
+        self.save_hyperparameters({"size": asdict(self.size), "betas": tuple(betas)})
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
@@ -129,7 +119,13 @@ class Pretraining(L.LightningModule):
         """Build the LM for the vocabulary of the corpus."""
         if self.lm is not None:
             return
-        corpus = _corpus_of_run(self.trainer)
+        corpus = self.corpus or getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
+        if not isinstance(corpus, Corpus):
+            raise ConfigError(
+                "Pretraining takes its vocabulary from the corpus of its data, and there is none. "
+                "Pass --data CorpusDataModule, or set module.corpus before training on a "
+                "DataLoader."
+            )
         self.corpus, self.lm = corpus, build_llama(self.size, corpus.tokenizer)
         answers = torch.zeros(len(corpus.answers), len(corpus.tokenizer))
         for row, token_ids in zip(answers, corpus.answers, strict=True):
@@ -205,9 +201,8 @@ class Pretraining(L.LightningModule):
         knowledge = batch.knowledge[has_target]
         if not batch.is_padding:
             self._loss.update(loss.detach(), weight=len(targets))
-        weight, weight_of_answers = self._weights(
-            batch, has_target.sum(), (knowledge != IGNORED).sum()
-        )
+        n_answers = (knowledge != IGNORED).sum()
+        weight, weight_of_answers = self._weights(batch, has_target.sum(), n_answers)
         loss = loss * weight
         self.log(
             "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
@@ -292,16 +287,22 @@ class Pretraining(L.LightningModule):
             )
 
 
-def _corpus_of_run(trainer: L.Trainer) -> Corpus:
-    """Return the corpus that the DataLoader of a run reads."""
-    loop: Any = trainer.fit_loop if trainer.state.fn == "fit" else trainer.validate_loop
-    # Lightning keeps the loaders it iterates over only later, when the LM must exist already.
-    loader = loop._data_source.dataloader()
-    corpus = getattr(getattr(loader, "dataset", None), "corpus", None)
-    if not isinstance(corpus, Corpus):
-        raise ConfigError(
-            "Pretraining takes its vocabulary from the corpus of its data; "
-            f"{type(loader).__name__} has none. Pass --data CorpusDataModule, or a DataLoader over "
-            "PackedStatements."
-        )
-    return corpus
+def one_cycle(step: int, n_steps: int, warmup: float) -> float:
+    """Return the learning rate of a one-cycle schedule, relative to its highest.
+
+    It rises along a cosine from 1/25 to 1 and falls along another to nearly 0, as
+    `torch.optim.lr_scheduler.OneCycleLR`.
+
+    `warmup` is the share of the steps before the highest learning rate.
+
+    Example:
+        >>> [round(one_cycle(step, 11, 0.5), 2) for step in (0, 4, 5, 10)]
+        [0.04, 0.97, 0.98, 0.0]
+    """
+    low, lowest = 1 / 25, 1 / 250_000
+    top, last = warmup * n_steps - 1, n_steps - 1
+    if step <= top:
+        start, end, way = low, 1.0, step / max(top, 1e-9)
+    else:
+        start, end, way = 1.0, lowest, min((step - top) / max(last - top, 1e-9), 1.0)
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * way))

@@ -215,7 +215,7 @@ def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: floa
     ticks = ([zero] if 0 in strengths else []) + decades
     names = (["0"] if 0 in strengths else []) + [_power(decade) for decade in decades]
     axes.set_xticks(ticks, names, fontsize=8)
-    plain_axes(axes, legible([pair], 50)[0][0], "ridge", "")
+    plain_axes(axes, legible([pair], 50)[0], "ridge", "")
 
 
 def _hit1(rates: Mapping[str, float] | None) -> float | None:
@@ -263,7 +263,7 @@ def _dot_plot(
     low, high = float(np.nanmin(drawn)), float(np.nanmax(drawn))
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(rows, legible(names, 60)[0], fontsize=8.5)
+    axes.set_yticks(rows, legible(names, 60), fontsize=8.5)
     bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)

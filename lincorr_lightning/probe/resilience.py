@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import Moments, summarize
+from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -300,7 +300,7 @@ def _read_label_means(run: Path) -> dict[str, float]:
             "beside model.linear_map. Set model.before to that LM to have it measured."
         )
         return {}
-    pairs = json.loads(path.read_text(encoding="utf-8")).get("pairs", [])
+    pairs = read_json(path, LinearMapError, "Run the probe again.").get("pairs", [])
     return {
         f"{pair['source']}->{pair['target']}": pair["label_mean"]
         for pair in pairs

@@ -68,24 +68,15 @@ def draw_heatmap(
     limit: float,
     least: float = 0.0,
 ) -> tuple[Figure, Axes, AxesImage, float]:
-    """Draw a matrix as square cells, with values where they fit.
+    """Draw a matrix as square cells, with values where they fit, see `correlation_heatmap`.
 
-    Args:
-        matrix: The values, ``(n_rows, n_columns)``; NaN where there is none, shown hatched.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        title: The title.
-        subtitle: Everything else that is needed to read the figure.
-        limit: Absolute value of the darkest colours.
-        least: Absolute value below which a cell shows its colour alone.
+    Cells below the absolute value `least` show their colour alone; `limit` is that of the darkest.
 
     Returns:
         The figure, its axes, the image, and the size of a cell in inches.
     """
     n_rows, n_columns = matrix.shape
-    row_labels, row_note = legible(rows)
-    column_labels, column_note = legible(columns)
-    subtitle = "; ".join(text for text in (subtitle, row_note or column_note) if text)
+    row_labels, column_labels = legible(rows), legible(columns)
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches

@@ -11,10 +11,9 @@ from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import lightning as L
-    from lightning.pytorch.loggers import Logger
     from torch.utils.tensorboard import SummaryWriter
 
-    from lincorr_lightning.results.results import Results, Table
+    from lincorr_lightning.results.results import Results
     from lincorr_lightning.results.style import Picture
 
 Charts = Mapping[str, Mapping[str, Sequence[str]]]
@@ -64,26 +63,28 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
     log_scalars(trainer, results.scalars, step)
     if not trainer.is_global_zero:
         return
+    from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
+
     for logger in trainer.loggers:
-        _log_parts(logger, results, step)
+        if isinstance(logger, TensorBoardLogger):
+            _log_to_tensorboard(logger.experiment, results, step)
+        elif isinstance(logger, MLFlowLogger):
+            _log_to_mlflow(logger, results)
+        else:
+            _log_by_methods(logger, results, step)
         # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
         logger.save()
 
 
-def _log_parts(logger: Logger, results: Results, step: int) -> None:
-    from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
-
-    if isinstance(logger, TensorBoardLogger):
-        _log_to_tensorboard(logger.experiment, results, step)
-    elif isinstance(logger, MLFlowLogger):
-        client, run = logger.experiment, logger.run_id
-        for table in results.tables:
-            # MLflow's own tables need pandas; it shows CSV files too.
-            client.log_text(run, _csv_text(table), f"tables/{table.name}.csv")
-        for figure in results.figures:
-            client.log_image(run, _pixels(figure.picture), f"figures/{figure.name}.png")
-    else:
-        _log_by_methods(logger, results, step)
+def _log_to_mlflow(logger: Any, results: Results) -> None:
+    client, run = logger.experiment, logger.run_id
+    for table in results.tables:
+        # MLflow's own tables need pandas; it shows CSV files too.
+        text = io.StringIO()
+        csv.writer(text).writerows([table.keys, *table.rows])
+        client.log_text(run, text.getvalue(), f"tables/{table.name}.csv")
+    for figure in results.figures:
+        client.log_image(run, _pixels(figure.picture), f"figures/{figure.name}.png")
 
 
 def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> None:
@@ -123,12 +124,6 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
         for figure in results.figures:
             images, captions = [_pixels(figure.picture)], [figure.caption]
             logger.log_image(f"figures/{figure.name}", images=images, step=step, caption=captions)
-
-
-def _csv_text(table: Table) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows([table.keys, *table.rows])
-    return text.getvalue()
 
 
 def _pixels(picture: Picture) -> Any:

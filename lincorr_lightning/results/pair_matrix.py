@@ -13,13 +13,7 @@ from lincorr_lightning.results.results import Column, Table
 
 
 class PairMatrix(NamedTuple):
-    """One number of each ordered pair.
-
-    Attributes:
-        sources: Names of the rows.
-        targets: Names of the columns.
-        cells: ``(n_source, n_target)``, NaN where there is no number.
-    """
+    """A number of each ordered pair: ``(n_source, n_target)`` cells, NaN where there is none."""
 
     sources: list[str]
     targets: list[str]
@@ -29,12 +23,7 @@ class PairMatrix(NamedTuple):
     def of(
         cls, values: Mapping[tuple[str, str], float | None], names: Iterable[str] = ()
     ) -> PairMatrix:
-        """Make a matrix of numbers by source and target.
-
-        Args:
-            values: The numbers; None where a pair has none.
-            names: Names in the order of rows and columns; others follow as they come.
-        """
+        """Make a matrix of numbers by source and target, those of `names` first."""
         sources, targets = (dict.fromkeys(side) for side in zip(*values, strict=True))
         order = list(dict.fromkeys([*names, *sources, *targets]))
         rows = [name for name in order if name in sources]

@@ -44,13 +44,7 @@ class Quantity:
         return Column(self.name, self.heading, self.format)
 
     def of(self, run: SavedRun, relation: str, answer: str = "") -> float | None:
-        """Return the quantity of a run; None if the run has not measured it.
-
-        Args:
-            run: The run.
-            relation: Relation, as ``city->country``.
-            answer: Source answer, where the quantity depends on one.
-        """
+        """Return the quantity of a run, for some a source answer's; None if it has none."""
         if run.study != self.study:
             return None
         source, _, target = relation.partition("->")

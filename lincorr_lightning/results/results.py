@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lincorr_lightning.io import atomic_write, remove, write_csv, write_json
-from lincorr_lightning.results.provenance import versions
+from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +29,15 @@ SCHEMA = 2
 
 RESULTS_FILE = "results.json"
 
+_LIBRARIES = ("torch", "lightning", "transformers")
 _LITERALS = {"": None, "True": True, "False": False}
-_OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
+OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
+"""Keys of ``results.json`` that all studies share."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this package and of the libraries that its numbers depend on."""
+    return {"lincorr-lightning": __version__, **{name: version(name) for name in _LIBRARIES}}
 
 
 @dataclass(frozen=True)
@@ -118,14 +127,7 @@ class Table:
         columns: Sequence[Column | str],
         **options: Any,
     ) -> Table:
-        """Make a table from rows given as mappings; a key that a row lacks is an empty cell.
-
-        Args:
-            name: Name of the file ``tables/<name>.csv``.
-            rows: Cells of each row by column key.
-            columns: The columns, or their keys alone.
-            **options: Other attributes of `Table`.
-        """
+        """Make a table from rows given as mappings; a key that a row lacks is an empty cell."""
         keys = [column if isinstance(column, str) else column.key for column in columns]
         return cls(name, columns, [[row.get(key) for key in keys] for row in rows], **options)
 
@@ -148,8 +150,6 @@ class Table:
 
     def markdown(self, limit: int | None = None) -> str:
         """Return the table as Markdown."""
-        from lincorr_lightning.results.tables import markdown_table
-
         return markdown_table([column.title for column in self.full_columns], self.texts(limit))
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Results:
         names = [
             *self.values,
             *(one.study for one in self.included if one.values),
-            *_OWN_KEYS,
+            *OWN_KEYS,
             *(f"tables/{table.name}" for one in everything for table in one.tables),
             *(f"figures/{figure.name}" for one in everything for figure in one.figures),
         ]
@@ -275,11 +275,7 @@ class Results:
         write_json(path, content)
 
     def write_parts(self, folder: str | Path) -> None:
-        """Write only tables and figures, for callbacks in another module's run.
-
-        Raises:
-            OutputError: A file cannot be written.
-        """
+        """Write only tables and figures, for callbacks in another module's run."""
         from tqdm import tqdm
 
         folder = Path(folder)

@@ -148,9 +148,6 @@ def write_callback_results(trainer: L.Trainer, results: Results) -> None:
 
     The run's ``results.json`` is the module's: a study of this package includes what
     `collect_callback_results` returns.
-
-    Raises:
-        OutputError: A file cannot be written.
     """
     for original, named in _callback_results(trainer):
         if original is results:

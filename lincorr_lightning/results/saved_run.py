@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
 import struct
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from lincorr_lightning.errors import ReportError
+from lincorr_lightning.io import read_json
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Column, Table
 
 CONFIG_FILE = "config.yaml"
@@ -29,12 +29,7 @@ _MAX_NAMED_FOLDERS = 5
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure of a run.
-
-    Attributes:
-        path: The PNG file.
-        caption: What it shows.
-    """
+    """A figure of a run: the PNG file, and what it shows."""
 
     path: Path
     caption: str
@@ -93,7 +88,7 @@ class SavedRun:
         path = folder / RESULTS_FILE
         if not path.is_file():
             raise ReportError(_why_no_results(folder))
-        values = _read_json(path)
+        values = read_json(path, ReportError, f"It was cut short or changed; {_RUN_AGAIN.lower()}.")
         text = ""
         if (folder / CONFIG_FILE).is_file():
             text = _read_text(folder / CONFIG_FILE)
@@ -156,11 +151,8 @@ class SavedRun:
         """Command that repeats the run; None if the run left no config."""
         if not self.config:
             return None
-        return f"lincorr {config_verb(self.config_text)} --config {shlex.quote(self._config_path)}"
-
-    @property
-    def _config_path(self) -> str:
-        return str(self.folder / CONFIG_FILE)
+        path = shlex.quote(str(self.folder / CONFIG_FILE))
+        return f"lincorr {config_verb(self.config_text)} --config {path}"
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -170,7 +162,7 @@ class SavedRun:
             path = self.table_path(entry["name"])
             columns = [Column(c["key"], c["heading"], c["format"]) for c in entry["columns"]]
             if path.is_file():
-                rows = read_csv(path, columns)
+                rows = _read_csv(path, columns)
                 caption, note = str(entry["caption"]), str(entry["note"])
                 headline = bool(entry["headline"])
                 found.append(Table(str(entry["name"]), columns, rows, caption, note, headline))
@@ -191,12 +183,7 @@ class SavedRun:
         return self.folder / "tables" / f"{name}.csv"
 
 
-def read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
-    """Read the rows of a table.
-
-    Raises:
-        ReportError: The file is damaged, or has other columns.
-    """
+def _read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
     way_out = f"{_RUN_AGAIN}, or delete the file to have the page without it."
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -280,21 +267,6 @@ def _read_text(path: Path) -> str:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} cannot be read: {error}. {_RUN_AGAIN}.") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    def refuse(literal: str) -> float:
-        raise ValueError(f"{literal} is no JSON")
-
-    try:
-        found = json.loads(_read_text(path), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(
-            f"{path} cannot be read: {error}. It was cut short or changed; {_RUN_AGAIN.lower()}."
-        ) from error
-    if not isinstance(found, dict):
-        raise ReportError(f"{path} holds no JSON object, but a {type(found).__name__}.")
-    return found
 
 
 def _parse_config(text: str, path: Path) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -21,8 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-
-from lincorr_lightning.io import atomic_write
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -135,7 +132,10 @@ def panels_of(figure: Figure, n: int, n_columns: int) -> list[Axes]:
 
 
 def finish(figure: Figure) -> Figure:
-    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure."""
+    """Set the fonts of all texts, in which a dollar sign is no formula, and return the figure.
+
+    Matplotlib takes each character from the first font that has it, and warns if none has.
+    """
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
@@ -144,13 +144,7 @@ def finish(figure: Figure) -> Figure:
 
 
 class Picture(NamedTuple):
-    """A drawn figure.
-
-    Attributes:
-        png: Bytes of the PNG file.
-        width: Width in pixels.
-        height: Height in pixels.
-    """
+    """A drawn figure: the bytes of a PNG file, and its size in pixels."""
 
     png: bytes
     width: int
@@ -171,22 +165,10 @@ def to_picture(figure: Figure) -> Picture:
     return Picture(file.getvalue(), width=pixels.shape[1], height=pixels.shape[0])
 
 
-def legible(labels: Sequence[str], longest: int = 24) -> tuple[list[str], str]:
-    """Return labels as a figure can show them.
-
-    Long labels are cut. Labels that no installed font has are written as code points, which are
-    better than a row of boxes.
-
-    Returns:
-        The labels, and a note about code points, empty if there are none.
-    """
-    shown, note = [], ""
-    for label in map(_flat, labels):
-        if not _drawable(label):
-            label = " ".join(f"U+{ord(sign):04X}" for sign in label)
-            note = "U+: no font on this machine has these characters"
-        shown.append(label if len(label) <= longest else f"{label[: longest - 1]}…")
-    return shown, note
+def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
+    """Return labels in one line each, cut to a length in characters."""
+    flat = map(_flat, labels)
+    return [label if len(label) <= longest else f"{label[: longest - 1]}…" for label in flat]
 
 
 def short_name(lm: str) -> str:
@@ -215,24 +197,3 @@ def _flat(text: str) -> str:
 def _installed_fonts() -> list[str]:
     names = {font.name for font in font_manager.fontManager.ttflist}
     return [family for family in _FONTS if family in names]
-
-
-@cache
-def _characters() -> frozenset[int]:
-    """Return the code points that the installed fonts have."""
-    paths = (font_manager.findfont(family) for family in _installed_fonts())
-    return frozenset().union(*(font_manager.get_font(path).get_charmap() for path in paths))
-
-
-def _drawable(label: str) -> bool:
-    return all(ord(sign) in _characters() for sign in label)
-
-
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure as PNG.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    with atomic_write(path) as part:
-        part.write_bytes(to_picture(figure).png)

@@ -19,12 +19,8 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
         | city-\>country | 0.988 |
         | a\|b |  |
     """
-    return _table([escape(c) for c in columns], ([_cell(cell) for cell in row] for row in rows))
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
 
 def _cell(value: Any) -> str:

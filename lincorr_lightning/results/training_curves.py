@@ -70,7 +70,6 @@ def training_curves(
         "x: step" if groups else "nothing was logged",
         "pale: values; dark: smoothed (0.6)" if smoothed else "",
         f"{len(shown)} of {len(groups)} groups" if len(groups) > len(shown) else "",
-        legible(list(curves))[1],
     ]
     n_columns = min(max(len(shown), 1), 2 if len(shown) in (2, 4) else 3)
     n_rows = math.ceil(len(shown) / n_columns)
@@ -93,7 +92,7 @@ def _points(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:
 
 def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]]) -> None:
     kept = dict(list(lines.items())[:MAX_CURVES])
-    names, _ = legible(list(kept), _LONGEST)
+    names = legible(kept, _LONGEST)
     free = cycle([c for c in _PALETTE if c not in [_MEANINGS.get(name) for name in kept]])
     styles = cycle(["-"] * len(_PALETTE) + ["--"] * len(_PALETTE))
     for (name, points), shown in zip(kept.items(), names, strict=True):
@@ -114,7 +113,7 @@ def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]])
         title = "/".join(dict.fromkeys((group, *lines)))
     elif len(kept) < len(lines):
         title = f"{group} ({len(kept)} of {len(lines)})"
-    title = legible([title], 46)[0][0]
+    title = legible([title], 46)[0]
     plain_axes(axes, title, "", "")
     axes.set_title(title, loc="left", fontsize=min(10, 380 / len(title)))
     if len(kept) > 1:
@@ -150,7 +149,7 @@ def _smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _key_columns(lines: Mapping[str, object]) -> int:
-    longest = max(map(len, legible(list(lines), _LONGEST)[0]))
+    longest = max(map(len, legible(lines, _LONGEST)))
     return max(1, min(len(lines), int((_PANEL - 0.5) / (0.068 * longest + 0.4))))
 
 

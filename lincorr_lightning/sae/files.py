@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,13 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.io import read_json
+
+WAY_OUT = "Copy or download the SAE again, or pass another folder."
 
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:
     """Raise the error of a file that cannot be read."""
-    raise SparseAutoencoderError(
-        f"cannot read {path}: {reason}. Copy or download the SAE again, or pass another folder."
-    )
+    raise SparseAutoencoderError(f"cannot read {path}: {reason}. {WAY_OUT}")
 
 
 def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
@@ -26,21 +26,13 @@ def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
     raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any]:
     """Read a JSON object.
 
     Raises:
         SparseAutoencoderError: The file is missing or damaged, or holds no object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail_to_read(path, (error.strerror or str(error)).lower())
-    except ValueError as error:
-        fail_to_read(path, f"it is no valid JSON ({error})")
-    if not isinstance(content, dict):
-        fail_to_read(path, "it is no JSON object")
-    return content
+    return read_json(path, SparseAutoencoderError, WAY_OUT)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from lincorr_lightning.sae.files import (
     TensorReader,
     fail_to_read,
     raise_unsupported,
-    read_json,
+    read_config,
     read_tensors,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -71,7 +71,7 @@ def read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
         SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
     """
     path = folder / "cfg.json"
-    config = read_json(path)
+    config = read_config(path)
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
     tensors = folder / "sae_weights.safetensors"
     take = TensorReader(tensors, read_tensors(tensors))
@@ -165,7 +165,7 @@ def _saelens_scale(folder: Path, normalize: object, hook: str, options: LoadOpti
     scale = options.input_scale
     path = folder / "activation_scaler.json"
     if scale is None and path.is_file():
-        scale = read_json(path).get("scaling_factor")
+        scale = read_config(path).get("scaling_factor")
     if scale is None:
         raise_unsupported(
             folder / "cfg.json",
@@ -236,7 +236,7 @@ def read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
         SparseAutoencoderError: A file cannot be read, or the SAE is not supported.
     """
     path = folder / "hyperparams.json"
-    config = read_json(path)
+    config = read_config(path)
     tensors = folder / "checkpoints" / "final.safetensors"
     take = TensorReader(tensors, read_tensors(tensors))
     hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")

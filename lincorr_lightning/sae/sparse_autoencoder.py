@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import atomic_folder, atomic_write, write_json
-from lincorr_lightning.sae.files import fail_to_read, read_json, read_tensors
+from lincorr_lightning.sae.files import fail_to_read, read_config, read_tensors
 from lincorr_lightning.sae.hook_points import HookPoint, check_index
 from lincorr_lightning.version import __version__
 
@@ -321,7 +321,7 @@ class SparseAutoencoder(nn.Module):
             SparseAutoencoderError: A file is missing or damaged, or its version is unknown.
         """
         folder = Path(folder)
-        config = read_json(folder / CONFIG_FILE)
+        config = read_config(folder / CONFIG_FILE)
         version = config.get("format_version")
         if config.get("format") != FORMAT or version not in tuple(_HOOK_POINT_KEYS):
             fail_to_read(

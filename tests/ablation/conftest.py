@@ -6,14 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
+from transformers import AutoTokenizer
 
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
+from tests.launching import quiet_trainer
 
-# What test_token_embedding.py uses of them.
+# For test_token_embedding.py.
 from tests.lm.conftest import lm_folder, pytest_generate_tests, small  # noqa: F401
 
 COMPOSE = PhaseSettings(epochs=3, batch_size=16, learning_rate=1e-2)
@@ -22,7 +24,7 @@ LEARN = PhaseSettings(epochs=4, batch_size=8, learning_rate=1e-2)
 
 @pytest.fixture
 def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
-    """Run an ablation; what there is afterwards."""
+    """Run an ablation, and return module, data, trainer, results and folder."""
 
     def run(
         data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
@@ -33,14 +35,7 @@ def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         texts = PairedTextsDataModule(module.plan, **{"n_paired": 40, "n_new": 12} | (data or {}))
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
-        made = L.Trainer(
-            **{
-                "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-                "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
-                "default_root_dir": tmp_path,
-            }
-            | options
-        )  # fmt: skip
+        made = quiet_trainer(tmp_path, **options)
         made.fit(module, texts, ckpt_path=ckpt_path)
         folder = max(tmp_path.glob("vocabulary_ablation/*"), key=lambda path: int(path.name[8:]))
         results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
@@ -49,3 +44,15 @@ def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tokenizer(small_lm: str) -> Any:
+    """Tokenizer of the small LM."""
+    return AutoTokenizer.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="session")
+def world_tokenizer() -> Any:
+    """Tokenizer of the embedded LM."""
+    return read_tokenizer(find_checkpoint(LMConfig()))

@@ -35,6 +35,6 @@ def test_it_needs_a_study():
 @pytest.mark.parametrize(
     "bad", [{"n_paired": 0}, {"n_new": 0}, {"max_source_labels": 1}, {"seed": -1}]
 )
-def test_settings_that_cannot_be(bad):
+def test_unusable_settings_are_refused(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         PairedTextsDataModule(**bad)

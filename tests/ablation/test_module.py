@@ -4,7 +4,6 @@ import csv
 import json
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,7 @@ from lincorr_lightning.ablation.scores import baselines
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from tests.ablation.conftest import COMPOSE, LEARN
-from tests.launching import run_in_two
+from tests.launching import quiet_trainer, run_in_two
 
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
 
@@ -161,7 +160,7 @@ def test_tables_and_figures(ablate):
     results = ablation_results(
         run.data.corpus, run.module.embedding, {}, composed=run.module.scores["learn"],
         uncomposed=run.module.scores["uncomposed"], baselines=baselines(run.module.texts),
-        history=run.module.history,
+        history=run.module.history, cases=(), seconds=0.0,
     )  # fmt: skip
     summary = results.table("summary")
     assert summary.headline and [row[0] for row in summary.rows] == ["reference", "permuted"]
@@ -189,24 +188,18 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     module = VocabularyAblation(
         usual.module.plan.lm, mapping=["reference", "permuted"], compose=COMPOSE, learn=LEARN
     )
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=1, default_root_dir=tmp_path / "plain",
-    )  # fmt: skip
+    trainer = quiet_trainer(tmp_path / "plain")
     steps = PhaseDataset(usual.data.corpus, module.plan.phases)
     trainer.fit(module, DataLoader(steps, batch_size=None))
     assert module.scores == usual.module.scores
     (path,) = (tmp_path / "plain").rglob("results.json")
     assert json.loads(path.read_text())["runs"] == usual.results["runs"]
-    key = "learn/generalized/permuted"
+    key = "val/learn/generalized/permuted"
     assert float(trainer.callback_metrics[key]) == pytest.approx(module.history[key][-1][1])
     assert "train/loss" in trainer.callback_metrics
     other = VocabularyAblation(usual.module.plan.lm, seeds=[8])
     with pytest.raises(ConfigError, match=r"the texts are for the mappings.*plan=module\.plan"):
-        L.Trainer(
-            accelerator="cpu", logger=False, max_epochs=1, enable_progress_bar=False,
-            default_root_dir=tmp_path,
-        ).fit(other, DataLoader(steps, batch_size=None))  # fmt: skip
+        quiet_trainer(tmp_path).fit(other, DataLoader(steps, batch_size=None))
 
 
 def test_uncomposed_is_a_run_that_skips_the_phase(ablate):
@@ -276,7 +269,7 @@ def test_tensorboard_lays_curves_over_each_other(ablate, tmp_path):
         ("uncomposed", "generalized"), ("compose", "target_learned"), ("learn", "generalized"),
     ):  # fmt: skip
         for mapping in ("reference", "permuted"):
-            tag = f"{phase}/{what}/{mapping}"
+            tag = f"val/{phase}/{what}/{mapping}"
             assert tag in tags
             assert events.Scalars(tag)[-1].value == pytest.approx(
                 run.module.history[tag][-1][1], abs=1e-6
@@ -327,9 +320,10 @@ def test_a_loss_that_is_not_finite_stops(ablate):
         ({"network": {"width": 0}}, "width"),
         ({"network": {"input_rms": 0.0}}, "input_rms"),
         ({"compose": {"batch_size": 0}}, "batch_size"),
+        ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
     ],
 )
-def test_settings_that_cannot_be(bad, message):
+def test_unusable_settings_are_refused(bad, message):
     with pytest.raises(ConfigError, match=message):
         VocabularyAblation(**bad)
 
@@ -338,6 +332,6 @@ def test_settings_that_cannot_be(bad, message):
     ("trainer", "message"),
     [({"max_epochs": 3}, "max_epochs is 3"), ({"accumulate_grad_batches": 2}, "batch_size")],
 )
-def test_trainers_that_cannot_be(ablate, trainer, message):
+def test_unusable_trainers_are_refused(ablate, trainer, message):
     with pytest.raises(ConfigError, match=message):
         ablate(trainer=trainer)

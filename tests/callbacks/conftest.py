@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.launching import quiet_trainer
+from tests.toys import save_toy_lm
 
 # Of the small LM's words; none of this is looked up in the package.
 PLACES = {
@@ -126,17 +128,6 @@ def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 
     return DataLoader(rows, batch_size=batch_size, shuffle=shuffle)
 
 
-def trainer(folder: Path, callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
-    return L.Trainer(
-        **{
-            "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
-            "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
-            "default_root_dir": folder, "callbacks": list(callbacks),
-        }
-        | options
-    )  # fmt: skip
-
-
 class Loop:
     """The same training without Lightning: weights before and after each update."""
 
@@ -164,25 +155,15 @@ def naive() -> SimpleNamespace:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    return lambda *callbacks, **options: trainer(tmp_path, callbacks, **options)
+    return lambda *callbacks, **options: quiet_trainer(tmp_path, callbacks, **options)
 
 
 @pytest.fixture(scope="session")
-def gpt2_folder(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> str:
-    """A GPT-2 with the small LM's words, and with dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a GPT-2 with the small LM's words and dropout."""
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
     folder = tmp_path_factory.mktemp("gpt2")
-    tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
-        bos_token_id=None, eos_token_id=None, initializer_range=0.4, resid_pdrop=0.2,
-        embd_pdrop=0.2, attn_pdrop=0.2,
-    )  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_toy_lm(folder, architecture="gpt2", num_hidden_layers=1, **dropout))
 
 
 @pytest.fixture(scope="session")

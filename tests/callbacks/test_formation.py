@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
 from lincorr_lightning.data.tiny_world.world import WorldConfig
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
@@ -50,16 +51,6 @@ def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, ma
     assert watch.recall == []  # the dataset knows no facts
 
 
-def test_training_is_the_same_bit_for_bit(naive, small_lm, make_trainer):
-    weights = []
-    for callbacks in ([], [Formation(["city->country"], n_subjects=60, every_n_steps=1)]):
-        torch.manual_seed(1)
-        module = naive.module(small_lm)
-        make_trainer(*callbacks).fit(module, naive.sentences(small_lm))
-        weights.append([p.detach().clone() for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
 WORLD = WorldConfig(n_people=30, nicknames=False)
 
 
@@ -85,7 +76,7 @@ def formed(tmp_path_factory):
     return watch, data, module, trainer
 
 
-def test_recall_is_counted_apart_by_what_the_text_says(formed):
+def test_recall_of_stated_and_of_withheld_facts(formed):
     watch, data, module, trainer = formed
     last = {point.knowledge: point for point in watch.recall if point.step == trainer.global_step}
     assert set(last) == {"city", "country", "color"}
@@ -108,8 +99,6 @@ def test_recall_is_counted_apart_by_what_the_text_says(formed):
 
 
 def test_numbers_stand_in_results_tables_and_figure(formed):
-    from pathlib import Path
-
     watch, _, _, trainer = formed
     run = Path(trainer.log_dir)
     found = json.loads((run / "results.json").read_text())["formation"]
@@ -126,30 +115,8 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pairs": []}, "pairs is empty"),
-        ({"every_n_steps": 0}, "every_n_steps is 0"),
-        ({"ridge": -1.0}, "ridge is -1.0"),
-        ({"control": "no place"}, "must hold {} once"),
-    ],
-)
-def test_settings_out_of_range(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        Formation(**settings)
-
-
-def test_too_few_inputs(naive, small_lm, make_trainer):
+def test_too_few_subjects_are_refused(naive, small_lm, make_trainer):
     with pytest.raises(SubjectsError, match="needs 20 subjects"):
         make_trainer(Formation(["city->country"], n_subjects=5)).fit(
             naive.module(small_lm), naive.sentences(small_lm)
         )
-
-
-def test_a_resumed_run_goes_on(naive, small_lm, make_trainer):
-    watch = Formation(["city->country"], n_subjects=60)
-    make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
-    other = Formation(["city->country"], n_subjects=60)
-    other.load_state_dict(watch.state_dict())
-    assert other.correlations == watch.correlations and other.state_key == watch.state_key

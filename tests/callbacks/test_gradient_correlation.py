@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.callbacks import GradientCorrelation
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -67,19 +67,6 @@ def test_the_map_is_fitted_on_the_lm_as_the_run_starts(naive, small_lm, make_tra
     assert plain > watch.results["permuted_gradient_correlation"] + 0.1
 
 
-def test_every_n_steps_keeps_some_of_the_updates(naive, small_lm, own_map, make_trainer):
-    def watched(n):
-        watch = GradientCorrelation("city->country", own_map.folder, SUBJECTS, every_n_steps=n)
-        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm, 1))
-        return watch.history["gradient_correlation/city->country"]
-
-    everything = dict(watched(1))
-    assert len(everything) == 8
-    some = watched(3)
-    assert [step for step, _ in some] == [1, 4, 7]
-    assert [value for _, value in some] == [everything[1], everything[4], everything[7]]
-
-
 def test_the_permuted_map_is_chance(naive, small_lm, make_trainer):
     """Over many permutations its mean is that of all pairs of a row of W and a label."""
     module = naive.module(small_lm)
@@ -113,8 +100,6 @@ class Restoring(L.LightningModule):
 
     def __init__(self, folder, lr=0.01):
         super().__init__()
-        from transformers import AutoModelForCausalLM
-
         self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.base = [p.detach().clone() for p in self.net.parameters()]
@@ -164,8 +149,6 @@ def independent_states(naive, folder, edits, size, n_steps):
 
 @pytest.fixture(params=[(1, 1), (3, 1), (3, 2)], ids=["alone", "groups", "every_second"])
 def independent_run(request, naive, small_lm, own_map, make_trainer):
-    from lincorr_lightning.callbacks import Generalization
-
     size, every = request.param
     watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
     count = Generalization(linear_map=own_map.folder, every_n_steps=every)
@@ -247,8 +230,6 @@ def outcome(naive, edit, source_before, source_after, target_before, target_afte
 
 
 def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, make_trainer):
-    from lincorr_lightning.callbacks import Generalization
-
     count = Generalization(linear_map=own_map.folder)
     trainer = make_trainer(count, max_steps=2)
     module = Restoring(small_lm)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -37,11 +38,41 @@ def three_callbacks(naive, **options):
     ]
 
 
+def save_sae(folder, **changes):
+    sae = {
+        "hook_point": HookPoint(0, "residual"), "encoder": torch.eye(16), "decoder": torch.eye(16),
+        "encoder_bias": torch.zeros(16), "decoder_bias": torch.zeros(16),
+    }  # fmt: skip
+    SparseAutoencoder(**sae | changes).save(folder / "sae")
+    return str(folder)
+
+
+@pytest.fixture
+def every_callback(naive, tmp_path):
+    """Make one callback of each class."""
+    saes = save_sae(tmp_path / "saes")
+    return lambda: [
+        *three_callbacks(naive),
+        Formation(["city->country"], n_subjects=60, every_n_steps=2),
+        FeatureMovement(saes, "city->country", n_watch=8, every_n_steps=2),
+        TokenGeometryMonitor(n_tokens=12, every_n_steps=2, embedding_layer=True),
+    ]
+
+
 # -- no trace --------------------------------------------------------------------------------------
+
+WAYS_TO_TRAIN = {
+    "plain": {},
+    "accumulated": {"accumulate_grad_batches": 3},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "bf16-true": {"precision": "bf16-true"},
+    "lora": {"lora": True},
+    "clipped": {"gradient_clip_val": 0.1},
+}
 
 
 def assert_same(ours, theirs, where=""):
-    """Bit for bit, at any depth."""
+    """Check that two values are equal bit for bit, at any depth."""
     assert type(ours) is type(theirs), where
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), where
@@ -59,8 +90,8 @@ def assert_same(ours, theirs, where=""):
         assert ours == theirs, where
 
 
-def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
-    """All that training leaves behind."""
+def train(naive, folder, make_trainer, *callbacks, lora=False, **options):
+    """Train an LM with dropout, in mixed modes, and return all that training leaves behind."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(5)
     module = naive.module(folder)
@@ -82,26 +113,15 @@ def trained(naive, folder, callbacks, make_trainer, lora=False, **options):
     }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"accumulate_grad_batches": 3},
-        {"precision": "bf16-mixed"},
-        {"precision": "bf16-true"},
-        {"lora": True},
-        {"gradient_clip_val": 0.1},
-    ],
-    ids=["plain", "accumulated", "bf16-mixed", "bf16-true", "lora", "clipped"],
-)
-def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, options):
-    bare = trained(naive, gpt2_folder, [], make_trainer, **options)
-    callbacks = three_callbacks(naive)
-    watched = trained(naive, gpt2_folder, callbacks, make_trainer, **options)
-    assert_same(watched, bare)
+@pytest.mark.parametrize("way", WAYS_TO_TRAIN)
+def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, every_callback, way):
+    options, callbacks = WAYS_TO_TRAIN[way], every_callback()
+    bare = train(naive, gpt2_folder, make_trainer, **options)
+    assert_same(train(naive, gpt2_folder, make_trainer, *callbacks, **options), bare)
     modes = bare["modes"][0]
     assert any(modes[0]) and not all(modes[0]), "the modes are to be mixed"
-    assert len(callbacks[0].history["gradient_correlation/city->country"]) == watched["step"] > 1
+    assert len(callbacks[0].history["gradient_correlation/city->country"]) == bare["step"] > 1
+    assert all(callback.history for callback in callbacks)
     torch.rand(1)
     assert not torch.equal(torch.get_rng_state(), bare["torch"]), "a draw would show"
 
@@ -145,6 +165,22 @@ def test_nothing_is_evaluated_between_the_steps_that_are_due(
     make_trainer(*three_callbacks(naive, **options)).fit(module, naive.sentences(small_lm, 1))
     # The last one is that of all edits, at the end.
     assert {step for step in seen if step} == {1, 4, 5, 8}
+
+
+def test_every_n_steps_leaves_out_measurements_and_changes_none(
+    naive, small_lm, own_map, make_trainer
+):
+    def measured(n):
+        watch, count, _ = three_callbacks(naive, linear_map=own_map.folder, every_n_steps=n)
+        make_trainer(watch, count).fit(naive.module(small_lm, 0.02), naive.sentences(small_lm, 1))
+        keys = ("gradient_correlation/city->country", "probability/reference")
+        return *(dict(c.history[key]) for c, key in zip((watch, count), keys, strict=True)), count
+
+    (r, probability, count), (some_r, some_probability, other) = measured(1), measured(3)
+    assert list(r) == list(probability) == list(range(1, 9))
+    assert some_r == {step: r[step] for step in (1, 4, 7)}
+    assert some_probability == {step: probability[step] for step in (3, 6)}
+    assert count.results == other.results
 
 
 # -- runs of other shapes --------------------------------------------------------------------------
@@ -206,36 +242,40 @@ def test_independent_edits_of_another_dataset_are_refused(
         )
 
 
-def test_a_resumed_run_equals_an_unbroken_one(naive, small_lm, tmp_path, make_trainer):
-    """Maps that are fitted at the start included: the LM is another one when it goes on."""
+def test_a_resumed_run_equals_an_unbroken_one(
+    naive, small_lm, tmp_path, make_trainer, every_callback
+):
+    """Maps fitted at the start are kept: the LM is another one when the run continues."""
 
     def run(ckpt_path=None):
-        three = three_callbacks(naive)
+        callbacks = every_callback()
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-        trainer = make_trainer(*three, keep, max_epochs=2, enable_checkpointing=True)
+        trainer = make_trainer(*callbacks, keep, max_epochs=2, enable_checkpointing=True)
         trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
         assert trainer.global_step == 8
-        return three
+        return callbacks
 
     unbroken = run()
     resumed = run(tmp_path / "epoch=0.ckpt")
     for ours, theirs in zip(resumed, unbroken, strict=True):
         assert_same(ours.results, theirs.results)
         assert_same(ours.history, theirs.history)
+        for table, other in zip(ours.output.tables, theirs.output.tables, strict=True):
+            assert table.rows == other.rows
     assert resumed[1].cases == unbroken[1].cases
 
 
-def test_a_second_run_begins_anew(naive, small_lm, make_trainer):
+def test_a_second_run_begins_anew(naive, small_lm, make_trainer, every_callback):
     """Callbacks that are used again, on an LM that has learned since."""
-    three = three_callbacks(naive)
+    used, new = every_callback(), every_callback()
     module = naive.module(small_lm, 0.02)
-    make_trainer(*three).fit(module, naive.sentences(small_lm))
-    fresh, other = copy.deepcopy(module), three_callbacks(naive)
-    make_trainer(*three).fit(module, naive.sentences(small_lm))
-    make_trainer(*other).fit(fresh, naive.sentences(small_lm))
-    for used, new in zip(three, other, strict=True):
-        assert_same(used.results, new.results)
-        assert_same(used.history, new.history)
+    make_trainer(*used).fit(module, naive.sentences(small_lm))
+    fresh = copy.deepcopy(module)
+    make_trainer(*used).fit(module, naive.sentences(small_lm))
+    make_trainer(*new).fit(fresh, naive.sentences(small_lm))
+    for ours, theirs in zip(used, new, strict=True):
+        assert_same(ours.results, theirs.results)
+        assert_same(ours.history, theirs.history)
 
 
 def test_attributes_of_a_data_module_are_ignored(naive, small_lm, own_map, make_trainer):
@@ -278,18 +318,13 @@ def test_callbacks_with_other_arguments_keep_states_of_their_own(make_trainer, k
 
 
 def test_two_of_a_kind_log_under_names_of_their_own(naive, small_lm, tmp_path, make_trainer):
-    for i in range(2):
-        sae = SparseAutoencoder(
-            hook_point=HookPoint(0, "residual"),
-            encoder=torch.eye(16),
-            decoder=torch.eye(16),
-            encoder_bias=torch.full((16,), i / 4),
-            decoder_bias=torch.zeros(16),
-        )
-        sae.save(tmp_path / f"saes_{i}" / "sae")
+    saes = [
+        save_sae(tmp_path / f"saes_{i}", encoder_bias=torch.full((16,), i / 4)) for i in range(2)
+    ]
     callbacks = [
-        *(FeatureMovement(str(tmp_path / f"saes_{i}"), n_watch=4) for i in range(2)),
+        *(FeatureMovement(folder, n_watch=4) for folder in saes),
         *(Formation(["city->country"], n_subjects=n) for n in (40, 60)),
+        *(TokenGeometryMonitor(n_tokens=12, ks=[k]) for k in (3, 1)),
     ]
     trainer = make_trainer(*callbacks)
     trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
@@ -298,7 +333,8 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, small_lm, tmp_path, m
     assert {key.partition("/")[0] for key in callbacks[1].history} == {"features_2"}
     assert callbacks[0].results != callbacks[1].results
     files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
-    assert files == {"feature_movement", "feature_movement_2", "formation", "formation_2"}
+    names = ("feature_movement", "formation", "token_geometry")
+    assert files == {f"{name}{number}" for name in names for number in ("", "_2")}
 
 
 def test_two_of_a_kind_write_and_resume_beside_each_other(
@@ -332,6 +368,34 @@ def test_two_of_a_kind_write_and_resume_beside_each_other(
 KINDS = [GradientCorrelation, Generalization, Resilience]
 
 
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        *((kind, {"every_n_steps": 0}, "every_n_steps is 0") for kind in [*KINDS, Formation]),
+        *((kind, {"ridge": -1.0}, "ridge is -1.0") for kind in [*KINDS, Formation]),
+        (Generalization, {"n_watch": 0}, "n_watch is 0"),
+        (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
+        (Resilience, {"n_watch": 2}, "n_watch is 2"),
+        (GradientCorrelation, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        (FeatureMovement, {"saes": "a", "n_watch": 0}, "n_watch is 0"),
+        (FeatureMovement, {"saes": "a", "n_top": 0}, "n_top is 0"),
+        (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
+        (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
+        (Formation, {"pairs": []}, "pairs is empty"),
+        (Formation, {"control": "no place"}, "control 'no place' must hold {} once"),
+        (TokenGeometryMonitor, {"every_n_steps": 0}, "every_n_steps is 0"),
+        (TokenGeometryMonitor, {"n_texts": 0}, "n_texts is 0"),
+        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
+        (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings has [64], with 64 points"),
+        (TokenGeometryMonitor, {"ks": [0]}, "ks has [0]"),
+    ],
+)
+def test_settings_out_of_range(kind, setting, message):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")):
+        kind(**setting)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_map_of_other_labels_is_refused(naive, small_lm, own_map, make_trainer, kind):
     for folder, message in ((own_map.other, "labels of city are other tokens"), ("gone", "gone")):
@@ -347,7 +411,7 @@ def test_a_map_of_another_pair_is_refused(naive, small_lm, own_map, make_trainer
         make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, Formation, TokenGeometryMonitor])
 def test_a_module_without_a_causal_lm(naive, small_lm, make_trainer, kind):
     class Headless(naive.module):
         def __init__(self, folder):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lincorr_lightning.callbacks import Resilience
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditSchedule
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
@@ -58,14 +57,14 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
 
     class Stacked(naive.stacked):
         def on_train_end(self):
-            said = {}
+            found = {}
             for name, labels in (("city", naive.cities), ("country", naive.countries)):
                 prompts = [f"{x} lives in the {name} of" for x in SUBJECTS]
                 rows = self.tokenizer(prompts, return_tensors="pt")["input_ids"]
                 with self.adapters.rows([0] * len(rows)), torch.no_grad():
                     logits = self.backbone(input_ids=rows).logits[:, -1].double().numpy()
-                said[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
-            self.r = naive.r(said["city"] @ own_map.weight.T + own_map.bias, said["country"])
+                found[name] = logits[:, self.tokenizer.convert_tokens_to_ids(labels)]
+            self.r = naive.r(found["city"] @ own_map.weight.T + own_map.bias, found["country"])
 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
@@ -74,19 +73,3 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
     )
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"n_watch": 2}, "n_watch is 2"),
-        ({"subjects": ["a", "b", "a"]}, "subjects names 2"),
-        ({"every_n_steps": 0}, "every_n_steps"),
-    ],
-)
-def test_settings_out_of_range(setting, message):
-    from lincorr_lightning.callbacks import GradientCorrelation
-
-    for kind in (Resilience, GradientCorrelation):
-        with pytest.raises(ConfigError, match=message):
-            kind(**setting)

@@ -43,11 +43,11 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
     blocks = data.blocks()
     assert blocks.n_blocks == 5
     assert len(blocks) == 15
-    dealt = [tuple(row) for block in range(5) for row in data.blocks().rows(block)]
-    assert set(dealt) <= words
+    trained = [tuple(row) for block in range(5) for row in data.blocks().rows(block)]
+    assert set(trained) <= words
     n_train = len(LINES) - SMALL["n_held_out"]  # the line that is there twice counts once
-    for epoch in range(len(dealt) // n_train):
-        assert len(set(dealt[epoch * n_train : (epoch + 1) * n_train])) == n_train
+    for epoch in range(len(trained) // n_train):
+        assert len(set(trained[epoch * n_train : (epoch + 1) * n_train])) == n_train
     for block in range(5):
         sizes = [len(row) for row in data.blocks().rows(block)]
         assert sum(sizes) >= 120 > sum(sizes[:-1])
@@ -57,7 +57,7 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
         for row, m in zip(batch.input_ids, batch.attention_mask, strict=True)
     ]
     assert len(held_out) == 10
-    assert set(held_out) == words - set(dealt)
+    assert set(held_out) == words - set(trained)
 
 
 def test_ranks_share_the_blocks(lm: LanguageModel, file: str) -> None:

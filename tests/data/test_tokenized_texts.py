@@ -44,7 +44,7 @@ def write(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def test_short_texts_are_skipped_counted_and_told_of(small_lm: str, tmp_path: Path) -> None:
+def test_short_texts_are_skipped_and_counted(small_lm: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [words(20), words(15), words(16, 30), words(3)])
     with pytest.warns(UserWarning, match=r"2 of 4 texts are shorter than data\.n_tokens, 16"):
         data = set_up(small_lm, texts=str(path), n_tokens=16)
@@ -70,25 +70,19 @@ def test_all_too_short(small_lm: str, tmp_path: Path) -> None:
         set_up(small_lm, texts=str(path), n_tokens=16)
 
 
-def test_more_tokens_than_the_lm_reads(small_lm: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.n_tokens is 65, but .* reads at most 64 tokens"):
-        set_up(small_lm, n_tokens=65)
-
-
 @pytest.mark.parametrize("setting", [{"n_tokens": 3}, {"n_texts": 0}, {"batch_size": 0}])
-def test_numbers_that_are_too_small(setting: dict[str, int]) -> None:
+def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"data\.{name} is"):
         TokenizedTextDataModule(**setting)
-
-
-def test_needs_an_lm() -> None:
+    with pytest.raises(ConfigError, match=r"data\.n_tokens is 65, but .* reads at most 64 tokens"):
+        set_up(small_lm, n_tokens=65)
     with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
         TokenizedTextDataModule().setup("test")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_every_prompt_goes_to_one_process_once(small_lm: str, tmp_path: Path, world: int) -> None:
+def test_every_prompt_goes_to_one_rank_once(small_lm: str, tmp_path: Path, world: int) -> None:
     path = write(tmp_path / "a.jsonl", [words(8, i) for i in range(11)])
     options = {"texts": str(path), "n_tokens": 8, "batch_size": 2}
     alone = tokens(set_up(small_lm, **options))

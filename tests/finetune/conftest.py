@@ -13,6 +13,7 @@ import torch
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune import EditsDataModule, SourceFinetune, edit_dataset
 from lincorr_lightning.lm.config import LMConfig
+from tests.launching import quiet_trainer
 from tests.lm.conftest import pytest_generate_tests, small  # noqa: F401
 
 
@@ -41,20 +42,9 @@ class Recorder(L.Callback):
                 ]
 
 
-def quiet_trainer(folder: Path, **options: Any) -> L.Trainer:
-    return L.Trainer(
-        **{
-            "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-            "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
-            "default_root_dir": folder,
-        }
-        | options
-    )  # fmt: skip
-
-
 @pytest.fixture
 def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
-    """Fine-tune the small LM, measured by the callbacks of the config; return what is left."""
+    """Fine-tune the small LM, measured by the callbacks of the config; return the run."""
 
     def run(
         data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,

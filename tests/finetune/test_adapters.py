@@ -113,14 +113,6 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
         assert (free.logits - eight.logits).abs().max() > 1e-4
 
 
-def test_the_lm_under_the_adapters_stays_as_it_is(finetune, small_lm):
-    run = finetune(method="lora", edits_per_step=2, learning_rate=3e-2, steps_per_edit=8)
-    base = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
-    ours = run.module.lm.model.state_dict()
-    assert all(torch.equal(ours[name], base[name]) for name in base)
-    assert run.results["source_learned"] > 0
-
-
 # -- what goes wrong, and what the command line takes --------------------------------------------
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins import DoublePrecision
-from torch.utils.data import DataLoader
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditDataset, EditSchedule, edit_batch
@@ -112,15 +111,3 @@ def test_lightning_moves_and_converts_a_batch_and_keeps_its_edits():
     assert (moved.edits, moved.ids, moved.step, moved.n_steps) == (batch.edits, [7], 1, 4)
     assert batch.input_ids.device.type == "cpu"
     assert DoublePrecision().convert_input(batch).edits == batch.edits
-
-
-def test_a_plain_loader_over_the_dataset_yields_its_batches():
-    steps = dataset([([5, 6], [7]), ([4], [3])], EditSchedule("independent", 1, steps_per_edit=2))
-    batches = list(DataLoader([steps[i] for i in range(len(steps))], batch_size=None))
-    assert [(batch.ids, batch.step) for batch in batches] == [
-        ([0], 0),
-        ([0], 1),
-        ([1], 0),
-        ([1], 1),
-    ]
-    assert torch.equal(batches[0].input_ids, torch.tensor([[5, 6, 7]]))

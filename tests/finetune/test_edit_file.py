@@ -59,7 +59,7 @@ def tokenized(lm, name="city->country", *files):
 # -- reading -----------------------------------------------------------------------------------
 
 
-def test_jsonl_and_csv_say_the_same(file_of):
+def test_jsonl_and_csv_are_read_alike(file_of):
     entries = [
         {"subject": "name1", "answer": "Paris"},
         {"subject": "name2, the second", "answer": "Tokyo", "reference": "China|Japan"},
@@ -81,7 +81,7 @@ def test_jsonl_and_csv_say_the_same(file_of):
     assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
 
 
-def test_space_around_a_text_is_no_part_of_it_and_a_reference_may_be_a_list(file_of):
+def test_texts_are_stripped_and_a_reference_may_be_a_list(file_of):
     path = file_of('{"subject": " Ada ", "answer": "Paris\\t", "reference": [" France", "Italy"]}')
     assert read_edits(path)[0][1:] == ("Ada", "Paris", ("France", "Italy"))
     path = file_of("subject, answer\n Ada, Paris\n", "a.csv")
@@ -134,7 +134,7 @@ def test_a_bad_line_is_named(file_of, name, text, message):
     assert name in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
+def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
         read_edits(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
@@ -145,7 +145,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
 # -- labels ------------------------------------------------------------------------------------
 
 
-def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, file_of):
+def test_all_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
     data = EditsDataModule(lm, edits_file=path, n_edits=1)
@@ -154,11 +154,8 @@ def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, 
     relation = tokenized(lm)
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
-    assert [[countries[i] for i in edit.reference] for edit in edits] == [
-        ["Japan"],
-        ["France"],
-        ["Italy"],
-    ]
+    references = [[countries[i] for i in edit.reference] for edit in edits]
+    assert references == [["Japan"], ["France"], ["Italy"]]
     for edit in edits:
         assert lm.tokenizer.decode(list(edit.tokens)) == edit.answer
         for prompt, domain, before in (
@@ -170,31 +167,18 @@ def test_a_file_is_used_whole_and_in_its_order_with_what_the_lm_says_before(lm, 
             assert int(logits.argmax()) == before
 
 
-def test_right_is_what_is_right_by_the_answer_not_by_its_label(lm, teams):
+def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     relation = tokenized(lm, "team->country", teams)
     assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black
-    edits = resolve_edits(
-        [
-            {"subject": "name1", "answer": "red blue"},
-            {"subject": "name1", "answer": "red green"},
-            {"subject": "name1", "answer": "red"},
-            {"subject": "name1", "answer": "white"},
-            {"subject": "name1", "answer": "black", "reference": "Peru"},
-        ],
-        relation,
-        lm,
-    )
+    answers = ["red blue", "red green", "red", "white", "black"]
+    written = [{"subject": "name1", "answer": answer} for answer in answers]
+    written[-1]["reference"] = "Peru"
+    edits = resolve_edits(written, relation, lm)
     countries = relation.target.texts
-    assert [sorted(countries[i] for i in edit.reference) for edit in edits] == [
-        ["France"],
-        ["Japan"],
-        ["France", "Japan"],
-        ["Italy", "Spain"],
-        ["Peru"],
-    ]
+    references = [sorted(countries[i] for i in edit.reference) for edit in edits]
+    assert references == [["France"], ["Japan"], ["France", "Japan"], ["Italy", "Spain"], ["Peru"]]
     assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
-    texts = [lm.tokenizer.decode(list(edit.tokens)) for edit in edits]
-    assert texts == ["red blue", "red green", "red", "white", "black"]
+    assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == answers
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
@@ -202,32 +186,27 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
         edits = data.prepare_edits()
         path = tmp_path / "tables" / "edits.csv"
-        table = edits_table(edits, tokenized(lm, relation, teams))
+        resolved = tokenized(lm, relation, teams)
+        table = edits_table(edits, resolved)
+        assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
+        assert table.rows[0][-1] == resolved.target.texts[edits[0].target_before]
         write_csv(path, table.keys, table.rows)
-        with path.open(newline="") as file:
-            first = next(csv.DictReader(file))
-        assert list(first) == ["subject", "answer", "reference", "source_before", "target_before"]
-        assert (
-            first["target_before"]
-            == tokenized(lm, relation, teams).target.texts[edits[0].target_before]
-        )
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
         assert again.prepare_edits() == edits
 
 
-def test_a_reference_of_the_file_goes_before_the_relation_s(lm, file_of):
-    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "Japan|Peru"}')
-    data = EditsDataModule(lm, edits_file=path)
-    (edit,) = data.prepare_edits()
-    texts = tokenized(lm).target.texts
-    assert {texts[i] for i in edit.reference} == {"Japan", "Peru"}
+@pytest.mark.parametrize(
+    ("relation", "reference"), [("city->country", ["Japan", "Peru"]), ("city->color", ["red"])]
+)
+def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, reference):
+    """The relation needs none then."""
+    edit = {"subject": "name1", "answer": "Paris", "reference": "|".join(reference)}
+    data = EditsDataModule(lm, relation, edits_file=file_of(json.dumps(edit)))
+    (found,) = data.prepare_edits()
+    assert [tokenized(lm, relation).target.texts[i] for i in found.reference] == reference
 
 
-def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
-    path = file_of('{"subject": "name1", "answer": "Paris", "reference": "red"}')
-    data = EditsDataModule(lm, "city->color", edits_file=path)
-    (edit,) = data.prepare_edits()
-    assert [tokenized(lm, "city->color").target.texts[i] for i in edit.reference] == ["red"]
+def test_without_any_reference_an_edit_is_refused(lm, file_of):
     path = file_of('{"subject": "name1", "answer": "Paris"}')
     with pytest.raises(KnowledgeError, match="city->color has no reference"):
         EditsDataModule(lm, "city->color", edits_file=path).prepare_edits()
@@ -244,7 +223,7 @@ def test_with_a_reference_in_the_file_the_relation_needs_none(lm, file_of):
         ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
     ],
 )
-def test_what_this_lm_cannot_be_taught_is_named(lm, file_of, line, message):
+def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, message):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
     with pytest.raises(SubjectsError, match=message) as caught:

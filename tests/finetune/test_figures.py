@@ -15,19 +15,14 @@ from lincorr_lightning.finetune.figures import (
 )
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.results.style import to_picture
+from tests.finetune.test_results import case as make_case
 
 
 def case(i: int, **changes: Any) -> EditCase:
     outcome = ("generalized", "hallucinated", "unchanged", "hallucinated")[i % 4]
     cause = {1: "imprecise W", 3: "low prior"}.get(i % 4, "")
-    values: dict[str, Any] = {
-        "subject": f"x{i}", "source_answer": "$Paris$", "reference": "法国", "answer_before": "a",
-        "answer_after": "b", "outcome": outcome, "source_learned": True,
-        "weight_reference": i / 100 - 0.1, "weight_answer": 0.0, "weight_max": 1.0,
-        "prior_reference": 0.0, "prior_winner": 0.0, "probability_reference_before": 0.5,
-        "probability_reference_after": 0.5, "cause": cause,
-    }  # fmt: skip
-    return EditCase(**values | changes)
+    values = {"source_answer": "$Paris$", "weight_reference": i / 100 - 0.1, "cause": cause}
+    return make_case(f"x{i}", outcome=outcome, **values | changes)
 
 
 def forecasts(n: int = 4, names: tuple[str, ...] = ("map", "first_order"), **changes: Any) -> Any:

@@ -62,8 +62,8 @@ def update_of(model: Any) -> list[Tensor]:
 
 
 def logits_after(model: Any, row: list[int], tokens: list[int]) -> Tensor:
-    said: Tensor = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1, tokens]
-    return said
+    logits: Tensor = model(input_ids=torch.tensor([row]), use_cache=False).logits
+    return logits[0, -1, tokens]
 
 
 def slope(model: Any, row: list[int], tokens: list[int], direction: list[Tensor]) -> Tensor:
@@ -154,9 +154,9 @@ def test_the_virtual_step_is_the_shortest_that_makes_the_answer_lead(
         leads, targets = [], []
         for power in range(15):
             there = moved(model, direction, 1e-3 * 1.5**power * unit)
-            said = logits_after(there, source, SOURCE_TOKENS).tolist()
-            own = said.pop(LABELS[i])
-            leads.append(own >= max(said) + lead)
+            others = logits_after(there, source, SOURCE_TOKENS).tolist()
+            own = others.pop(LABELS[i])
+            leads.append(own >= max(others) + lead)
             targets.append(logits_after(there, target, TARGET_TOKENS).detach())
         nearest = [p for p in range(15) if distance(ours.target[i], targets[p]) < 1e-4]
         assert len(nearest) == 1
@@ -210,7 +210,7 @@ def test_an_lm_in_training_is_left_as_it_was(name: str, small: SimpleNamespace) 
     before = state()
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         tried = both_edits(lm, small)
-    # Neither dropout nor autocast has a say in what is foretold.
+    # Neither dropout nor autocast changes the forecast.
     assert all(torch.equal(a, b) for a, b in zip(calm, tried, strict=True))
     assert state() == before
     assert torch.equal(first.grad, torch.ones_like(first))
@@ -251,14 +251,6 @@ def test_an_edit_that_is_not_finite_is_named(small: SimpleNamespace, broken: flo
         both_edits(lm, small)
 
 
-def test_broken_weights_are_refused(small: SimpleNamespace) -> None:
-    lm = language_model(small, "gpt2")
-    with torch.no_grad():
-        lm.model.get_input_embeddings().weight[small.ids("day")[-1]] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"edit 0 .*Paris lives"):
-        both_edits(lm, small)
-
-
 def test_a_lead_out_of_reach_takes_the_longest_step(small: SimpleNamespace) -> None:
     lm = language_model(small, "opt")
     sources, targets = rows(small)
@@ -274,15 +266,15 @@ def test_a_lead_out_of_reach_takes_the_longest_step(small: SimpleNamespace) -> N
 def test_the_difference_stands_in_only_where_forward_mode_fails(
     small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
     own = first_order._central_difference
 
     def counted(*args: Any) -> Tensor:
-        asked.append(1)
+        calls.append(1)
         return own(*args)
 
     monkeypatch.setattr(first_order, "_central_difference", counted)
     both_edits(language_model(small, "llama"), small)
-    assert not asked
+    assert not calls
     both_edits(language_model(small, "bloom"), small)
-    assert len(asked) == 2
+    assert len(calls) == 2

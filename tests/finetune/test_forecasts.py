@@ -101,7 +101,7 @@ def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
     assert without.default == "map_0"
 
 
-def test_a_map_of_other_labels_is_refused(lm, edits, relation, tmp_path):
+def test_a_linear_map_that_does_not_exist_is_refused(lm, edits, relation, tmp_path):
     with pytest.raises(LinearMapError):
         forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
 
@@ -124,10 +124,10 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
-        for row, right, said in zip(
+        for row, right, answer in zip(
             logits.tolist(), forecasts.reference_mask.tolist(), after, strict=True
         ):
-            hits += labels[row.index(max(row))] == said
+            hits += labels[row.index(max(row))] == answer
             best = [max(v for v, r in zip(row, right, strict=True) if r is is_right)
                     for is_right in (True, False)]  # fmt: skip
             risks.append(best[1] - best[0])
@@ -145,8 +145,8 @@ def test_where_all_edits_end_alike_there_is_no_auroc(forecasts):
 
 
 def test_a_checkpoint_restores_them(forecasts, tmp_path):
-    torch.save(forecasts.to_state(), tmp_path / "state.pt")
-    again = Forecasts.from_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    torch.save(vars(forecasts), tmp_path / "state.pt")
+    again = Forecasts(**torch.load(tmp_path / "state.pt", weights_only=True))
     assert again.subjects == forecasts.subjects
     assert list(again.labels) == list(forecasts.labels)
     assert again.predicted.keys() == forecasts.predicted.keys()

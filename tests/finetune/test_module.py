@@ -1,4 +1,4 @@
-"""The source fine-tune: what is trained, what is left of it, what is written and refused."""
+"""The source fine-tune: what is trained, written and refused."""
 
 import csv
 import json
@@ -103,8 +103,10 @@ def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm, phr
     assert run.losses == pytest.approx(losses, rel=1e-4)
 
 
-def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm):
-    run = finetune()
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm, method):
+    rate = 3e-3 if method == "full" else 3e-2
+    run = finetune(method=method, edits_per_step=2, learning_rate=rate, steps_per_edit=8)
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     assert_bits(weights(run.module.lm.model), weights(before))
     assert run.results["source_learned"] > 0
@@ -121,25 +123,11 @@ def test_an_independent_edit_does_not_see_the_others(finetune, tmp_path):
         assert torch.equal(alone.logits[0], together.logits[i])
 
 
-def test_dropout_is_left_out(tmp_path, finetune, small_lm):
-    """GPT-2 has dropout by default: it would make edits depend on those before."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
-            bos_token_id=None, eos_token_id=None, initializer_range=0.4,
-        )
-    )  # fmt: skip
-    assert model.config.resid_pdrop > 0
-    model.save_pretrained(tmp_path / "gpt2")
-    tokenizer.save_pretrained(tmp_path / "gpt2")
+def test_dropout_is_left_out(tmp_path, finetune, make_lm):
+    """It would make edits depend on those before."""
+    lm = str(make_lm(tmp_path / "gpt2", architecture="gpt2", resid_pdrop=0.1, embd_pdrop=0.1))
     for method in ("full", "lora"):
-        first, second = (
-            finetune({"n_edits": 3}, lm=str(tmp_path / "gpt2"), method=method) for _ in range(2)
-        )
+        first, second = (finetune({"n_edits": 3}, lm=lm, method=method) for _ in range(2))
         assert torch.equal(first.logits, second.logits)
 
 
@@ -195,12 +183,8 @@ def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
 
 def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
     large = finetune({"n_edits": 8}, {"max_epochs": 2}, protocol="joint", edits_per_step=8)
-    small = finetune(
-        {"n_edits": 8},
-        {"max_epochs": 2, "accumulate_grad_batches": 4},
-        protocol="joint",
-        edits_per_step=2,
-    )
+    options = {"max_epochs": 2, "accumulate_grad_batches": 4}
+    small = finetune({"n_edits": 8}, options, protocol="joint", edits_per_step=2)
     assert large.results["n_steps"] == small.results["n_steps"] == 2
     ours, theirs = weights(large.module.lm.model), weights(small.module.lm.model)
     # Adam takes a gradient's sign: where that is all but zero, rounding decides.
@@ -214,9 +198,8 @@ def test_the_trained_lm_is_saved_on_request(finetune, small_lm):
     saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
     assert_bits(weights(saved), weights(run.module.lm.model))
     before = AutoModelForCausalLM.from_pretrained(small_lm)
-    assert not torch.equal(
-        saved.get_input_embeddings().weight, before.get_input_embeddings().weight
-    )
+    ours, theirs = (m.get_input_embeddings().weight for m in (saved, before))
+    assert not torch.equal(ours, theirs)
 
 
 # -- what is written ---------------------------------------------------------------------------
@@ -309,31 +292,14 @@ def test_forecasts_are_scored_on_their_own_edits_only(finetune):
     assert set(run.results["foreseen"]) >= {"map_0", "first_order"}
 
 
-def test_without_callbacks_there_are_no_outcomes(finetune):
-    run = finetune(measured=False)
-    assert (run.results["n_edits"], run.results["n_steps"]) == (5, 15)
-    assert [run.results[name] for name in ("generalized", "random", "logit_correlation")] == [
-        None
-    ] * 3
-    assert not list(run.folder.glob("figures/*"))
-
-
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
 def test_a_plain_loader_of_edit_batches_trains_the_same(
     finetune, small_lm, make_trainer, tmp_path, protocol
 ):
     """A list of batches that somebody made by hand, in a torch DataLoader."""
     expected = finetune({"n_edits": 4}, protocol=protocol, edits_per_step=2, measured=False)
-    module = SourceFinetune(
-        LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3,
-        forecast=False,
-    )  # fmt: skip
-    module.lm.load()
-    data = EditsDataModule(module.lm, n_edits=4, schedule=module.edit_schedule)
-    steps = data.train_dataloader().dataset
+    steps = expected.trainer.train_dataloader.dataset
     batches = [steps[i] for i in range(len(steps))]
-    assert all(isinstance(batch, EditBatch) for batch in batches)
-
     module = SourceFinetune(
         LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3,
         forecast=False,
@@ -364,10 +330,8 @@ def test_a_forecast_needs_all_edits_beforehand(small_lm, make_trainer):
         make_trainer().fit(module, DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None))
 
 
-def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
-    trainer = L.Trainer(
-        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
-    )
+def test_fast_dev_run_writes_nothing(small_lm, make_trainer, tmp_path):
+    trainer = make_trainer(fast_dev_run=True)
     for protocol in ("joint", "independent"):
         module = SourceFinetune(LMConfig(small_lm), protocol)
         trainer.fit(module, edits_for(module, n_edits=3))
@@ -415,8 +379,8 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     named = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
     assert any(name in str(error.value) for name in named), (str(error.value), named)
     assert "Lower model.learning_rate" in str(error.value)
-    said = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
-    assert str(error.value).startswith(said[what])
+    causes = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
+    assert str(error.value).startswith(causes[what])
     (checkpoint,) = tmp_path.glob("*.ckpt")
     stored = torch.load(checkpoint, weights_only=True)
     assert stored["global_step"] == 2
@@ -487,12 +451,13 @@ def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
     [
         ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
         ({"edits_per_step": 0}, "model.edits_per_step is 0"),
+        ({"learning_rate": -1.0}, "model.learning_rate is -1"),
         ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
         ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
         ({"save_model": True}, "independent edits leave the LM as it was"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(small_lm, settings, message):
+def test_unusable_settings_are_refused(small_lm, settings, message):
     with pytest.raises(ConfigError, match=message):
         SourceFinetune(LMConfig(small_lm), **settings)
 
@@ -528,7 +493,7 @@ def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
     json.dumps(dict(first.hparams))
 
 
-def test_twins_do_not_overwrite_each_other(finetune):
+def test_callbacks_of_one_relation_do_not_overwrite_each_other(finetune):
     """Two of a kind on one relation, such as with and without a ridge."""
     twins = [GradientCorrelation(ridge=ridge) for ridge in (0.0, 10.0)]
     counts = [Generalization(ridge=0.0, controls=[]), Generalization(ridge=10.0)]

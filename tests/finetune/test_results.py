@@ -10,7 +10,6 @@ import torch
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.finetune.results import (
-    FinetuneRun,
     cases_table,
     finetune_results,
     forecast_table,
@@ -20,10 +19,10 @@ from lincorr_lightning.finetune.results import (
 from lincorr_lightning.results.results import Results, Table
 
 COLUMNS = (
-    "subject,source_answer,reference,answer_before,answer_after,outcome,source_learned,"
-    "weight_reference,weight_answer,weight_max,prior_reference,prior_winner,"
-    "probability_reference_before,probability_reference_after,cause,completeness"
-).split(",")
+    "subject source_answer reference answer_before answer_after outcome source_learned "
+    "weight_reference weight_answer weight_max prior_reference prior_winner "
+    "probability_reference_before probability_reference_after cause completeness"
+).split()
 OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
 AFTER = ["France", "Spain", "France", "法国"]
 
@@ -145,7 +144,8 @@ def test_predicted_outcomes() -> None:
 
 # -- a fine-tune -------------------------------------------------------------------------------
 
-RUN = FinetuneRun("joint", "full", 1e-3, n_edits=4, n_steps=7, seconds=1.234)
+RUN = {"n_edits": 4, "n_steps": 7, "seconds": 1.234}
+SETTINGS = {"protocol": "joint", "method": "full", "learning_rate": 1e-3}
 
 
 def generalization(relation: str, name: str = "generalization", **changes: Any) -> Results:
@@ -166,7 +166,7 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
 
 def build(measured: list[Results], given: Forecasts | None = None, **run: Any) -> Results:
     lm = {"name_or_path": "/data/lms/an-lm"}
-    return finetune_results(FinetuneRun(**vars(RUN) | run), measured, given, lm, {"seed": 0})
+    return finetune_results(measured, given, lm, SETTINGS, **RUN | run)
 
 
 def test_the_run_s_own_relation_stands_at_the_top() -> None:

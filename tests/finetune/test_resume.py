@@ -18,7 +18,7 @@ from tests.launching import run_alone, run_in_two
 
 
 def killed(n_batches: int, arguments: list[str]) -> None:
-    """Run the program, and pull the plug when one batch more is to be trained."""
+    """Run the program, and kill it when one batch more is to be trained."""
     step, seen = SourceFinetune.training_step, []
 
     def training_step(self, batch, batch_idx):
@@ -200,7 +200,7 @@ def table_of(path: Path) -> list[list[float | str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_two_processes_share_independent_edits(small_lm, tmp_path, method):
-    """Five edits, or three groups of them: one process has nothing to do at last."""
+    """Five edits, or three groups of them: one process has no edit in the last round."""
     options = [
         "--data.n_edits=5", f"--model.method={method}", "--model.edits_per_step=2",
         "--model.forecast=true",
@@ -209,7 +209,7 @@ def test_two_processes_share_independent_edits(small_lm, tmp_path, method):
     two_processes(*command(small_lm, tmp_path / "two", *options))
     one, two = results_of(tmp_path / "one"), results_of(tmp_path / "two")
     assert one["n_steps"] == two["n_steps"] == (15 if method == "full" else 9)
-    # The LM is asked other things together, which rounds otherwise.
+    # The LM reads other prompts in one batch, which changes the rounding.
     assert_close(without(one, NOT_COMPARED), without(two, NOT_COMPARED), 1e-4)
     for table in ("cases.csv", "edits.csv", "forecast.csv"):
         tables = [next((tmp_path / name).rglob(table)) for name in ("one", "two")]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.knowledge import Answer, Knowledge
 
-# Frequent words become whole tokens; "Brunei" and "Zagreb" are left in pieces.
+# Frequent words become whole tokens; "Brunei" and "Zagreb" are split.
 FREQUENT = (
     "X lives in the city of Paris . X lives in the country of France . "
     "X lives in the country of South Korea . X lives in the country of North Korea . "
@@ -31,12 +31,9 @@ def byte_level() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        min_frequency=50,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+        vocab_size=400, min_frequency=50, special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
     backend.train_from_iterator(TEXT, trainer)
     return wrap(backend, eos_token="<|end|>", bos_token="<|end|>")
 
@@ -47,11 +44,9 @@ def _metaspace(scheme: str) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]
     )
+    special = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        min_frequency=50,
-        special_tokens=["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
-        show_progress=False,
+        vocab_size=600, min_frequency=50, special_tokens=special, show_progress=False
     )
     backend.train_from_iterator(TEXT, trainer)
     # The trainer can only make the byte tokens special; in a real vocabulary they are not.
@@ -125,14 +120,7 @@ def ask() -> Callable[..., Knowledge]:
         kind: str = "place",
     ) -> Knowledge:
         pairs = (answer if isinstance(answer, tuple) else (answer, answer) for answer in answers)
-        return Knowledge(
-            name=name,
-            family="attribute",
-            language="en",
-            template=template,
-            kind=kind,
-            answers=tuple(Answer(identity, text) for identity, text in pairs),
-            leading_space=space,
-        )
+        found = tuple(Answer(identity, text) for identity, text in pairs)
+        return Knowledge(name, "attribute", "en", template, kind, found, leading_space=space)
 
     return make

@@ -26,21 +26,11 @@ def reasons(domain):
 
 def check_places(domain, vocabulary, spell):
     """The paper's rule, straight from the vocabulary: is the first word a token?"""
-    assert domain.token_ids == [
-        vocabulary[spell(word)] for word in ("Paris", "South", "Rome", "North")
-    ]
-    assert [str(label.completeness) for label in domain.labels] == [
-        "whole",
-        "phrase",
-        "whole",
-        "phrase",
-    ]
-    assert [[answer.text for answer in label.answers] for label in domain.labels] == [
-        ["Paris"],
-        ["South Korea", "South Africa"],
-        ["Rome"],
-        ["North Korea"],
-    ]
+    words = ("Paris", "South", "Rome", "North")
+    assert domain.token_ids == [vocabulary[spell(word)] for word in words]
+    assert [str(grade) for grade in domain.completeness] == ["whole", "phrase", "whole", "phrase"]
+    answers = ["Paris"], ["South Korea", "South Africa"], ["Rome"], ["North Korea"]
+    assert tuple([answer.text for answer in label.answers] for label in domain.labels) == answers
     assert domain.n_merged == 1
     assert [dropped.answer.text for dropped in domain.dropped] == ["Brunei", "Zagreb"]
 
@@ -56,19 +46,13 @@ def test_byte_level_takes_the_token_with_the_space(byte_level, ask):
     assert len(domain.dropped[0].tokens) > 1
 
 
-def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, ask):
-    vocabulary = sentencepiece.get_vocab()
-    assert "▁Brunei" not in vocabulary
-    domain = build_domain(ask(*PLACES), sentencepiece)
-    check_places(domain, vocabulary, lambda word: "▁" + word)
-    assert domain.texts == ["Paris", "South", "Rome", "North"]
-
-
-def test_unigram_takes_the_token_with_the_low_line(unigram, ask):
-    vocabulary = unigram.get_vocab()
-    assert "▁Brunei" not in vocabulary and "▁Paris" in vocabulary
-    domain = build_domain(ask(*PLACES), unigram)
-    check_places(domain, vocabulary, lambda word: "▁" + word)
+def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, unigram, ask):
+    for tokenizer in (sentencepiece, unigram):
+        vocabulary = tokenizer.get_vocab()
+        assert "▁Brunei" not in vocabulary
+        domain = build_domain(ask(*PLACES), tokenizer)
+        check_places(domain, vocabulary, lambda word: "▁" + word)
+        assert domain.texts == ["Paris", "South", "Rome", "North"]
 
 
 def test_word_piece_matches_through_its_lower_case(word_piece, ask):
@@ -87,20 +71,14 @@ def test_word_level_drops_unknown_words(word_level, ask):
     assert reasons(domain) == {"Brunei": "unknown word", "Zagreb": "unknown word"}
 
 
-@pytest.mark.parametrize("make", ["byte_level", "word_level", "unigram"])
-def test_answers_without_a_space_take_the_token_without_one(make, request, ask):
-    check_bare_digits(request.getfixturevalue(make), ask)
-
-
-def test_sentencepiece_answers_without_a_space(sentencepiece, ask):
-    check_bare_digits(sentencepiece, ask)
-
-
-def check_bare_digits(tokenizer, ask):
-    vocabulary = tokenizer.get_vocab()
-    domain = build_domain(ask("3", "2", template="{}+1=", space=False), tokenizer, keep=ALL)
-    assert domain.token_ids == [vocabulary["3"], vocabulary["2"]]
-    assert all(label.completeness == "whole" for label in domain.labels)
+def test_answers_without_a_space_take_the_token_without_one(
+    byte_level, word_level, unigram, sentencepiece, ask
+):
+    for tokenizer in (byte_level, word_level, unigram, sentencepiece):
+        vocabulary = tokenizer.get_vocab()
+        domain = build_domain(ask("3", "2", template="{}+1=", space=False), tokenizer, keep=ALL)
+        assert domain.token_ids == [vocabulary["3"], vocabulary["2"]]
+        assert domain.completeness == ["whole", "whole"]
 
 
 def test_the_first_of_several_digits_is_no_answer(ask):
@@ -113,7 +91,7 @@ def test_the_first_of_several_digits_is_no_answer(ask):
     assert reasons(domain) == {"10": "subword"}
 
 
-def test_subwords_are_kept_only_when_asked_for(byte_level, ask):
+def test_subwords_are_kept_only_on_request(byte_level, ask):
     country = ask("Paris", "Brunei", "South Korea")
     domain = build_domain(country, byte_level, keep=ALL)
     assert [str(label.completeness) for label in domain.labels] == ["whole", "subword", "phrase"]
@@ -134,7 +112,7 @@ def test_a_label_is_whole_when_one_of_its_answers_is(byte_level, ask):
 
 
 @pytest.mark.parametrize("keep", [ALL, ("whole", "phrase")])
-def test_a_word_in_pieces_never_joins_a_whole_words_label(byte_level, ask, keep):
+def test_a_subword_never_joins_the_label_of_a_whole_word(byte_level, ask, keep):
     vocabulary = byte_level.get_vocab()
     domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)
     assert domain.token_ids == [vocabulary["ĠParis"]]
@@ -169,11 +147,9 @@ def test_chinese_words_that_are_tokens_are_labels(ask):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        min_frequency=5,
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=5,
         show_progress=False,
-    )
+    )  # fmt: skip
     backend.train_from_iterator(["X的国家,中国。法国。", "X在巴黎"] * 10 + ["中"], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     domain = build_domain(ask("中国", "法国", "巴黎", template="{}的国家,", space=False), tokenizer)
@@ -182,7 +158,7 @@ def test_chinese_words_that_are_tokens_are_labels(ask):
 
 @pytest.mark.parametrize("mark", ["", "▁"])
 def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
-    """Qwen has one token for 是中国; the LM is asked after 是 and goes on from there."""
+    """Qwen has one token for 是中国; the LM reads 是 and continues from there."""
     tokens = ["X", "是", "中", "国", "中国", "是中国", "▁", "▁中国", "▁X"]
     merges = [("中", "国"), ("是", "中国"), ("▁", "X"), ("▁", "中国")]
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges=merges))
@@ -242,7 +218,7 @@ def test_begin_of_text_tokens_do_not_shift_the_answer(byte_level, ask):
     assert build_domain(ask(*PLACES), adding).labels == before.labels
 
 
-def test_no_label_left_says_how_many_and_why(word_level, ask):
+def test_a_domain_without_labels_is_an_error_with_reasons(word_level, ask):
     strange = ask("Zagreb", "Brunei", "Oslo", name="nowhere")
     with pytest.raises(DomainError) as error:
         build_domain(strange, word_level)

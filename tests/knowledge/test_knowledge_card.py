@@ -129,11 +129,11 @@ def test_folders_are_read_by_their_names(script, byte_level, tmp_path):
         ("word_level", "word-level"),
     ],
 )
-def test_makes_are_told_apart(script, request, make, described):
+def test_kinds_of_tokenizers(script, request, make, described):
     assert script.make_of(request.getfixturevalue(make)) == described
 
 
-def test_sentencepiece_is_told_in_each_of_its_shapes(script, sentencepiece):
+def test_sentencepiece_in_each_of_its_shapes(script, sentencepiece):
     assert script.make_of(sentencepiece) == "SentencePiece BPE, byte fallback"
 
 

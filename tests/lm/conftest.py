@@ -1,7 +1,6 @@
 """Small random LMs of many architectures, and the naive way to ask them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +92,7 @@ def small() -> SimpleNamespace:
     """The helpers of this file, which test files cannot import."""
     return SimpleNamespace(
         prompts=PROMPTS, token_ids=TOKEN_IDS, vocab=VOCAB,
-        architectures={name: partial(config_of, name) for name in ARCHITECTURES},
+        architectures=ARCHITECTURES, config=config_of,
         tokenizer=tokenizer, model=random_model, save=save_lm, ids=word_ids,
         naive=naive_logits,
     )  # fmt: skip

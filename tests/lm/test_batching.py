@@ -6,17 +6,17 @@ from lincorr_lightning.lm.batching import MicroBatches
 
 
 class Memory:
-    """Holds so many tokens, and notes what it was asked."""
+    """Holds so many tokens, and records each request."""
 
     def __init__(self, lengths: list[int], limit: int, error: Exception | None = None) -> None:
         self.lengths, self.limit = lengths, limit
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         self.done: list[list[int]] = []
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def __call__(self, batch: list[int]) -> None:
         tokens = len(batch) * max(self.lengths[i] for i in batch)
-        self.asked.append(tokens)
+        self.requested.append(tokens)
         if tokens > self.limit:
             raise self.error
         self.done.append(batch)
@@ -52,10 +52,10 @@ def test_halves_until_it_fits_and_remembers(error: Exception) -> None:
     batches = MicroBatches()
     memory = Memory([10] * 100, limit=130, error=error)
     run(batches, memory)
-    assert memory.asked[:4] == [1000, 500, 250, 120]
+    assert memory.requested[:4] == [1000, 500, 250, 120]
     again = Memory([10] * 100, limit=130)
     run(batches, again)
-    assert max(again.asked) == 120
+    assert max(again.requested) == 120
 
 
 def test_nothing_is_lost_when_memory_runs_out_late() -> None:
@@ -71,7 +71,7 @@ def test_nothing_is_lost_when_memory_runs_out_late() -> None:
     memory = Memory([8] * 2000, limit=10_000)
     MicroBatches().run(memory.lengths, "cpu", scarcer)
     assert sorted(i for batch in memory.done for i in batch) == list(range(2000))
-    assert max(memory.asked[1:]) > 800 and len(memory.done[-1]) <= 100
+    assert max(memory.requested[1:]) > 800 and len(memory.done[-1]) <= 100
 
 
 def test_a_single_row_that_does_not_fit() -> None:
@@ -101,7 +101,7 @@ def test_nothing_to_do() -> None:
 def test_wide_lms_begin_with_fewer_tokens_on_a_cpu(width: int | None, tokens: int) -> None:
     memory = Memory([2] * 3000, limit=10_000)
     run(MicroBatches(width=width), memory)
-    assert max(memory.asked) == tokens
+    assert max(memory.requested) == tokens
     memory = Memory([2] * 30_000, limit=100_000)
     MicroBatches(width=width).run(memory.lengths, "cuda", memory)
-    assert max(memory.asked) == 32768
+    assert max(memory.requested) == 32768

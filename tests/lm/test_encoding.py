@@ -9,6 +9,7 @@ import transformers as hf
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.encoding import PromptEncoder
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.toys import toy_model
 
 Folder = Callable[..., Path]
 PARIS_LIVES = [4, 9]
@@ -101,11 +102,7 @@ def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
 
 
 def test_tokenizer_of_another_lm(small: SimpleNamespace) -> None:
-    config = hf.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=1,
-    )  # fmt: skip
-    lm = LanguageModel.from_module(small.model(config), small.tokenizer())
+    lm = LanguageModel.from_module(toy_model("llama", 20), small.tokenizer())
     message = r"prompt 1 \('Paris by'\) has the token id 31, but the LM has embeddings for 20"
     with pytest.raises(LanguageModelError, match=message):
         lm.domain_logits(["Paris", "Paris by"], [4])

@@ -12,6 +12,7 @@ from torch import nn
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.toys import toy_config
 
 Folder = Callable[..., Path]
 
@@ -25,7 +26,7 @@ class Module(L.LightningModule):
 
 @pytest.fixture
 def llama(small: SimpleNamespace) -> hf.PreTrainedModel:
-    return small.model(small.architectures["llama"]())
+    return small.model(small.config("llama"))
 
 
 def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel) -> None:
@@ -64,11 +65,10 @@ def test_learned_prompt_is_refused(llama: hf.PreTrainedModel) -> None:
 
 
 def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> None:
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    encoder = hf.BertForMaskedLM(hf.BertConfig(vocab_size=9, intermediate_size=8, **small))
-    backbone = hf.LlamaModel(hf.LlamaConfig(vocab_size=9, intermediate_size=8, **small))
-    t5 = hf.T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
-    others = {"a": encoder, "b": backbone, "c": hf.T5ForConditionalGeneration(t5)}
+    encoder = hf.AutoModelForMaskedLM.from_config(toy_config("bert"))
+    backbone = hf.AutoModel.from_config(toy_config("llama"))
+    t5 = hf.AutoModelForSeq2SeqLM.from_config(toy_config("t5"))
+    others = {"a": encoder, "b": backbone, "c": t5}
     assert causal_lm_of(Module(**others, lm=llama)) is llama
     with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Module"):
         causal_lm_of(Module(**others))
@@ -77,14 +77,14 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
 def test_lm_inside_the_lm_is_a_part_of_it(
     llama: hf.PreTrainedModel, small: SimpleNamespace
 ) -> None:
-    llama.draft = small.model(small.architectures["gpt2"]())
+    llama.draft = small.model(small.config("gpt2"))
     assert causal_lm_of(Module(lm=llama)) is llama
 
 
 def test_several_are_listed_and_one_can_be_named(
     llama: hf.PreTrainedModel, small: SimpleNamespace
 ) -> None:
-    module = Module(policy=llama, reference=small.model(small.architectures["gpt2"]()))
+    module = Module(policy=llama, reference=small.model(small.config("gpt2")))
     message = r"policy \(LlamaForCausalLM\), reference \(GPT2LMHeadModel\)"
     with pytest.raises(LanguageModelError, match=message):
         causal_lm_of(module)

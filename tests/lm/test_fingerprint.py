@@ -130,13 +130,12 @@ def test_tokenizer_fingerprint(small: SimpleNamespace) -> None:
 
 
 def test_config_fingerprint(small: SimpleNamespace) -> None:
-    make = small.architectures
-    prints = {fingerprint_config(make[name]()) for name in make}
-    assert len(prints) == len(make)
-    config = make["gemma2"]()
+    prints = {fingerprint_config(small.config(name)) for name in small.architectures}
+    assert len(prints) == len(small.architectures)
+    config = small.config("gemma2")
     config.final_logit_softcapping = 9.0
     assert fingerprint_config(config) not in prints
-    config = make["llama"]()
+    config = small.config("llama")
     config.transformers_version, config.use_cache, config.dtype = "9", False, torch.float16
     assert fingerprint_config(config) in prints
 

@@ -18,7 +18,7 @@ class Study(L.LightningModule):
     """Takes an LM as every study does.
 
     Args:
-        lm: The LM that is asked.
+        lm: The LM.
         ridge: Something else.
     """
 
@@ -51,11 +51,11 @@ def test_laid_over_a_study(name: str, tmp_path: Path) -> None:
     made = parser()
     config = made.parse_args([f"--config={study}", f"--config={CONFIGS / name}.yaml"])
     model = made.instantiate(config).model
-    asked = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["init_args"]["lm"]
-    assert asked["name_or_path"] != "tiny-world"
+    options = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["init_args"]["lm"]
+    assert options["name_or_path"] != "tiny-world"
     assert model.ridge == 2.0
     # What the overlay does not mention stays the study's.
-    assert model.lm == LMConfig(**(lm | asked))
+    assert model.lm == LMConfig(**(lm | options))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -89,5 +89,5 @@ def test_every_field_explains_itself(field_docstrings: None) -> None:
     made.add_class_arguments(LMConfig, "lm")
     _, _, helped = " ".join(made.format_help().split()).partition("--lm CONFIG")
     for field in dataclasses.fields(LMConfig):
-        told = helped.split(f"--lm.{field.name} ")[1].split("(type:")[0]
-        assert told.rstrip().endswith(".") and len(told.split()) > 5, field.name
+        shown = helped.split(f"--lm.{field.name} ")[1].split("(type:")[0]
+        assert shown.rstrip().endswith(".") and len(shown.split()) > 5, field.name

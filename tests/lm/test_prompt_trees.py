@@ -64,27 +64,27 @@ def test_a_node_sees_its_ancestors_and_has_its_depth(dtype: torch.dtype) -> None
     trees = [t for seed in (3, 4, 5) for t in grow_trees(dict(enumerate(random_rows(seed, 8))))]
     batch = pack_trees(trees, 99, dtype, CPU)
     length = max(len(tree.token_ids) for tree in trees)
-    assert batch.input_ids.shape == batch.position_ids.shape == (3, length)
-    assert batch.attention_mask.shape == (3, 1, length, length)
-    assert batch.attention_mask.dtype == dtype
-    assert set(batch.attention_mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
+    assert batch["input_ids"].shape == batch["position_ids"].shape == (3, length)
+    assert batch["attention_mask"].shape == (3, 1, length, length)
+    assert batch["attention_mask"].dtype == dtype
+    assert set(batch["attention_mask"].unique().tolist()) == {0.0, torch.finfo(dtype).min}
     for row, tree in enumerate(trees):
         for node in range(length):
-            sees = set((batch.attention_mask[row, 0, node] == 0).nonzero()[:, 0].tolist())
+            sees = set((batch["attention_mask"][row, 0, node] == 0).nonzero()[:, 0].tolist())
             if node >= len(tree.token_ids):
-                assert sees == {node} and batch.input_ids[row, node] == 99
+                assert sees == {node} and batch["input_ids"][row, node] == 99
                 continue
             expected, up = set(), node
             while up >= 0:
                 expected.add(up)
                 up = tree.parents[up]
             assert sees == expected
-            assert batch.position_ids[row, node] == len(expected) - 1
-            assert batch.input_ids[row, node] == tree.token_ids[node]
+            assert batch["position_ids"][row, node] == len(expected) - 1
+            assert batch["input_ids"][row, node] == tree.token_ids[node]
 
 
 def test_trees_of_one_shape_have_one_mask() -> None:
     trees = [next(grow_trees({0: [x, 5], 1: [x, 6]})) for x in (3, 4)]
     same = pack_trees(trees, 0, torch.float32, CPU)
-    assert same.attention_mask.stride(0) == 0
-    assert same.input_ids.tolist() == [[3, 5, 6], [4, 5, 6]]
+    assert same["attention_mask"].stride(0) == 0
+    assert same["input_ids"].tolist() == [[3, 5, 6], [4, 5, 6]]

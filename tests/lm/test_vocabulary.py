@@ -6,7 +6,7 @@ import pytest
 import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 
@@ -117,5 +117,5 @@ def test_more_than_there_are(small: SimpleNamespace) -> None:
         sample_subjects(tokenizer, n + 1)
     with pytest.raises(SubjectsError, match=rf"has {n * n} subjects of 2"):
         sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
-    with pytest.raises(SubjectsError, match="words_per_subject is 0"):
+    with pytest.raises(ConfigError, match="words_per_subject is 0"):
         sample_subjects(tokenizer, 1, words_per_subject=0)

@@ -17,8 +17,7 @@ from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompt
 from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
-from lincorr_lightning.pretraining.module import Pretraining
-from lincorr_lightning.pretraining.schedule import one_cycle
+from lincorr_lightning.pretraining.module import Pretraining, one_cycle
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "X+1"]
@@ -94,20 +93,13 @@ def test_the_written_lm_is_the_trained_one(run):
     lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
     world = World.load(folder / "model" / "world.json")
+    results = json.loads((folder / "results.json").read_text())
     prompt = tokenizer(f"{next(iter(world.people))} lives in the city of", return_tensors="pt")
     assert tokenizer.unk_token_id not in prompt["input_ids"]
     with torch.no_grad():
         ours = module.lm.eval()(**prompt).logits
         theirs = lm(**prompt).logits
     torch.testing.assert_close(theirs, ours, atol=0.05, rtol=0.01)  # stored in float16
-
-
-def test_recall_is_what_the_written_lm_recalls(run):
-    folder, _, _ = run
-    results = json.loads((folder / "results.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    lm = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    world = World.load(folder / "model" / "world.json")
     hits = 0
     for name, facts in world.people.items():
         prompt = tokenizer(f"{name} lives in the country of", return_tensors="pt")
@@ -167,7 +159,7 @@ def test_data_without_a_vocabulary_is_refused(tmp_path):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file")
     with pytest.raises((OutputError, FileExistsError, NotADirectoryError), match="blocked"):
@@ -182,18 +174,19 @@ def test_impossible_settings_are_refused():
 
 
 def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
-    """Loaders over the documented datasets are enough; there is no DataModule."""
+    """Loaders over the documented datasets and their corpus are enough; there is no DataModule."""
 
-    def fit(folder, **data):
+    def fit(folder, corpus=None, **data):
         L.seed_everything(0)
         module = Pretraining(SIZE)
+        module.corpus = corpus
         make_trainer(tmp_path / folder, 1).fit(module, **data)
         return module
 
     corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
     statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 5])
     loaders = [DataLoader(data, batch_size=None) for data in (statements, RecallPrompts(corpus))]
-    plain = fit("plain", train_dataloaders=loaders[0], val_dataloaders=loaders[1])
+    plain = fit("plain", corpus, train_dataloaders=loaders[0], val_dataloaders=loaders[1])
     usual = fit("usual", datamodule=make_corpus())
     for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
         assert torch.equal(ours, theirs)

@@ -24,8 +24,8 @@ SHARDED = [
 ]  # fmt: skip
 
 
-def ask(rank: int, folder: str, out: str) -> None:
-    """The first process asks five times as much as the second."""
+def read(rank: int, folder: str, out: str) -> None:
+    """Rank 0 reads five times as much as rank 1."""
     distributed.init_process_group("gloo")
     lm = LanguageModel.from_pretrained(folder, tokens_per_forward=16)
     whole = lm.fingerprint
@@ -34,7 +34,7 @@ def ask(rank: int, folder: str, out: str) -> None:
     held = sum(p.to_local().numel() for p in lm.model.parameters())
     mine = PROMPTS[: 10 if rank == 0 else 2]
     logits = lm.domain_logits(mine, TOKENS)
-    # One process has prompts that share a beginning, the other has none.
+    # The prompts of one rank have common prefixes, those of the other have none.
     joint = lm.joint_logits([mine, mine] if rank == 0 else [mine, PROMPTS[-2:]], [TOKENS, TOKENS])
     torch.save({"held": held, "logits": logits, "joint": joint}, f"{out}/{rank}.pt")
     distributed.destroy_process_group()
@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: b
         whole.tokenizer.save_pretrained(tmp_path / "lm")
         whole = LanguageModel.from_pretrained(str(tmp_path / "lm"))
     folder = whole.config.name_or_path
-    launch(2, ask, folder, str(tmp_path))
+    launch(2, read, folder, str(tmp_path))
     n = sum(p.numel() for p in whole.model.parameters())
     for rank, mine in enumerate((PROMPTS[:10], PROMPTS[:2])):
         found = torch.load(tmp_path / f"{rank}.pt")
@@ -71,7 +71,7 @@ def program(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_probe_and_a_checkpoint_for_one_process(small_lm: str, tmp_path: Path) -> None:
+def test_probe_and_its_checkpoint(small_lm: str, tmp_path: Path) -> None:
     common = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
@@ -133,7 +133,7 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
     assert one["gradient_correlation"] == pytest.approx(
         all_others[0]["gradient_correlation"], abs=1e-3
     )
-    # In pieces, the whole state is put together on the first process.
+    # The checkpoint of a sharded LM is consolidated on rank 0.
     want, *found = (
         torch.load(next((tmp_path / name).rglob("step=4.ckpt")), weights_only=False)["state_dict"]
         for name in ("one", "two", "two of one", "one of two")
@@ -151,13 +151,13 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
         lm.shard(SimpleNamespace(mesh_dim_names=None))  # type: ignore[arg-type]
 
 
-def test_out_of_memory_says_what_to_lower() -> None:
+def test_out_of_memory_names_the_setting_to_lower() -> None:
     class Alone:
         def max(self, own: int) -> int:
             return own
 
     def fail(batch: list[int]) -> None:
-        raise torch.OutOfMemoryError("no memory. Much more is said")
+        raise torch.OutOfMemoryError("no memory. More details")
 
     batches = MicroBatches(64)
     batches.rank_sync = Alone()  # type: ignore[assignment]
@@ -167,24 +167,24 @@ def test_out_of_memory_says_what_to_lower() -> None:
         batches.run([10] * 9, "cpu", fail)
 
 
-def test_every_process_asks_as_often_as_the_busiest() -> None:
+def test_all_ranks_run_equally_many_forward_passes() -> None:
     class Busier:
         def max(self, own: int) -> int:
             return own + 3
 
-    asked: list[list[int]] = []
+    ran: list[list[int]] = []
     batches = MicroBatches(20)
     batches.rank_sync = Busier()  # type: ignore[assignment]
-    batches.run([10, 7, 5], "cpu", asked.append)
-    assert asked == [[0, 1], [2], [2], [2], [2]]
+    batches.run([10, 7, 5], "cpu", ran.append)
+    assert ran == [[0, 1], [2], [2], [2], [2]]
 
 
 def test_rows_of_one_length_are_not_padded() -> None:
-    asked: list[list[int]] = []
-    MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", asked.append, equal_lengths=True)
-    assert asked == [[1, 3], [4], [0, 2, 5]]
+    ran: list[list[int]] = []
+    MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", ran.append, equal_lengths=True)
+    assert ran == [[1, 3], [4], [0, 2, 5]]
 
 
-def test_strategies_that_cannot_be() -> None:
+def test_unsupported_strategy() -> None:
     with pytest.raises(ConfigError, match="FSDPStrategy"):
         check_strategy(SimpleNamespace(strategy=FSDPStrategy()))

@@ -1,4 +1,4 @@
-"""Processes that share each product of an LM find what one process does."""
+"""Tensor parallelism gives what one process computes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.ablation.module import VocabularyAblation
@@ -29,13 +29,13 @@ from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.launching import launch
 from tests.processes.test_two_processes import assert_close, numbers, tables
+from tests.toys import toy_model
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
 SMALL: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64, "pad_token_id": 0,
-    "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.4,
+    "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "max_position_embeddings": 64,
 }  # fmt: skip
 # Each style of plan: by inputs and outputs, biases, norms of heads, gathered outputs.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -49,24 +49,12 @@ SPLIT = ["--config", "trainer/tensor_parallel.yaml", "--trainer.accelerator=cpu"
          "--trainer.devices=2"]  # fmt: skip
 
 
-def save_lm(folder: Path, tokenizer: Any, family: str, **options: Any) -> Path:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **(SMALL | options))
-    model = AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def answers(lm: LanguageModel) -> list[Tensor]:
-    """Read alone and with what prompts share, as training and as scoring do."""
+    """Without and with prefix sharing, as training and scoring read."""
     found = [lm.domain_logits(PROMPTS, TOKENS)]
     for share in (True, False):
         object.__setattr__(lm.config, "share_prefixes", share)
@@ -77,8 +65,8 @@ def answers(lm: LanguageModel) -> list[Tensor]:
 
 def gradients(lm: LanguageModel) -> dict[str, Tensor]:
     ids, mask = lm.pad(lm.rows(PROMPTS))
-    said = lm.model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
-    (said[..., 7] * mask).sum().neg().backward()
+    logits = lm.model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+    (logits[..., 7] * mask).sum().neg().backward()
     trained = {n: p for n, p in lm.model.named_parameters() if p.requires_grad}
     found = {n: whole(p.grad).clone() for n, p in trained.items() if p.grad is not None}
     assert found.keys() == trained.keys()
@@ -135,19 +123,20 @@ def lms(small_lm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("families")
     tokenizer = AutoTokenizer.from_pretrained(small_lm)
     for name, options in FAMILIES.items():
-        save_lm(root / name, tokenizer, name, **options)
+        toy_model(name, len(tokenizer), std=0.4, **SMALL | options).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
     return root
 
 
 @pytest.mark.slow
-def test_pieces_are_split_again(lms: Path) -> None:
-    """Two groups of two: matrices are split over the two, the pieces' weights over the groups."""
+def test_split_matrices_are_sharded_too(lms: Path) -> None:
+    """Two data shards of two ranks: matrices are split over ranks, then sharded."""
     launch(4, work, (2, 2), lms)
 
 
 @pytest.mark.slow
 def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None:
-    """Also scored, and gone on with in the middle of an epoch, by other processes."""
+    """Also tested, and resumed in the middle of an epoch, at another world size."""
     probe = [
         "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
@@ -180,7 +169,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
             [*lora, *more, at(f"lora {where}")],
         ]
 
-    def go_on(name: str, command: list[str], other: str, *more: str) -> list[list[str]]:
+    def resume(name: str, command: list[str], other: str, *more: str) -> list[list[str]]:
         (fitted,) = (tmp_path / f"probe {other}").rglob("*.ckpt")
         return [
             ["test", *probe, *more, at(f"probe of {other}"), f"--ckpt_path={fitted}"],
@@ -190,8 +179,8 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
 
     for command in run("one"):
         main(command)
-    launch(2, work, (1, 2), lms, *run("two", *SPLIT), *go_on("lora", lora, "one", *SPLIT))
-    for command in go_on("full", full, "two"):
+    launch(2, work, (1, 2), lms, *run("two", *SPLIT), *resume("lora", lora, "one", *SPLIT))
+    for command in resume("full", full, "two"):
         main(command)
 
     one = numbers(tmp_path / "probe one")
@@ -218,7 +207,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
                 torch.testing.assert_close(found[key], want[key], atol=1e-4, rtol=1e-3)
 
 
-def test_processes_that_read_the_same_count_once() -> None:
+def test_ranks_that_read_the_same_count_once() -> None:
     batches = list(range(5))
     first, second = (
         list(PaddedBatchSampler(batches, DataShard(1, 2, counts))) for counts in (True, False)
@@ -245,8 +234,7 @@ def fake_mesh(n: int) -> Any:
 def test_lms_that_cannot_be_split(
     family: str, options: dict[str, Any], n: int, message: str
 ) -> None:
-    config = AutoConfig.for_model(family, vocab_size=50, **(SMALL | options))
-    model = AutoModelForCausalLM.from_config(config)
+    model = toy_model(family, **SMALL | options)
     with pytest.raises(LanguageModelError, match=message) as refusal:
         split_matrices(model, fake_mesh(n))
     assert "trainer/fsdp.yaml" in str(refusal.value)

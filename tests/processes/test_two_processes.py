@@ -1,4 +1,4 @@
-"""Two processes find what one does: nothing counted twice, nothing lost, nothing written twice."""
+"""Two processes give the results of one: nothing is counted twice, lost or written twice."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from tests.launching import run_in_two
 
 pytestmark = pytest.mark.slow
 
-# Of how a run was done, not of what it found.
+# Keys that depend on how a run was made.
 HOW = {"seconds", "settings", "versions", "model"}
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
 def program(*arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """Run `lincorr` in a process of its own, with two minutes to end in."""
+    """Run `lincorr` in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | more.pop("env", {})
     return subprocess.run(
         [sys.executable, "-m", "lincorr_lightning", *arguments, *QUIET],
@@ -72,7 +72,7 @@ def assert_close(ours: Any, theirs: Any, tolerance: float, where: str = "") -> N
 
 @pytest.fixture
 def one_and_two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Run a command on one process, and on two; check what two leave behind."""
+    """Run a command on one process and on two; check the files of the latter."""
 
     def run(
         *common: str, one: tuple[str, ...] = (), two: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ from lincorr_lightning.probe import LinearProbe
 class Broken(LinearProbe):
     def training_step(self, batch, batch_idx):
         if batch_idx == 1 and self.trainer.global_rank == int(os.environ["BROKEN"]):
-            raise NonFiniteError("what broke is told")
+            raise NonFiniteError("what broke")
         return super().training_step(batch, batch_idx)
 """
 
@@ -234,7 +234,7 @@ def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
         env={"BROKEN": str(rank), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode not in (0, None)
-    assert "lincorr: error: what broke is told" in done.stderr
+    assert "lincorr: error: what broke" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("results.json"))
 
@@ -246,11 +246,11 @@ from lincorr_lightning.probe import LinearProbe
 
 class Killed(LinearProbe):
     def training_step(self, batch, batch_idx):
-        told = Path(os.environ["TOLD"])
+        ready = Path(os.environ["READY"])
         if self.trainer.global_rank == 1:
-            told.touch()
+            ready.touch()
             threading.Event().wait()  # as in a collective that nobody answers
-        while not told.exists():
+        while not ready.exists():
             os.sched_yield()
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -258,20 +258,20 @@ class Killed(LinearProbe):
 
 def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     (tmp_path / "study.py").write_text(KILLED)
-    told = tmp_path / "told"
+    ready = tmp_path / "ready"
     done = program(
         "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
         "--model", "study.Killed", f"--model.lm.name_or_path={small_lm}",
         "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=200",
         "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
-        env={"TOLD": str(told), "PYTHONPATH": str(tmp_path)},
+        env={"READY": str(ready), "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     # Both had the same stderr: that it came to its end says that the other process is gone, too.
     assert "the process that started this rank is gone" in done.stderr
 
 
-def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, tmp_path):
+def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, tmp_path):
     done = run_in_two(
         "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
         f"--model.lm.name_or_path={small_lm}", "--model.protocol=joint", "--data.n_edits=2",
@@ -279,14 +279,14 @@ def test_weights_that_break_are_told_with_the_edits_of_both_processes(small_lm, 
         f"--trainer.default_root_dir={tmp_path}", *QUIET,
     )  # fmt: skip
     assert done.returncode not in (0, None)
-    told = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
+    lines = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
     data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
-    assert told, done.stderr[-3000:]
+    assert lines, done.stderr[-3000:]
     for edit in data.prepare_edits():
-        assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in told), told
+        assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in lines), lines
 
 
-def test_more_processes_than_there_is_to_share(small_lm, tmp_path):
+def test_more_processes_than_edits(small_lm, tmp_path):
     done = run_in_two(
         "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
         f"--model.lm.name_or_path={small_lm}", "--data.n_edits=1",

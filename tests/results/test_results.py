@@ -10,8 +10,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.results import results as module
-from lincorr_lightning.results.provenance import versions
-from lincorr_lightning.results.results import SCHEMA, Column, Figure, Results, Table
+from lincorr_lightning.results.results import SCHEMA, Column, Figure, Results, Table, versions
 
 
 def draw() -> MatplotlibFigure:

@@ -45,7 +45,7 @@ def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None
     assert everything(tmp_path / "small_study") == ["version_0", "version_1"]
 
 
-def test_numbers_are_not_given_twice(tmp_path: Path) -> None:
+def test_version_numbers_are_not_reused(tmp_path: Path) -> None:
     (tmp_path / "small_study" / "version_9").mkdir(parents=True)
     (tmp_path / "small_study" / "version_x").mkdir()
     (tmp_path / "small_study" / "version_10").write_text("a file of somebody's")
@@ -73,48 +73,45 @@ def test_a_logger_without_a_folder_a_run_does_not_mix_runs(tmp_path: Path) -> No
     assert folders == [tmp_path / "logs" / "small_study" / f"version_{i}" for i in range(2)]
 
 
-def test_other_processes_take_the_first_one_s_choice_and_make_nothing(
+def test_other_ranks_take_the_folder_of_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr(type(trainer), "is_global_zero", False)
-    told = iter([str(tmp_path), (tmp_path / "chosen", None)])
-    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: next(told))
+    choices = iter([str(tmp_path), (tmp_path / "chosen", None)])
+    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: next(choices))
     assert run_folder(trainer) == tmp_path / "chosen"
     assert everything(tmp_path) == []
 
 
-def test_all_processes_hear_that_the_folder_cannot_be_made(
+def test_all_ranks_fail_if_the_folder_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small_study").write_text("")
     trainer = make_trainer(tmp_path)
-    said: list[Any] = []
+    sent: list[Any] = []
 
     def broadcast(obj: Any, src: int = 0) -> Any:
-        said.append(obj)
+        sent.append(obj)
         return obj
 
     monkeypatch.setattr(trainer.strategy, "broadcast", broadcast)
     with pytest.raises(OutputError, match="small_study is a file where a folder is needed"):
         run_folder(trainer)
-    assert said[-1][0] is None
-    assert "small_study" in said[-1][1]
+    assert sent[-1][0] is None
+    assert "small_study" in sent[-1][1]
 
 
-def test_study_names() -> None:
+def test_names_of_studies_and_runs(tmp_path: Path) -> None:
     assert study_name(SmallStudy()) == "small_study"
     assert study_name(make_trainer) == "function"
+    trainer = make_trainer(tmp_path)
+    set_run_name(trainer, "mine")
+    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
 
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def test_a_run_may_have_another_name_than_its_study(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    set_run_name(trainer, "mine")
-    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
 
 
 def claim(root: Path, start: Any, found: Any) -> None:

@@ -101,7 +101,7 @@ def test_an_outcome_has_its_colour_in_every_panel() -> None:
     assert len(set.union(*found.values())) == 3
 
 
-def test_more_groups_than_fit_are_told() -> None:
+def test_the_number_of_groups_left_out_is_shown() -> None:
     figure = training_curves({f"group{i}/a": [(1, 1.0), (2, 2.0)] for i in range(9)}, "title")
     assert len(panels(figure)) == 6
     assert "6 of 9 groups" in " ".join(text.get_text() for text in figure.texts)

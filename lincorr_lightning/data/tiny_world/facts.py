@@ -70,7 +70,8 @@ def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[s
     Raises:
         ConfigError: The catalogue has fewer companies.
     """
-    company_of = _only(catalogue, "ceo->company")
+    reference = catalogue.relation("ceo->company").reference or {}
+    company_of = {ceo: next(iter(right)) for ceo, right in reference.items() if len(right) == 1}
     plain = set(words.pick("company"))
     chosen: dict[str, str] = {}
     for ceo in words.pick("ceo", phrases=True):
@@ -79,7 +80,7 @@ def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[s
     if len(chosen) < n:
         raise ConfigError(
             f"data.world.n_companies is {n}, but the catalogue has "
-            f"{len(chosen)} for the tiny world. Ask for fewer."
+            f"{len(chosen)} for the tiny world. Lower it."
         )
     return dict(list(chosen.items())[:n])
 
@@ -90,13 +91,9 @@ def draw_customs(
     answers: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Draw the customs: which answer of an attribute follows from which answer of its cause.
+    """Draw which answer of an attribute follows from which answer of its cause.
 
-    Args:
-        wanted: Attribute -> its cause, as `CUSTOMS`.
-        known: Answers of the attributes that are not drawn.
-        answers: Answers of the attributes that are.
-        rng: Random generator.
+    `known` are the answers of attributes that are not drawn, `answers` those of the others.
 
     Returns:
         Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
@@ -124,29 +121,17 @@ def draw_customs(
             # Every answer as often as any other, as far as the numbers allow.
             order = rng.permutation(len(possible[cause]))
             options = answers[attribute]
-            customs[attribute] = (
-                cause,
-                {
-                    value: options[order[i] % len(options)]
-                    for i, value in enumerate(possible[cause])
-                },
-            )
+            effects = [options[i % len(options)] for i in order]
+            customs[attribute] = (cause, dict(zip(possible[cause], effects, strict=True)))
     return customs
 
 
 def objects_of_the_world(
     n: int, catalogue: Catalogue, words: PlainWords
 ) -> dict[str, dict[str, str]]:
-    """Return the objects that people resemble, with their properties, in many colours.
+    """Return the objects that people resemble, in many colours: object -> property -> identity.
 
-    Args:
-        n: Number of objects.
-        catalogue: Reference for objects and properties; of several right answers the first one
-            in the domain is taken.
-        words: Answers that are plain words.
-
-    Returns:
-        Object -> property -> identity of the answer.
+    Of several right answers the first one in the domain is taken.
 
     Raises:
         ConfigError: The catalogue has fewer objects.
@@ -168,7 +153,7 @@ def objects_of_the_world(
     if len(possible) < n:
         raise ConfigError(
             f"data.world.n_objects is {n}, but the catalogue has {len(possible)} for the tiny "
-            "world. Ask for fewer."
+            "world. Lower it."
         )
     seen: Counter[str] = Counter()
     chosen: dict[str, dict[str, str]] = {}
@@ -178,9 +163,3 @@ def objects_of_the_world(
         seen[possible[thing]["color"]] += 1
         chosen[thing] = possible[thing]
     return chosen
-
-
-def _only(catalogue: Catalogue, relation: str) -> dict[str, str]:
-    """Return the reference of a relation, for sources with exactly one right answer."""
-    reference = catalogue.relation(relation).reference or {}
-    return {source: next(iter(right)) for source, right in reference.items() if len(right) == 1}

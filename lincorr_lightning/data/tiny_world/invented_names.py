@@ -17,16 +17,7 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "ric", "s", "th", "v", "x"]
 
 
 def invent_names(n: int, rng: np.random.Generator, taken: Collection[str] = ()) -> list[str]:
-    """Invent names of one word each.
-
-    Args:
-        n: Number of names.
-        rng: Random generator.
-        taken: Words that may not be names, in any capitalization.
-
-    Returns:
-        n different names, such as "Draeloth", in the order in which they are drawn.
-    """
+    """Draw n different names of one word, such as "Draeloth", that are not among those taken."""
     refused = {word.casefold() for word in taken}
     names: list[str] = []
     while len(names) < n:

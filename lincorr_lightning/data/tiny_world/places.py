@@ -7,16 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A country of the tiny world.
+    """A country of the tiny world; all its names but the landmark's and continent's are one word.
 
-    It is checked against the catalogue when a world is generated.
-
-    Attributes:
-        country: Name of the country; like all names here except landmarks, one word.
-        continent: Its continent.
-        language: The language of its people in the tiny world.
-        landmark: The landmark that they live near.
-        cities: Their cities; smaller worlds take the first ones.
+    It is checked against the catalogue when a world is generated. Smaller worlds take the first
+    cities.
     """
 
     country: str

@@ -31,11 +31,7 @@ GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def world_file(name_or_path: str) -> Path | None:
-    """Return the description of the world that an LM was trained on, None if it has none.
-
-    Args:
-        name_or_path: The LM, as ``lm.name_or_path``.
-    """
+    """Return the description of the world that an LM was trained on, None if it has none."""
     embedded = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
     folder = embedded if name_or_path == TINY_WORLD else Path(name_or_path).expanduser()
     path = folder / WORLD_FILE
@@ -45,13 +41,7 @@ def world_file(name_or_path: str) -> Path | None:
 def world_sentences(
     path: Path, knowledge: Sequence[str] = WORLD_CORPUS, knowledge_files: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield every true sentence about a world, as the LM was trained on them.
-
-    Raises:
-        ConfigError: The file is not the description of a world, or the world has no answers for a
-            kind of knowledge.
-        KnowledgeError: A name or file of knowledge is unknown or not valid.
-    """
+    """Yield every true sentence about a world, as the LM was trained on them."""
     kinds = Catalogue.load(*knowledge_files).select(knowledge)
     for statement in World.load(path).statements(kinds):
         yield f"{statement.text}."
@@ -70,9 +60,6 @@ def world_documents(
         n_words: Minimum number of words and punctuation marks of each.
         seed: Seed of the people and the order.
         path: Description of the world; None takes the world of the embedded LM.
-
-    Raises:
-        ConfigError: The file is not the description of a world.
     """
     world = World.load(path or world_file(TINY_WORLD) or Path(WORLD_FILE))
     kinds = [k for k in Catalogue.load().select(["attribute"]) if k.language == "en"]

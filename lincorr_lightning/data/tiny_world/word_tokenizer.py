@@ -57,14 +57,8 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a word-level tokenizer that knows every word of the texts.
 
-    It adds no token at the beginning of a text, so that a subject is always the first token.
-
-    Args:
-        texts: The texts; the vocabulary is in the order of their words.
-        unspaced_words: See `words_of`.
-
-    Returns:
-        A tokenizer that `save_pretrained` writes and `AutoTokenizer` reads.
+    The vocabulary is in the order of the words. No token is added at the beginning of a text, so
+    that a subject is always the first token.
     """
     vocabulary = {token: index for index, token in enumerate((PAD, UNKNOWN, END))}
     for text in texts:

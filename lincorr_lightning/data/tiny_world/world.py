@@ -40,6 +40,7 @@ from lincorr_lightning.data.tiny_world.invented_names import invent_names
 from lincorr_lightning.data.tiny_world.plain_words import PlainWords
 from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unspaced, words_of
 from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 
 
@@ -97,13 +98,7 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A true sentence.
-
-    Attributes:
-        knowledge: The kind of knowledge.
-        subject: The subject.
-        answer: Its answer.
-    """
+    """A true sentence about a subject."""
 
     knowledge: Knowledge
     subject: str
@@ -296,15 +291,15 @@ class World:
         Raises:
             ConfigError: The file is missing, or is not a world.
         """
+        content = read_json(path, ConfigError, "Pre-train the LM again to have its world.")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
             answers = list(content["answers"].items())
             people = {
                 name: {a: known[i] for (a, known), i in zip(answers, row, strict=True)}
                 for name, row in content["people"].items()
             }
             return cls(people, WorldConfig(**content["config"]))
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
 
 

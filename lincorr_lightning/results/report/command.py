@@ -11,19 +11,7 @@ from lincorr_lightning.results.report.page import write_report
 
 
 def report(args: Sequence[str]) -> Path:
-    """Write a report page from the command line.
-
-    Args:
-        args: Command line behind ``lincorr report``.
-
-    Returns:
-        The page.
-
-    Raises:
-        ReportError: See `write_report`.
-        OutputError: See `write_report`.
-        SystemExit: The command line cannot be parsed.
-    """
+    """Write a report page as the command line behind ``lincorr report`` says; return its path."""
     parser = argparse.ArgumentParser(
         prog="lincorr report",
         description="Write one self-contained HTML page of finished runs, with their tables as "

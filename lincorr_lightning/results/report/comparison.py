@@ -203,7 +203,7 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
         max(4.6, 3 * n_columns + 1.8), 2.7 * n_rows, "Precision of W by LM", subtitle
     )
     grid = panels_of(figure, len(shown), n_columns)
-    labels, _ = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
+    labels = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
     for i, (axes, pair) in enumerate(zip(grid, shown, strict=True)):
         plain_axes(axes, clean(pair), "", "" if i % n_columns else "Hit@N")
         _draw_lines(axes, runs, pair, lines, xs)

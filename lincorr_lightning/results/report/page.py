@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from markupsafe import Markup, escape
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
-from lincorr_lightning.results.report.checks import check_together
 from lincorr_lightning.results.report.comparison import (
     beside_paper,
     draw_over_sizes,
@@ -26,6 +26,7 @@ from lincorr_lightning.results.report.comparison import (
     short_size,
 )
 from lincorr_lightning.results.report.text import PageTable, clean, to_latex, to_markdown
+from lincorr_lightning.results.results import OWN_KEYS
 from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
 from lincorr_lightning.results.style import DPI, short_name, to_picture
 from lincorr_lightning.version import __version__
@@ -33,7 +34,6 @@ from lincorr_lightning.version import __version__
 PAGE = "report.html"
 MAX_ROWS, MAX_FOLDED_ROWS = 30, 100
 _CSS_DPI = 96
-_OWN_KEYS = {"study", "schema", "lm", "versions", "settings", "tables", "figures"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class PageSection:
     name: str
     runs: Sequence[PageRun]
     tables: Sequence[PageTable]
-    figures: Sequence[PageFigure] = ()
-    folded: Sequence[PageTable] = field(default=())
+    figures: Sequence[PageFigure]
+    folded: Sequence[PageTable]
 
     @property
     def anchor(self) -> str:
@@ -100,7 +100,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
         OutputError: The folder cannot be written.
     """
     read = _read_runs(runs)
-    check_together(read)
+    _check_together(read)
     # Studies in the order in which they are named, and in each the small LMs first.
     studies = list(dict.fromkeys(run.study for run in read))
     ordered = sorted(
@@ -130,14 +130,43 @@ def _read_runs(folders: Sequence[str | Path]) -> list[SavedRun]:
     return list({run.folder.resolve(): run for run in reversed(runs)}.values())[::-1]
 
 
+def _check_together(runs: Sequence[SavedRun]) -> None:
+    """Refuse runs of different versions of this package, or of two LMs under one name."""
+    first: dict[str, SavedRun] = {}
+    for run in runs:
+        first.setdefault(run.versions.get(PACKAGE, "an unknown version"), run)
+    if len(first) > 1:
+        listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
+        raise ReportError(
+            f"these runs are of different versions of {PACKAGE}: {listed}. Their numbers may have "
+            "come about in different ways. Run the older ones again, or write a page for each "
+            "version."
+        )
+    for one, other in combinations(runs, 2):
+        if one.lm and one.lm_name == other.lm_name:
+            _check_fingerprints(one, other)
+
+
+def _check_fingerprints(one: SavedRun, other: SavedRun) -> None:
+    ours, theirs = one.fingerprint, other.fingerprint
+    # Weights in another dtype have other bits.
+    same_dtype = ours.get("dtype") == theirs.get("dtype")
+    compared = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
+    differ = [key for key in compared if key in ours and key in theirs and ours[key] != theirs[key]]
+    if differ:
+        raise ReportError(
+            f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
+            f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each LM a "
+            "folder of its own and run one of them again, or write a page for each: lincorr report "
+            f"{shlex.quote(str(one.folder))}; lincorr report {shlex.quote(str(other.folder))}"
+        )
+
+
 def _section(study: str, runs: Sequence[SavedRun], numbers: Sequence[int]) -> PageSection:
     joined = join_tables(runs) if len(runs) > 1 else []
     paper = beside_paper(runs)
-    figures = []
     drawn = draw_over_sizes(runs)
-    if drawn is not None:
-        picture = to_picture(drawn[0])
-        figures.append(PageFigure.of(picture.png, picture.width, picture.height, drawn[1]))
+    figures = [] if drawn is None else [PageFigure.of(*to_picture(drawn[0]), drawn[1])]
     pages = [
         _page_run(run, f"Run {number}: {name}", f"run-{number}")
         for run, number, name in zip(runs, numbers, run_names(runs), strict=True)
@@ -161,7 +190,7 @@ def _page_run(run: SavedRun, title: str, anchor: str) -> PageRun:
         (shown if table.headline else folded).append(entry)
     values = PageTable(
         "Numbers of results.json", ["key", "value"], [False, False],
-        [[key, value] for key, value in _scalars(run.values) if key not in _OWN_KEYS],
+        [[key, value] for key, value in _scalars(run.values) if key not in OWN_KEYS],
     )  # fmt: skip
     figures = [PageFigure.of(*figure.read(), figure.caption) for figure in run.figures]
     return PageRun(
@@ -195,7 +224,7 @@ def _scalars(values: Mapping[str, Any], key: str = "") -> Iterable[tuple[str, st
     """Yield the numbers and texts that stand in no list, by their keys."""
     for name, value in values.items():
         full = f"{key}.{name}" if key else str(name)
-        if isinstance(value, Mapping) and full not in _OWN_KEYS:
+        if isinstance(value, Mapping) and full not in OWN_KEYS:
             yield from _scalars(value, full)
         elif isinstance(value, float):
             yield full, f"{value:.4g}"

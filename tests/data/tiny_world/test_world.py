@@ -88,31 +88,17 @@ def test_a_thing_is_like_itself(catalogue):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("city", "country"),
-        ("country", "continent"),
-        ("country", "language"),
-        ("country", "landmark"),
-        ("landmark", "country"),
-        ("ceo", "company"),
-        ("company", "ceo"),
-    ],
-)
-def test_what_follows_follows(world, source, target):
-    found = targets_of(world, source, target)
+    "relation",
+    ["city->country", "country->continent", "country->language", "country->landmark",
+     "landmark->country", "ceo->company", "company->ceo"],
+)  # fmt: skip
+def test_facts_are_functions_and_the_catalogues(catalogue, world, relation):
+    found = targets_of(world, *relation.split("->"))
     assert all(len(targets) == 1 for targets in found.values())
     assert len({t for targets in found.values() for t in targets}) > 5
-
-
-@pytest.mark.parametrize(
-    "relation",
-    ["city->country", "country->continent", "country->language", "ceo->company"],
-)
-def test_facts_are_the_catalogues(catalogue, world, relation):
     reference = catalogue.relation(relation).reference
-    for source, targets in targets_of(world, *relation.split("->")).items():
-        assert targets <= reference[source]
+    if reference is not None:
+        assert all(targets <= reference[source] for source, targets in found.items())
 
 
 def test_parents_names_come_from_the_continent(world):
@@ -144,19 +130,6 @@ def test_customs_can_be_chosen(catalogue):
     assert association(chosen, "gender", "hobby") == pytest.approx(1)
     assert association(chosen, "country", "food") < 0.3
     assert {len(found) for found in targets_of(chosen, "gender", "music").values()} == {1}
-
-
-@pytest.mark.parametrize(
-    ("customs", "message"),
-    [
-        ({"food": "shoes"}, "'food' follows from 'shoes'"),
-        ({"city": "food"}, "'city' follows from 'food'"),
-        ({"food": "drink", "drink": "food"}, "in a circle"),
-    ],
-)
-def test_impossible_customs_are_refused(catalogue, customs, message):
-    with pytest.raises(ConfigError, match=message):
-        World.generate(replace(CONFIG, customs=customs), catalogue)
 
 
 def test_born_at_home_is_a_share(catalogue):
@@ -261,7 +234,7 @@ def test_a_world_has_several_languages(catalogue):
             assert len(said) >= len(found)
 
 
-def test_a_knowledge_about_nothing_is_refused(catalogue, world):
+def test_an_unknown_attribute_is_refused(catalogue, world):
     with pytest.raises(ConfigError, match=r"'shoe_size'.*no such attribute"):
         list(world.statements([replace(catalogue["city"], name="shoe_size")]))
 
@@ -286,21 +259,17 @@ def test_a_damaged_world_is_refused(tmp_path):
     [
         ({"n_people": 0}, "data.world.n_people is 0"),
         ({"born_at_home": 1.5}, "born_at_home is 1.5"),
+        ({"n_companies": 500}, r"n_companies is 500, but the catalogue has \d+"),
+        ({"n_objects": 500}, r"n_objects is 500, but the catalogue has \d+"),
+        ({"n_parent_names": 50}, "n_parent_names is 50"),
+        ({"customs": {"food": "shoes"}}, "'food' follows from 'shoes'"),
+        ({"customs": {"city": "food"}}, "'city' follows from 'food'"),
+        ({"customs": {"food": "drink", "drink": "food"}}, "in a circle"),
     ],
 )
-def test_impossible_sizes_are_refused(setting, message):
+def test_impossible_settings_are_refused(catalogue, setting, message):
     with pytest.raises(ConfigError, match=message):
-        WorldConfig(**setting)
-
-
-def test_too_many_companies_are_refused(catalogue):
-    with pytest.raises(ConfigError, match=r"n_companies is 500, but the catalogue has \d+"):
-        World.generate(replace(CONFIG, n_companies=500), catalogue)
-
-
-def test_too_many_parent_names_are_refused(catalogue):
-    with pytest.raises(ConfigError, match=r"n_parent_names is 50"):
-        World.generate(replace(CONFIG, n_parent_names=50), catalogue)
+        World.generate(replace(CONFIG, **setting), catalogue)
 
 
 def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):

@@ -122,7 +122,7 @@ def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Any])
     assert figure["alt"] == "Hit@N of W by LM (paper, Figure 4)."
 
 
-def test_runs_of_one_lm_are_told_apart(probe: Make, page_of: Callable[..., Any]) -> None:
+def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Any]) -> None:
     one, other = probe(ridge=1.0), probe(ridge=2.0)
     page = page_of(one, other)
     groups = page.tables["Pairs and their r: by run"][0]

@@ -81,7 +81,7 @@ def read_latex(text: str) -> list[list[list[str]]]:
     """Cells of every table, by a reader that knows LaTeX's special signs; fails on a stray one."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     code = re.sub(r"(?<!\\)%$", "", "\n".join(lines), flags=re.M)
-    # Escaped signs stand for themselves; what is left of the special ones has its meaning.
+    # Escaped signs stand for themselves; special signs that remain have their meaning.
     code = re.sub(r"\\([{}$&#%_])", lambda m: chr(0xE000 + ord(m[1])), code)
     code = re.sub(r"\\text(\w+)\{\}", "?", code)
     code = re.sub(r"\\shortstack\[r\]\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), code)

@@ -3,25 +3,17 @@
 from collections import Counter
 
 import pytest
-from transformers import AutoTokenizer
 
 from lincorr_lightning.ablation.mappings import map_labels, pair_labels
-from lincorr_lightning.ablation.texts import COLUMNS, read_texts, resolve_texts, sample_texts
-from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from lincorr_lightning.ablation.paired_texts import (
+    COLUMNS,
+    read_paired_texts,
+    resolve_texts,
+    sample_texts,
+)
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.lm.config import LMConfig
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_lm):
-    return AutoTokenizer.from_pretrained(small_lm)
-
-
-@pytest.fixture(scope="module")
-def world_tokenizer():
-    return read_token_embedding(LMConfig()).tokenizer
 
 
 def labels_of(tokenizer, n=None):
@@ -56,7 +48,7 @@ def test_a_written_file_is_read_back(tokenizer, tmp_path):
     labels = labels_of(tokenizer)
     texts = sample_texts(labels, tokenizer, 30, 7, seed=1)
     write_csv(tmp_path / "texts.csv", COLUMNS, texts.rows(labels))
-    assert resolve_texts(read_texts(tmp_path / "texts.csv"), labels, tokenizer) == texts
+    assert resolve_texts(read_paired_texts(tmp_path / "texts.csv"), labels, tokenizer) == texts
 
 
 ROWS = '{"phase": "compose", "subject": "name1", "source": "Paris"}\n'
@@ -80,7 +72,7 @@ def test_bad_files_are_refused(case, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text(ROWS + line)
     with pytest.raises(SubjectsError, match=f"(?s){message}"):
-        read_texts(file)
+        read_paired_texts(file)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +87,7 @@ def test_written_texts_must_fit_the_vocabulary(subject, source, message, tokeniz
     file = tmp_path / "texts.csv"
     file.write_text(f"phase,subject,source\ncompose,name1,Paris\nlearn,{subject},{source}\n")
     with pytest.raises(SubjectsError, match=message):
-        resolve_texts(read_texts(file), labels_of(tokenizer), tokenizer)
+        resolve_texts(read_paired_texts(file), labels_of(tokenizer), tokenizer)
 
 
 def test_too_few_subjects_say_how_many_there_are(tokenizer):

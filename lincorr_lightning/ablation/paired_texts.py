@@ -44,7 +44,7 @@ class PairedTexts:
         return len(self.subjects) - self.n_paired
 
     def rows(self, labels: PairedLabels) -> Iterator[tuple[str, str, str, str]]:
-        """Yield a row for each subject, in the `COLUMNS` of a file that `read_texts` reads."""
+        """Yield a row for each subject, in the `COLUMNS` of a file of texts."""
         for i, (subject, answer) in enumerate(zip(self.subjects, self.answers, strict=True)):
             phase = PHASES[i >= self.n_paired]
             yield phase, subject, labels.source_text(answer), labels.target_text(answer)
@@ -123,7 +123,7 @@ class TextRow(NamedTuple):
     source: str
 
 
-def read_texts(path: str | Path) -> list[TextRow]:
+def read_paired_texts(path: str | Path) -> list[TextRow]:
     """Read a file of texts, such as the ``tables/texts.csv`` of a run.
 
     Args:
