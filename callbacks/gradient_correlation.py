@@ -19,6 +19,7 @@ from lincorr_lightning.callbacks.relation_callback import (
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
+from lincorr_lightning.lm.modes import HALF_PRECISIONS
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
 
@@ -41,6 +42,8 @@ class GradientCorrelation(RelationCallback):
     is measured on a fixed set of subjects: r per label across the subjects, then the mean over
     labels. If each edit is trained from the base weights, ΔF is measured at the edit's own subject
     and r is computed across edits; at their first step this is the paper's table 4.
+
+    An LM in half precision is read in float32, where the change by one step is not rounded away.
 
     Logs ``gradient_correlation/<relation>``; ``permuted_gradient_correlation/<relation>``, the
     same with the rows of W permuted (chance); ``gradient_correlation_auto/<relation>`` by the map
@@ -104,6 +107,7 @@ class GradientCorrelation(RelationCallback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
+        self._warn_of_half_precision()
         _ = self.maps  # fitted now, unless given
         edited = [edit.subject for edit in self.run_edits]
         subjects = list(dict.fromkeys(self.subjects or edited))
@@ -111,6 +115,22 @@ class GradientCorrelation(RelationCallback):
         self._watched = self.queries(subjects[: self.n_watch])
         if edited and self._base is None:
             self._base = self.read(self.queries(edited), trainer.global_step)
+
+    def _warn_of_half_precision(self) -> None:
+        lm = self.cache.lm
+        trained = {p.dtype for p in lm.model.parameters() if p.requires_grad}
+        if trained.intersection(HALF_PRECISIONS):
+            rank_zero_warn(
+                "GradientCorrelation cannot be measured well: weights are trained in half "
+                "precision, which rounds away most of an update of a small learning rate. Train "
+                'float32 weights, with Trainer(precision="bf16-mixed") to compute in bfloat16.'
+            )
+        elif lm.is_sharded and lm.dtype in HALF_PRECISIONS:
+            rank_zero_warn(
+                "GradientCorrelation cannot be measured well: a sharded LM in half precision is "
+                "read in half precision, which rounds away most of the change by one step. Set "
+                "lm.dtype to float32."
+            )
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""

@@ -27,7 +27,7 @@ from lincorr_lightning.lm.head import (
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
-from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.modes import evaluating, float32_forward
 from lincorr_lightning.lm.sharding import shard
 from lincorr_lightning.lm.shared_prefixes import (
     Plan,
@@ -171,6 +171,15 @@ class LanguageModel(nn.Module):
         return self
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights; known before they are loaded."""
+        if self.is_loaded:
+            return self.model.dtype
+        if self.config.dtype == "auto":
+            return self._model_config.dtype or torch.float32
+        return getattr(torch, self.config.dtype)
+
+    @property
     def is_sharded(self) -> bool:
         """Whether the LM is sharded over ranks."""
         return self._batches.rank_sync is not None
@@ -282,6 +291,7 @@ class LanguageModel(nn.Module):
         rows: Sequence[Sequence[int]],
         token_ids: Sequence[int] | Tensor,
         context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+        in_float32: bool = False,
     ) -> Tensor:
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
@@ -290,6 +300,7 @@ class LanguageModel(nn.Module):
             token_ids: Tokens to read.
             context: Function that returns the context manager of a forward pass, given the indices
                 of its rows; needed where each row is read under an adapter of its own.
+            in_float32: Whether an LM in half precision computes in float32, unless it is sharded.
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
@@ -310,7 +321,12 @@ class LanguageModel(nn.Module):
                 part = read_logits(self.model, to_device(ids, device), None, last, tokens, method)
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
-        with evaluating(self.model), torch.autocast(device.type, enabled=False):
+        precise: AbstractContextManager[None] = nullcontext()
+        if in_float32 and not self.is_sharded:
+            # The rows of the head are read in float64 anyway.
+            skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
+            precise = float32_forward(self.model, skip)
+        with evaluating(self.model), torch.autocast(device.type, enabled=False), precise:
             self.in_batches([len(row) for row in rows], forward)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
