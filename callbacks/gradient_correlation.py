@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -20,8 +20,12 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.modes import HALF_PRECISIONS
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class _Update(NamedTuple):
@@ -103,6 +107,10 @@ class GradientCorrelation(RelationCallback):
         self._base: DomainLogits | None = None
         self._before: tuple[int, DomainLogits] | None = None
 
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return the given subjects, or those that are sampled without edits."""
+        return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+
     # -- measuring ---------------------------------------------------------------------------------
 
     def start(self, trainer: L.Trainer) -> None:
@@ -111,7 +119,7 @@ class GradientCorrelation(RelationCallback):
         _ = self.maps  # fitted now, unless given
         edited = [edit.subject for edit in self.run_edits]
         subjects = list(dict.fromkeys(self.subjects or edited))
-        subjects = subjects or self.sample_subjects(self.n_watch)
+        subjects = subjects or self.measured_subjects(self.cache.lm.tokenizer)
         self._watched = self.queries(subjects[: self.n_watch])
         if edited and self._base is None:
             self._base = self.read(self.queries(edited), trainer.global_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
@@ -10,8 +10,12 @@ from lincorr_lightning.callbacks.relation_callback import RelationCallback, chec
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Resilience(RelationCallback):
@@ -67,9 +71,13 @@ class Resilience(RelationCallback):
         super().reset()
         self._r: list[tuple[int, float]] = []
 
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return the given subjects, or the sampled ones."""
+        return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+
     def start(self, trainer: L.Trainer) -> None:
         """Score the map before training."""
-        self._watched = self.subjects or self.sample_subjects(self.n_watch)
+        self._watched = self.measured_subjects(self.cache.lm.tokenizer)
         _ = self.maps  # fitted now, unless given
         if not self._r:
             self.measure(trainer)

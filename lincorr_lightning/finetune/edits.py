@@ -13,7 +13,7 @@ from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edit
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_up_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,8 +75,7 @@ def sample_edits(
     """
     relation.require_reference()
     if subjects is None:
-        available = len(usable_strings(lm.tokenizer))
-        pool = sample_subjects(lm.tokenizer, min(available, MAX_CANDIDATES_PER_EDIT * n), seed=seed)
+        pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, seed=seed)
         unknown = _unknown_subjects(pool, lm.tokenizer)
         pool = [subject for index, subject in enumerate(pool) if index not in unknown]
     else:

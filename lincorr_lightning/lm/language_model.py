@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -176,7 +176,7 @@ class LanguageModel(nn.Module):
         if self.is_loaded:
             return self.model.dtype
         if self.config.dtype == "auto":
-            return self._model_config.dtype or torch.float32
+            return cast(torch.dtype, self._model_config.dtype or torch.float32)
         return getattr(torch, self.config.dtype)
 
     @property

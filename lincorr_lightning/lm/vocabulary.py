@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,9 @@ from lincorr_lightning.errors import SubjectsError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MIN_FITTED = 10
+"""Subjects below which no map is fitted."""
 
 _BROKEN_CHARACTER = "\ufffd"
 _WORDPIECE_MARK = "##"
@@ -93,6 +96,33 @@ def sample_subjects(
         " ".join(strings[index // scale % len(strings)] for scale in scales)
         for index in _sample(available, n, seed)
     ]
+
+
+def sample_up_to(
+    tokenizer: PreTrainedTokenizerBase, n: int, excluding: Collection[str] = (), seed: int = 0
+) -> list[str]:
+    """Sample n subjects without some, or fewer if the vocabulary has fewer.
+
+    Args:
+        tokenizer: Tokenizer whose vocabulary is sampled.
+        n: Number of subjects.
+        excluding: Subjects that a linear map is used on, and so must not be fitted on.
+        seed: Seed of the sample.
+
+    Raises:
+        SubjectsError: Fewer than `MIN_FITTED` subjects are left.
+    """
+    excluded = set(excluding)
+    n_sampled = min(n + len(excluded), len(usable_strings(tokenizer)))
+    sample = sample_subjects(tokenizer, n_sampled, seed=seed)
+    others = [subject for subject in sample if subject not in excluded][:n]
+    if excluded and len(others) < MIN_FITTED:
+        raise SubjectsError(
+            f"a linear map is fitted on other subjects than the {len(excluded)} that it is used "
+            f"on, and the vocabulary has {len(others)} others; it needs {MIN_FITTED}. Use fewer "
+            "subjects or edits, or name a linear map that is fitted already."
+        )
+    return others
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

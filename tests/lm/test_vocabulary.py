@@ -7,7 +7,8 @@ import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from lincorr_lightning.errors import ConfigError, SubjectsError
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+from tests.toys import word_tokenizer
 
 
 def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
@@ -119,3 +120,18 @@ def test_more_than_there_are(small: SimpleNamespace) -> None:
         sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
     with pytest.raises(ConfigError, match="words_per_subject is 0"):
         sample_subjects(tokenizer, 1, words_per_subject=0)
+
+
+def test_sample_without_some_is_the_sample_without_them() -> None:
+    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
+    excluded = sample_subjects(tokenizer, 60)[5:15]
+    expected = [x for x in sample_subjects(tokenizer, 60) if x not in excluded]
+    assert sample_up_to(tokenizer, 30, excluding=excluded) == expected[:30]
+    assert sample_up_to(tokenizer, 99, excluding=excluded) == expected
+    assert sample_up_to(tokenizer, 99) == sample_subjects(tokenizer, 60)
+
+
+def test_nothing_is_left_to_fit_a_map_on() -> None:
+    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
+    with pytest.raises(SubjectsError, match=r"the 55 that it is used on.* has 5 others.* needs 10"):
+        sample_up_to(tokenizer, 30, excluding=[f"w{i}" for i in range(55)])
