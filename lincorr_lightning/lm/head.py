@@ -63,6 +63,26 @@ def head_of(model: PreTrainedModel) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
+def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Move the padding of every row to the right.
+
+    With right padding, positions count from the first true token and no true token attends to
+    padding, in every causal architecture and without position ids. With left padding, absolute
+    positions are silently wrong, and recurrent LMs read the padding.
+
+    Args:
+        input_ids: Padded on either side, ``(n_rows, length)``.
+        attention_mask: 1 at true tokens, same shape.
+
+    Returns:
+        Token ids and mask, ``(n_rows, length)``, and the last true position of each row,
+        ``(n_rows,)``.
+    """
+    order = attention_mask.argsort(dim=1, descending=True, stable=True)
+    mask = attention_mask.gather(1, order)
+    return input_ids.gather(1, order), mask, mask.sum(1) - 1
+
+
 def read_logits(
     model: PreTrainedModel,
     input_ids: Tensor,

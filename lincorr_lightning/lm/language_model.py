@@ -22,6 +22,7 @@ from lincorr_lightning.lm.fingerprint import (
 from lincorr_lightning.lm.head import (
     LogitMethod,
     head_of,
+    pad_right,
     read_logits,
     select_logit_method,
     to_device,
@@ -246,6 +247,20 @@ class LanguageModel(nn.Module):
             LanguageModelError: The LM has no embedding for a token.
         """
         return self._encoder.encode(prompts)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the logits of some tokens after each row, in one forward pass; differentiable.
+
+        Args:
+            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
+            attention_mask: 1 at true tokens, same shape.
+            token_ids: Tokens to read, ``(n_labels,)``.
+
+        Returns:
+            ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
+        """
+        input_ids, mask, last = pad_right(input_ids, attention_mask)
+        return read_logits(self.model, input_ids, mask, last, token_ids, self._logit_method())
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.

@@ -27,7 +27,7 @@ BY_DIFFERENCES = ("bloom",)
 def language_model(
     small: SimpleNamespace, architecture: str, dtype: torch.dtype = torch.float64
 ) -> LanguageModel:
-    model = small.model(small.architectures[architecture]()).to(dtype)
+    model = small.model(small.config(architecture)).to(dtype)
     model.requires_grad_(False)
     return LanguageModel.from_module(model, small.tokenizer())
 
@@ -187,7 +187,7 @@ def test_no_edits(small: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-tied", "bloom"])
 def test_an_lm_in_training_is_left_as_it_was(name: str, small: SimpleNamespace) -> None:
-    model = small.model(small.architectures[name]())
+    model = small.model(small.config(name))
     lm = LanguageModel.from_module(model, small.tokenizer())
     calm = both_edits(lm, small)
     model.train()

@@ -27,7 +27,7 @@ TARGETS = {"mamba": ["in_proj", "x_proj"]}
 
 
 def double_model(small: SimpleNamespace, architecture: str) -> Any:
-    return small.model(small.architectures[architecture]()).double()
+    return small.model(small.config(architecture)).double()
 
 
 def batch(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -203,7 +203,7 @@ def test_rows_in_any_order_and_number(architecture: str, small: SimpleNamespace)
 def test_rows_of_the_base_are_the_same_to_the_bit(
     dtype: torch.dtype, architecture: str, small: SimpleNamespace
 ) -> None:
-    model = small.model(small.architectures[architecture]()).to(dtype).requires_grad_(False)
+    model = small.model(small.config(architecture)).to(dtype).requires_grad_(False)
     ids = [small.ids(prompt) for prompt in small.prompts]
     untouched = last_logits(model, ids)
     keys = list(model.state_dict())
@@ -262,7 +262,7 @@ def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
     ],
 )
 def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace) -> None:
-    model = small.model(small.architectures["llama"]())
+    model = small.model(small.config("llama"))
     with pytest.raises(LanguageModelError, match=message) as error:
         StackedLoRA(model, 2, RANK, ALPHA, targets)
     if "are:" in str(error.value):
@@ -273,7 +273,7 @@ def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace)
 
 
 def test_chosen_targets(small: SimpleNamespace) -> None:
-    model = small.model(small.architectures["llama"]())
+    model = small.model(small.config("llama"))
     stack = StackedLoRA(model, 2, RANK, ALPHA, ["q_proj", "1.mlp.up_proj"])
     assert stack.targets == (
         "model.layers.0.self_attn.q_proj",
@@ -346,7 +346,7 @@ def test_logits_of_a_language_model(
 
 
 def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
-    model = small.model(small.architectures["llama"]())
+    model = small.model(small.config("llama"))
     base = copy.deepcopy(model)
     stack = StackedLoRA(model, 2, RANK, alpha=2 * RANK)  # a power of two rounds nowhere
     randomize(stack)
@@ -387,7 +387,7 @@ class Tuner(L.LightningModule):
 
 
 def test_inside_a_lightning_module(small: SimpleNamespace, tmp_path: Path) -> None:
-    model = small.model(small.architectures["llama-tied"]())
+    model = small.model(small.config("llama-tied"))
     tuner = Tuner(model)
     weights = {name: p.clone() for name, p in model.state_dict().items()}
     names = [name for name, p in tuner.named_parameters() if p.requires_grad]

@@ -19,6 +19,15 @@ Folder = Callable[..., Path]
 TOLERANCE = 1e-4
 
 
+def pad(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    fill = [[0] * (longest - len(row)) for row in rows]
+    left = side == "left"
+    ids = [f + r if left else r + f for f, r in zip(fill, rows, strict=True)]
+    mask = [f + [1] * len(r) if left else [1] * len(r) + f for f, r in zip(fill, rows, strict=True)]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
 @pytest.mark.parametrize("bos", [True, False])
 def test_batch_of_unequal_prompts_equals_single_prompts(
     architecture: str, bos: bool, lm_folder: Folder, small: SimpleNamespace
@@ -35,6 +44,32 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
     assert [reading.name for reading in lm._logit_methods.values()] == ["ROWS"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_both_padding_sides(
+    architecture: str, side: str, lm_folder: Folder, small: SimpleNamespace
+) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
+    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], side)
+    ours = lm(ids, mask, torch.tensor(small.token_ids))
+    naive = small.naive(lm.model, small.prompts, small.token_ids)
+    assert (ours - naive).abs().max() <= TOLERANCE
+
+
+def test_forward_is_differentiable(small: SimpleNamespace) -> None:
+    model = small.model(small.config("gemma2"))
+    lm = LanguageModel.from_module(model, small.tokenizer())
+    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], "left")
+    weights = torch.randn(len(small.prompts), len(small.token_ids), dtype=torch.float64)
+    (lm(ids, mask, torch.tensor(small.token_ids)) * weights).sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for prompt, weight in zip(small.prompts, weights, strict=True):
+        logits = model(input_ids=torch.tensor([small.ids(prompt)])).logits[0, -1]
+        (logits[small.token_ids].double() * weight).sum().backward()
+    for parameter, gradient in zip(model.parameters(), ours, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-3)
 
 
 def test_architectures_are_what_they_are_to_test(lm_folder: Folder, small: SimpleNamespace) -> None:
