@@ -2,8 +2,8 @@
 
 The rule is the paper's (appendix E): a label is the first token of an answer in running text, and
 only if that token is not a part of a word. In scripts without spaces, where no space says what a
-word is, that is a token of whole characters. Appendix K (table 18) compares labels by how completely they say
-their answer.
+word is, that is a token of whole characters. Appendix K (table 18) compares labels by how
+completely they say their answer.
 """
 
 from __future__ import annotations
@@ -245,9 +245,9 @@ def ambiguous_matrix(
 ) -> npt.NDArray[np.bool_]:
     """Return which target labels may mean something else that is true of a source label.
 
-    The token " Georgia" stands for a country, and begins the name of the state that Atlanta lies
-    in: as an answer to Atlanta it is neither right nor plainly wrong. " New" stands for New Zealand,
-    and may be meant for New Mexico.
+    The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
+    answer for Atlanta it is neither right nor plainly wrong. " New" stands for New Zealand, and
+    begins the name of the state New Mexico.
 
     Args:
         relation: A relation with or without a reference.
