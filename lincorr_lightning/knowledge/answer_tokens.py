@@ -23,7 +23,8 @@ class Completeness(StrEnum):
     WHOLE = "whole"
     """The token is the whole answer: " China"."""
     PHRASE = "phrase"
-    """The token is the first word of a longer answer: " South" for South Korea."""
+    """The token is the first word of a longer answer, " South" for South Korea, or, in a script
+    without spaces, its first characters: 洛 for 洛杉矶."""
     SUBWORD = "subword"
     """The token is the beginning of a word: " Br" for Brunei."""
 
@@ -124,6 +125,15 @@ class TokenReader:
             text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
             self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
         return self._pieces[token_id]
+
+    def spells(self, ids: list[int]) -> bool:
+        """Return whether tokens spell a word part by part, without unknown parts.
+
+        A word-level vocabulary does not: there, each token is a word of its own.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        word_level = type(getattr(backend, "model", None)).__name__ == "WordLevel"
+        return not word_level and self.tokenizer.unk_token_id not in ids
 
     def grade(self, answer: Answer, ids: list[int]) -> Completeness | str:
         """Return how much of the answer its first token says, or why it cannot be a label."""
