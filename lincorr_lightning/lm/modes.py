@@ -33,9 +33,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator[None]:
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
 
-    The weights of a submodule are float32 copies while its own forward runs, so that the memory
-    grows by one layer only. The change of logits by one optimizer step is below the rounding of
-    half-precision hidden states: on SmolLM2 it takes this to measure it.
+    The weights of a block are float32 copies while its forward runs, so that the memory grows by
+    one block only. The change of logits by one optimizer step can be smaller than what half
+    precision rounds away.
 
     Args:
         model: The model, not sharded. Nothing happens to float32 weights.
@@ -43,22 +43,33 @@ def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator
     """
     originals: dict[nn.Parameter, Tensor] = {}
     handles = []
-    for module in model.modules():
-        half = [p for p in module.parameters(recurse=False) if p.dtype in HALF_PRECISIONS]
-        if not half or module is skip:
-            continue
-        if isinstance(module, nn.Embedding):  # a lookup is exact, and the matrix is large
+    for module in _units(model, skip):
+        half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
+        if isinstance(module, nn.Embedding) and half:  # a lookup is exact; the matrix is large
             handles.append(module.register_forward_hook(_output_in_float32))
-            continue
-        handles.append(module.register_forward_pre_hook(partial(_widen, half, originals)))
-        restore = partial(_restore, half, originals)
-        handles.append(module.register_forward_hook(restore, always_call=True))
+        elif half:
+            handles.append(module.register_forward_pre_hook(partial(_widen, half, originals)))
+            restore = partial(_restore, half, originals)
+            handles.append(module.register_forward_hook(restore, always_call=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
         _restore(list(originals), originals)
+
+
+def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield the blocks of a model, and what has weights outside of blocks."""
+    if module is skip:
+        return
+    if isinstance(module, nn.ModuleList):
+        yield from module
+    elif hasattr(module, "base_layer") or any(True for _ in module.parameters(recurse=False)):
+        yield module  # peft's layers look at the weights of their parts
+    else:
+        for child in module.children():
+            yield from _units(child, skip)
 
 
 def _output_in_float32(module: nn.Module, args: Any, output: Tensor) -> Tensor:
