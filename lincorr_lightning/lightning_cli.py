@@ -6,11 +6,12 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -173,7 +174,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     _silence_expected_warnings()
     # The help texts of settings such as those of the LM stand below their fields.
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    args = nulls_as_config(args)
+    args = lm_files_as_config(nulls_as_config(args))
     # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     try:
@@ -231,6 +232,45 @@ def nulls_as_config(args: Sequence[str]) -> list[str]:
             piece = {part: piece}
         passed += ["--config", json.dumps(piece)]
     return passed
+
+
+def lm_files_as_config(args: Sequence[str]) -> list[str]:
+    """Return a command line that passes ``--model.lm FILE`` and ``--model.before FILE`` as config.
+
+    A file of ``configs/lm/`` has an LM below ``model.init_args.lm``; this way, it can describe the
+    other LM of a study, too.
+
+    Raises:
+        ConfigError: The file cannot be read, or describes no LM.
+    """
+    passed: list[str] = []
+    rest = list(args)
+    while rest:
+        argument = rest.pop(0)
+        key, equals, value = argument.partition("=")
+        if not equals and rest:
+            value = rest[0]
+        if key not in ("--model.lm", "--model.before") or not value.endswith((".yaml", ".yml")):
+            passed.append(argument)
+            continue
+        if not equals:
+            rest.pop(0)
+        name = key.removeprefix("--model.")
+        piece = {"model": {"init_args": {name: _read_lm_file(value)}}}
+        passed += ["--config", json.dumps(piece)]
+    return passed
+
+
+def _read_lm_file(path: str) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = content["model"]["init_args"]["lm"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} describes no LM ({type(error).__name__}: {error}). Pass a file with "
+            "model.init_args.lm, such as those of configs/lm/."
+        ) from error
+    return cast(Mapping[str, Any], found)
 
 
 def _silence_expected_warnings() -> None:

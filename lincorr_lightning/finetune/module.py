@@ -33,7 +33,7 @@ from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import HALF_PRECISIONS
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name
 from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
@@ -189,7 +189,7 @@ class SourceFinetune(L.LightningModule):
 
     def _require_float32_training(self) -> None:
         """Refuse to train half-precision weights, in which most of a small update is lost."""
-        dtype = str(self.lm.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.lm.dtype)
         if self.hparams["method"] == "full" and self.lm.dtype in HALF_PRECISIONS:
             raise ConfigError(
                 f"model.method is full, but the LM's weights are in {dtype}, which rounds away "

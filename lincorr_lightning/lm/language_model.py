@@ -28,7 +28,7 @@ from lincorr_lightning.lm.head import (
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
-from lincorr_lightning.lm.modes import evaluating, float32_forward
+from lincorr_lightning.lm.modes import dtype_name, evaluating, float32_forward
 from lincorr_lightning.lm.sharding import shard
 from lincorr_lightning.lm.shared_prefixes import (
     Plan,
@@ -467,6 +467,6 @@ class LanguageModel(nn.Module):
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
             "config": fingerprint_config(self.model.config),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.model.dtype),
             "weights": known[1],
         }

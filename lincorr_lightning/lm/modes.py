@@ -13,6 +13,11 @@ from torch import Tensor, nn
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 
 
+def dtype_name(dtype: torch.dtype | str) -> Any:
+    """Return the name of a dtype as in `LMConfig`, such as ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module in eval mode inside a ``with`` block and restore each submodule's mode after it.

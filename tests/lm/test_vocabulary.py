@@ -135,3 +135,36 @@ def test_nothing_is_left_to_fit_a_map_on() -> None:
     tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
     with pytest.raises(SubjectsError, match=r"the 55 that it is used on.* has 5 others.* needs 10"):
         sample_up_to(tokenizer, 30, excluding=[f"w{i}" for i in range(55)])
+
+
+@pytest.mark.parametrize("mark", ["Ġ", "▁"])
+def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
+    words = ["<end>", f"{mark}Paris", "Paris", "ris", f"{mark}a", f"{mark}b2", f"{mark}Köln", mark]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    backend.decoder = decoders.Metaspace() if mark == "▁" else decoders.ByteLevel()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    found = usable_strings(tokenizer, whole_words=True)
+    assert found[0] == "Paris"
+    assert set(found) <= {"Paris", "Köln", "K�ln"}
+
+
+def test_whole_words_of_vocabularies_without_marks() -> None:
+    tokenizer = word_tokenizer(["Paris", "x1", "b", ",", "東京"])
+    assert usable_strings(tokenizer, whole_words=True) == ["Paris", "東京"]
+    pieces = ["[UNK]", "play", "##ing"]
+    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    assert usable_strings(tokenizer, whole_words=True) == ["play"]
+
+
+def test_names_are_a_given_and_a_family_name() -> None:
+    tokenizer = word_tokenizer(["Paris"])
+    names = sample_subjects(tokenizer, 2000, kind="names")
+    assert len(set(names)) == 2000
+    assert all(len(name.split()) == 2 and name.istitle() for name in names if "'" not in name)
+    assert names[:10] == sample_subjects(tokenizer, 10, kind="names")
+    with pytest.raises(SubjectsError, match=r"there are \d+ names\. Lower n_subjects\.$"):
+        sample_subjects(tokenizer, 10**6, kind="names")
+    with pytest.raises(ConfigError, match=r"words_per_subject is 2.* names"):
+        sample_subjects(tokenizer, 3, words_per_subject=2, kind="names")
