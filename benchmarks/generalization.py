@@ -6,7 +6,7 @@ teaches 150 edits of each relation, one at a time (configs/source_finetune.yaml)
 table that README.md shows. For a pretrained LM, the paper's learning rate or LoRA:
 
     python benchmarks/generalization.py --lm FOLDER --learning_rate 5e-6
-    python benchmarks/generalization.py --lm FOLDER --config configs/source_finetune_lora.yaml
+    python benchmarks/generalization.py --lm FOLDER --method lora
 
 With several seeds, each share is the mean and its standard deviation over the seeds.
 """
@@ -17,7 +17,7 @@ import json
 import tempfile
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import auto_cli
 
@@ -43,6 +43,10 @@ COLUMNS = (
     "auto",
     "city→color",
 )
+CONFIGS = {
+    "full": "configs/source_finetune.yaml",
+    "lora": "configs/source_finetune_lora.yaml",
+}
 FORECASTERS = ("answer_before", "map_0", "map_auto", "first_order", "virtual_step")
 
 
@@ -99,7 +103,7 @@ def main(
     n_edits: int = 150,
     relations: tuple[str, ...] = RELATIONS,
     seeds: tuple[int, ...] = (0,),
-    config: str = "configs/source_finetune.yaml",
+    method: Literal["full", "lora"] = "full",
     learning_rate: float | None = None,
     steps_per_edit: int | None = None,
     forecast: bool = True,
@@ -113,7 +117,8 @@ def main(
         n_edits: Number of edits of each relation.
         relations: Relations to teach.
         seeds: Seeds of the edits; a run for each.
-        config: Config of the fine-tune: source_finetune.yaml or source_finetune_lora.yaml.
+        method: Whether all weights are trained (configs/source_finetune.yaml) or LoRA adapters
+            (configs/source_finetune_lora.yaml).
         learning_rate: Learning rate; null for the config's.
         steps_per_edit: Optimizer steps of each edit; null for the config's.
         forecast: Whether to forecast the outcomes and print the second table.
@@ -130,7 +135,8 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         folder = output or scratch
         found = [
-            [run(relation, seed, config, folder, every) for seed in seeds] for relation in relations
+            [run(relation, seed, CONFIGS[method], folder, every) for seed in seeds]
+            for relation in relations
         ]
     print(markdown_table(COLUMNS, [row(runs) for runs in found]))
     if forecast:
