@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import lightning as L
 import numpy as np
@@ -17,7 +17,12 @@ from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.lm.vocabulary import SubjectKind, count_subjects, sample_subjects
+from lincorr_lightning.lm.vocabulary import (
+    SubjectKind,
+    count_subjects,
+    require_kind,
+    sample_subjects,
+)
 
 Half = Literal["fit", "test"]
 
@@ -92,10 +97,7 @@ class SubjectsDataModule(L.LightningDataModule):
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.
         require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
-        if subject_kind not in get_args(SubjectKind):
-            raise ConfigError(
-                f"data.subject_kind is {subject_kind!r}; it must be any, words or names."
-            )
+        require_kind(subject_kind)
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])

@@ -57,26 +57,18 @@ class LeastSquares:
         return (self._vectors @ (inverse * self._projected[:, targets])).T
 
 
-BELOW_BEST = 0.05
-"""What a ridge may cost in mean label-wise r, compared with the best one."""
-
-
 def strongest_within(scores: Sequence[float], tolerance: float) -> int:
-    """Return the index of the last score that is affordable.
+    """Return the index of the last score that is within `tolerance` of the best one.
 
-    It is at most `tolerance` below the first score, that of the plain map (ridge 0), and at most
-    `BELOW_BEST` below the best one: with few subjects the plain map is overfitted, and its r is no
-    measure. With ridge strengths in increasing order, the index is that of the strongest one. It is
-    0 if all scores are NaN.
+    With ridge strengths in increasing order, it is the strongest one that costs at most
+    `tolerance`. The index is 0 if all scores are NaN.
 
     Example:
-        >>> strongest_within([0.79, 0.82, 0.78, 0.75], tolerance=0.02)
+        >>> strongest_within([0.98, 0.985, 0.97, 0.90], tolerance=0.02)
         2
     """
     finite = [score for score in scores if score == score]
     if not finite:
         return 0
-    floor = max(finite) - BELOW_BEST
-    if scores[0] == scores[0]:
-        floor = max(floor, scores[0] - tolerance)
+    floor = max(finite) - tolerance
     return max(i for i, score in enumerate(scores) if score >= floor)

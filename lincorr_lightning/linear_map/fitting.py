@@ -113,7 +113,7 @@ def fit_linear_maps(
         subjects: The subjects to fit on, all of them.
         ridges: Ridge strengths; ``auto`` takes the strongest of `HALF_DECADES` whose r stays
             within `tolerance` of the best, judged on every fifth subject and fitted on all.
-        tolerance: What ``auto`` may cost in mean label-wise r, compared with the plain map.
+        tolerance: What ``auto`` may cost in mean label-wise r.
 
     Returns:
         A map for each ridge strength.

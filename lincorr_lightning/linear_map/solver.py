@@ -143,10 +143,7 @@ def tuning_rows(n: int, first: int = 0) -> Tensor:
 def choose_ridges(
     fit: Moments, tune: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
 ) -> dict[Pair, float]:
-    """Return the strongest ridge of each pair that costs little, see `strongest_within`.
-
-    The first strength of `grid` is the plain map's, 0.
-    """
+    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best."""
     chosen = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)

@@ -6,7 +6,7 @@ import math
 import unicodedata
 from collections.abc import Collection, Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -76,6 +76,16 @@ def _is_usable(string: str) -> bool:
         and _BROKEN_CHARACTER not in string
         and _UNUSABLE.isdisjoint(map(unicodedata.category, string))
     )
+
+
+def require_kind(subject_kind: str) -> None:
+    """Refuse a kind of subjects that does not exist.
+
+    Raises:
+        ConfigError: It is not a `SubjectKind`.
+    """
+    if subject_kind not in get_args(SubjectKind):
+        raise ConfigError(f"data.subject_kind is {subject_kind!r}; it must be any, words or names.")
 
 
 def count_subjects(
@@ -149,22 +159,27 @@ def _parts(
 
 
 def sample_up_to(
-    tokenizer: PreTrainedTokenizerBase, n: int, excluding: Collection[str] = (), seed: int = 0
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    excluding: Collection[str] = (),
+    seed: int = 0,
+    kind: SubjectKind = "any",
 ) -> list[str]:
-    """Sample n subjects without some, or fewer if the vocabulary has fewer.
+    """Sample n subjects without some, or fewer if there are fewer.
 
     Args:
         tokenizer: Tokenizer whose vocabulary is sampled.
         n: Number of subjects.
         excluding: Subjects that a linear map is used on, and so must not be fitted on.
         seed: Seed of the sample.
+        kind: Which strings subjects are, see `sample_subjects`.
 
     Raises:
         SubjectsError: Fewer than `MIN_FITTED` subjects are left.
     """
     excluded = set(excluding)
-    n_sampled = min(n + len(excluded), len(usable_strings(tokenizer)))
-    sample = sample_subjects(tokenizer, n_sampled, seed=seed)
+    n_sampled = min(n + len(excluded), count_subjects(tokenizer, kind=kind))
+    sample = sample_subjects(tokenizer, n_sampled, seed=seed, kind=kind)
     others = [subject for subject in sample if subject not in excluded][:n]
     if excluded and len(others) < MIN_FITTED:
         raise SubjectsError(

@@ -64,7 +64,7 @@ class LinearProbe(FrozenLMModule):
             fifth of the fit half.
         ridge_grid: Ridge strengths of the path, increasing; null takes 0 and half decades from 0.1
             to 1e6.
-        ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r, compared with ridge 0.
+        ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
         require_reference: Pairs that must have a reference, for Hit@N; other pairs get Hit@N if
             they have one.
         control: Neutral prompt that replaces the source's as a null; null leaves it out.
