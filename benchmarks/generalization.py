@@ -123,10 +123,10 @@ def main(
         steps_per_edit: Optimizer steps of each edit; null for the config's.
         forecast: Whether to forecast the outcomes and print the second table.
         output: Folder that keeps the runs; null keeps none.
-        options: More options of `lincorr fit`, such as --model.lm.dtype=bfloat16.
+        options: More options of `lincorr fit`, as a list: '["--model.lm.dtype=bfloat16"]'.
     """
     chosen = {"learning_rate": learning_rate, "steps_per_edit": steps_per_edit}
-    every = [
+    common = [
         f"--model.lm.name_or_path={lm}", f"--data.n_edits={n_edits}",
         f"--model.forecast={str(forecast).lower()}",
         *(f"--model.{name}={value}" for name, value in chosen.items() if value is not None),
@@ -135,7 +135,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         folder = output or scratch
         found = [
-            [run(relation, seed, CONFIGS[method], folder, every) for seed in seeds]
+            [run(relation, seed, CONFIGS[method], folder, common) for seed in seeds]
             for relation in relations
         ]
     print(markdown_table(COLUMNS, [row(runs) for runs in found]))

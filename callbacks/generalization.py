@@ -128,8 +128,10 @@ class Generalization(RelationCallback):
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the subjects of the given edits, or the sampled ones."""
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the subjects of the given edits; without any edits, sampled ones."""
+        if self.edits is None and has_edits:
+            return []
         if self.edits is None:
             return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
         rows = read_edits(self.edits) if isinstance(self.edits, str) else check_edits(self.edits)
@@ -147,7 +149,7 @@ class Generalization(RelationCallback):
         self.tokenized.require_reference()
         if dataset is not None:
             return [], [edit.subject for edit in self.run_edits]
-        return [], self.measured_subjects(self.cache.lm.tokenizer)
+        return [], self.sample_subjects(self.n_watch)
 
     def _translate(self, dataset: EditDataset) -> list[Edit]:
         """Return the dataset's edits in this relation's labels; none if it edits another source."""

@@ -47,7 +47,8 @@ class GradientCorrelation(RelationCallback):
     labels. If each edit is trained from the base weights, ΔF is measured at the edit's own subject
     and r is computed across edits; at their first step this is the paper's table 4.
 
-    An LM in half precision is read in float32, where the change by one step is not rounded away.
+    An LM in half precision is read in float32, where the change by one step is not rounded away,
+    unless it is sharded or compiled, or half-precision weights are trained; then a warning says so.
 
     Logs ``gradient_correlation/<relation>``; ``permuted_gradient_correlation/<relation>``, the
     same with the rows of W permuted (chance); ``gradient_correlation_auto/<relation>`` by the map
@@ -107,35 +108,37 @@ class GradientCorrelation(RelationCallback):
         self._base: DomainLogits | None = None
         self._before: tuple[int, DomainLogits] | None = None
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the given subjects, or those that are sampled without edits."""
-        return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the given subjects; without edits, sampled ones."""
+        sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+        return self.subjects or sampled
 
     # -- measuring ---------------------------------------------------------------------------------
 
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
-        self._warn_of_half_precision()
+        self._warn_about_half_precision()
         _ = self.maps  # fitted now, unless given
         edited = [edit.subject for edit in self.run_edits]
         subjects = list(dict.fromkeys(self.subjects or edited))
-        subjects = subjects or self.measured_subjects(self.cache.lm.tokenizer)
+        subjects = subjects or self.sample_subjects(self.n_watch)
         self._watched = self.queries(subjects[: self.n_watch])
         if edited and self._base is None:
             self._base = self.read(self.queries(edited), trainer.global_step)
 
-    def _warn_of_half_precision(self) -> None:
+    def _warn_about_half_precision(self) -> None:
+        """Warn where updates, or the change of logits by one step, are rounded away."""
         lm = self.cache.lm
         trained = {p.dtype for p in lm.model.parameters() if p.requires_grad}
         if trained.intersection(HALF_PRECISIONS):
             rank_zero_warn(
-                "GradientCorrelation cannot be measured well: weights are trained in half "
+                "GradientCorrelation is unreliable: weights are trained in half "
                 "precision, which rounds away most of an update of a small learning rate. Train "
                 'float32 weights, with Trainer(precision="bf16-mixed") to compute in bfloat16.'
             )
-        elif lm.is_sharded and lm.dtype in HALF_PRECISIONS:
+        elif (lm.is_sharded or lm.config.compile) and lm.dtype in HALF_PRECISIONS:
             rank_zero_warn(
-                "GradientCorrelation cannot be measured well: a sharded LM in half precision is "
+                "GradientCorrelation is unreliable: a sharded or compiled LM in half precision is "
                 "read in half precision, which rounds away most of the change by one step. Set "
                 "lm.dtype to float32."
             )

@@ -140,22 +140,27 @@ class RelationCallback(PeriodicCallback):
             )  # fmt: skip
         return self._maps
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the subjects that this callback measures, beside those of the run's edits.
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the subjects that this callback measures, the run's edits excepted.
 
-        It is called before `open`, and for callbacks that do not measure this LM, too.
+        Called before `open`, and also on callbacks of other LMs.
+
+        Args:
+            tokenizer: The LM's tokenizer.
+            has_edits: Whether the run trains the edits of an `EditDataset`.
         """
-        del tokenizer
+        del tokenizer, has_edits
         return []
 
     def _all_measured(self, trainer: L.Trainer) -> frozenset[str]:
-        """Return the subjects that any callback of the run measures; the same for all of them."""
+        """Return the subjects that no map of this run may be fitted on; the same for all."""
         if "measured" not in self.cache.shared:
             tokenizer = self.cache.lm.tokenizer
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            others = [c for c in callbacks if isinstance(c, RelationCallback)]
-            subjects = [x for c in others for x in c.measured_subjects(tokenizer)]
-            subjects += [edit.subject for edit in self.run_edits]
+            subjects = {edit.subject for edit in self.run_edits}
+            for callback in callbacks:
+                if isinstance(callback, RelationCallback):
+                    subjects.update(callback.measured_subjects(tokenizer, bool(self.run_edits)))
             self.cache.shared["measured"] = frozenset(subjects)
         measured: frozenset[str] = self.cache.shared["measured"]
         return measured

@@ -47,7 +47,7 @@ def load_or_fit_maps(
     """Read the map of a folder, or fit two on the LM as it is now; once per run.
 
     The first fitted map has the `ridge`, the second chooses its own (``auto``). Neither is fitted
-    on subjects that are `held_out`, those that the run measures.
+    on subjects that are `held_out`: those that the run measures.
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.

@@ -71,13 +71,14 @@ class Resilience(RelationCallback):
         super().reset()
         self._r: list[tuple[int, float]] = []
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the given subjects, or the sampled ones."""
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the given subjects, or sampled ones."""
+        del has_edits
         return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def start(self, trainer: L.Trainer) -> None:
         """Score the map before training."""
-        self._watched = self.measured_subjects(self.cache.lm.tokenizer)
+        self._watched = self.subjects or self.sample_subjects(self.n_watch)
         _ = self.maps  # fitted now, unless given
         if not self._r:
             self.measure(trainer)

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import yaml
@@ -250,12 +250,15 @@ def lm_files_as_config(args: Sequence[str]) -> list[str]:
         key, equals, value = argument.partition("=")
         if not equals and rest:
             value = rest[0]
-        if key not in ("--model.lm", "--model.before") or not value.endswith((".yaml", ".yml")):
+        if key.replace(".init_args", "") not in (
+            "--model.lm",
+            "--model.before",
+        ) or not value.endswith((".yaml", ".yml")):
             passed.append(argument)
             continue
         if not equals:
             rest.pop(0)
-        name = key.removeprefix("--model.")
+        name = key.rpartition(".")[2]
         piece = {"model": {"init_args": {name: _read_lm_file(value)}}}
         passed += ["--config", json.dumps(piece)]
     return passed
@@ -264,13 +267,17 @@ def lm_files_as_config(args: Sequence[str]) -> list[str]:
 def _read_lm_file(path: str) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        found = content["model"]["init_args"]["lm"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"the LM's file {path} cannot be read: {error}.") from error
+    found = content
+    for key in ("model", "init_args", "lm"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping):
         raise ConfigError(
-            f"{path} describes no LM ({type(error).__name__}: {error}). Pass a file with "
-            "model.init_args.lm, such as those of configs/lm/."
-        ) from error
-    return cast(Mapping[str, Any], found)
+            f"{path} has no model.init_args.lm, so it describes no LM. Pass a file such as those "
+            "of configs/lm/."
+        )
+    return found
 
 
 def _silence_expected_warnings() -> None:

@@ -31,7 +31,7 @@ class GGUFTensors:
         path = Path(checkpoint.location) / str(checkpoint.gguf_file)
         try:
             tensors = gguf.GGUFReader(path).tensors
-        except (ValueError, KeyError, IndexError) as error:
+        except (OSError, ValueError, KeyError, IndexError) as error:
             raise LanguageModelError(
                 f"the tensors of {checkpoint} cannot be read: {error}. Is the file complete? "
                 "Compare its size, or download it again."
@@ -40,7 +40,7 @@ class GGUFTensors:
         self.keys = self._tensors.keys()
 
     def read(self, *keys: str) -> dict[str, Tensor]:
-        """Return some tensors in float32, or in their own precision where they are not quantized.
+        """Return some tensors, dequantized to float32.
 
         Raises:
             LanguageModelError: This version of gguf cannot dequantize them.

@@ -20,7 +20,7 @@ from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.vocabulary import (
     SubjectKind,
     count_subjects,
-    require_kind,
+    require_subject_kind,
     sample_subjects,
 )
 
@@ -64,7 +64,7 @@ class SubjectsDataModule(L.LightningDataModule):
         words_per_subject: Vocabulary strings joined to one subject; 2 gives far more subjects than
             the vocabulary has strings.
         subject_kind: Which strings subjects are: ``any`` of the vocabulary, as in the paper;
-            ``words``, letters whose token begins a word; or ``names`` of people.
+            ``words``, strings of letters whose token begins a word; or ``names`` of people.
         fit_fraction: Fraction of the subjects that maps are fitted on; the others test them.
         batch_size: Subjects per batch at most; the LM cuts them further to what fits its memory.
             If there are fewer batches than ranks, batches are made smaller (at least 10 subjects).
@@ -97,7 +97,7 @@ class SubjectsDataModule(L.LightningDataModule):
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.
         require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
-        require_kind(subject_kind)
+        require_subject_kind(subject_kind)
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])

@@ -44,8 +44,8 @@ class EditCase:
         cause: A value of `Cause` for a hallucination, else empty.
         completeness: How much of the reference its label spells: ``whole``, ``phrase`` or
             ``subword``, the most complete one of several labels. Empty without a reference.
-        ambiguous: Whether `answer_after` is counted as wrong, but its label may also mean something
-            that is right: " Georgia" for Atlanta is the state, and is counted as the country.
+        ambiguous: Whether `answer_after` counts as wrong, but its label may also stand for another
+            fact about the source answer: " Georgia" may be the state of Atlanta.
     """
 
     subject: str
@@ -138,7 +138,7 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         Mann-Whitney test between them; ``causes``: number of hallucinations per cause;
         ``completeness``: share of each outcome by completeness of the reference's label (paper,
         table 18); ``given_learned``: share of each outcome among cases whose source was learned;
-        ``ambiguous``: share of hallucinations whose answer may also mean something right.
+        ``ambiguous_hallucinated``: share of hallucinations that are ambiguous.
     """
     from scipy.stats import mannwhitneyu
 
@@ -168,7 +168,9 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind: _shares(mine) for kind, mine in by_kind.items() if mine},
         "given_learned": _shares([case for case in cases if case.source_learned]),
-        "ambiguous": sum(case.ambiguous for case in wrong) / len(wrong) if wrong else None,
+        "ambiguous_hallucinated": sum(case.ambiguous for case in wrong) / len(wrong)
+        if wrong
+        else None,
     }
 
 

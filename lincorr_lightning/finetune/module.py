@@ -188,7 +188,7 @@ class SourceFinetune(L.LightningModule):
         prepare_run_folder(self.trainer)
 
     def _require_float32_training(self) -> None:
-        """Refuse to train half-precision weights, in which most of a small update is lost."""
+        """Refuse to train half-precision weights, which round small updates away."""
         dtype = dtype_name(self.lm.dtype)
         if self.hparams["method"] == "full" and self.lm.dtype in HALF_PRECISIONS:
             raise ConfigError(
@@ -210,6 +210,7 @@ class SourceFinetune(L.LightningModule):
         if self.lm.is_loaded:
             return
         model = self.lm.load().model
+        self._require_float32_training()  # dtype auto is known only now, for some checkpoints
         self._lm_info = self.lm.info
         if self.is_stacked:
             self.adapters = StackedLoRA(

@@ -126,11 +126,14 @@ class TokenReader:
             self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
         return self._pieces[token_id]
 
-    def spells(self, ids: list[int]) -> bool:
-        """Return whether tokens spell a word part by part, without unknown parts.
+    def splits_words(self, ids: list[int]) -> bool:
+        """Return whether tokens of a script without spaces can be the parts of a word.
 
-        A word-level vocabulary does not: there, each token is a word of its own.
+        Those of a word-level vocabulary cannot, nor unknown tokens, nor Latin letters, which are
+        part of a word of their own (Spotify).
         """
+        if any(character.isascii() for character in self.piece(ids[0])):
+            return False
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         word_level = type(getattr(backend, "model", None)).__name__ == "WordLevel"
         return not word_level and self.tokenizer.unk_token_id not in ids

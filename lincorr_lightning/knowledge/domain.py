@@ -155,7 +155,7 @@ def label_answers(
     grades: dict[int, dict[Answer, Completeness]] = {}
     for answer, ids in tokens.items():
         grade = "merges with the prompt" if ids is None else reader.grade(answer, ids)
-        if grade is Completeness.SUBWORD and unspaced and reader.spells(ids or []):
+        if grade is Completeness.SUBWORD and unspaced and ids and reader.splits_words(ids):
             grade = Completeness.PHRASE
         if ids and isinstance(grade, Completeness):
             grades.setdefault(ids[0], {})[answer] = grade
@@ -232,10 +232,10 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
 def ambiguous_matrix(
     relation: Relation, source: Domain, target: Domain, tokenizer: PreTrainedTokenizerBase
 ) -> npt.NDArray[np.bool_]:
-    """Return which target labels may mean something else that is true of a source label.
+    """Return which target labels may stand for another fact about a source label.
 
     The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
-    answer for Atlanta it is neither right nor plainly wrong. " New" stands for New Zealand, and
+    answer for Atlanta it cannot be judged. " New" stands for New Zealand, and
     begins the name of the state New Mexico.
 
     Args:

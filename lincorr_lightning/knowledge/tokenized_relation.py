@@ -34,8 +34,8 @@ class TokenizedRelation:
         target: Domain of the target, with ``n_target`` labels.
         reference_mask: ``(n_target, n_source)`` bool like W: which target labels are right for each
             source label; all False if no reference is known.
-        ambiguous_mask: ``(n_target, n_source)`` bool like W: which target labels may mean something
-            else that is true of the source label, see `ambiguous_matrix`.
+        ambiguous_mask: ``(n_target, n_source)`` bool like W: which target labels may stand for
+            another fact about the source label, see `ambiguous_matrix`.
     """
 
     relation: Relation

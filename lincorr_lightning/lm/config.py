@@ -31,8 +31,8 @@ class LMConfig:
     (packaged)."""
 
     tokenizer: str | None = None
-    """Folder or hub id of another tokenizer, for a checkpoint without one or a GGUF file whose
-    tokenizer is wrong; null for the checkpoint's own."""
+    """Folder or hub id of a tokenizer that replaces the checkpoint's own, such as that of a GGUF
+    file without one or with a wrong one; null for the checkpoint's own."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub id; null for its main branch."""
@@ -70,6 +70,10 @@ class LMConfig:
             raise LanguageModelError(
                 "lm.name_or_path is empty. Pass a checkpoint's folder, a .gguf file, a hub id, or "
                 "tiny-world."
+            )
+        if self.tokenizer == "":
+            raise LanguageModelError(
+                "lm.tokenizer is empty. Pass a tokenizer's folder or hub id, or null."
             )
         if self.dtype not in get_args(Dtype):
             raise LanguageModelError(

@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         """Load an LM, frozen and in eval mode.
 
         Args:
-            name_or_path: A folder, a hub id, or ``tiny-world``.
+            name_or_path: A folder, a .gguf file, a hub id, or ``tiny-world``.
             **options: Other fields of `LMConfig`.
 
         Raises:
@@ -173,7 +173,7 @@ class LanguageModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights; known before they are loaded."""
+        """Dtype of the weights; before they are loaded, that of the config."""
         if self.is_loaded:
             return self.model.dtype
         if self.config.dtype == "auto":
@@ -315,7 +315,8 @@ class LanguageModel(nn.Module):
             token_ids: Tokens to read.
             context: Function that returns the context manager of a forward pass, given the indices
                 of its rows; needed where each row is read under an adapter of its own.
-            in_float32: Whether an LM in half precision computes in float32, unless it is sharded.
+            in_float32: Whether an LM in half precision computes in float32, unless it is sharded or
+                compiled, or its half-precision weights are trained.
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
@@ -337,7 +338,7 @@ class LanguageModel(nn.Module):
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
         precise: AbstractContextManager[None] = nullcontext()
-        if in_float32 and not self.is_sharded:
+        if in_float32 and not (self.is_sharded or self.config.compile):
             # The rows of the head are read in float64 anyway.
             skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
             precise = float32_forward(self.model, skip)
@@ -349,8 +350,8 @@ class LanguageModel(nn.Module):
             prompt = self.tokenizer.decode(list(rows[index][len(self._encoder.prefix) :]))
             raise NonFiniteError(
                 f"the LM {self.config.name_or_path} gives NaN or infinite logits after prompt "
-                f"{index} ({prompt!r}) in {self.model.dtype}. With float16, set lm.dtype to "
-                "bfloat16 or float32; otherwise its weights are broken."
+                f"{index} ({prompt!r}) in {dtype_name(self.model.dtype)}. With float16, set "
+                "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
         return logits
 

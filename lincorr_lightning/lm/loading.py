@@ -24,7 +24,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
-_SHARED_TOKENS = 0.99  # releases of a tokenizer differ in a few special tokens
+_MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
     if path.suffix == ".gguf":
         _check_gguf(path)
         _check_no_revision(config, path, "file")
-        return Checkpoint(config, str(path.parent), True, is_online=False, gguf_file=path.name)
+        return Checkpoint(
+            config, str(path.parent), is_folder=True, is_online=False, gguf_file=path.name
+        )
     way_out = (
         "Pass the folder with the checkpoint's config.json, a .gguf file, a hub id such as "
         f"openai-community/gpt2, or {TINY_WORLD}."
@@ -253,9 +255,9 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     try:
         own = _read_tokenizer(checkpoint).get_vocab()
     except LanguageModelError:
-        return other  # the usual reason to pass another one
+        return other  # the checkpoint has no tokenizer to compare with
     n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
-    if n_equal < _SHARED_TOKENS * len(vocabulary):
+    if n_equal < _MIN_SHARED_FRACTION * len(vocabulary):
         raise LanguageModelError(
             f"{name}: only {n_equal:,} of its {len(vocabulary):,} tokens have the ids of the LM's "
             "own tokenizer. Pass the tokenizer that the LM was trained with as lm.tokenizer, or "
@@ -328,14 +330,21 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     if missing:
         shown = ", ".join(missing[:_MANY])
         more = f" and {len(missing) - _MANY} more" if len(missing) > _MANY else ""
+        hint = (
+            f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
+            "class, or correct the config (tie_word_embeddings, if the head is missing)."
+        )
+        if checkpoint.gguf_file is not None:
+            hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
             f"the weights of {checkpoint} lack {shown}{more}, which would be initialized at "
-            f"random. Its config.json is for {type(model).__name__}: save the checkpoint again "
-            "with that class, or correct the config (tie_word_embeddings, if the head is missing)."
+            f"random. {hint}"
         )
     if checkpoint.gguf_file is not None:
-        # The weights are plain now. With these marks, peft and save_pretrained would refuse them.
-        cast(Any, model).hf_quantizer, cast(Any, model).is_quantized = None, False
+        # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
+        plain: Any = model
+        plain.hf_quantizer = None
+        plain.is_quantized = False
         model.config.__dict__.pop("quantization_config", None)
     return model
 

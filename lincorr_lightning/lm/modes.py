@@ -38,19 +38,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator[None]:
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
 
-    The weights of a block are float32 copies while its forward runs, so that the memory grows by
-    one block only. The change of logits by one optimizer step can be smaller than what half
-    precision rounds away.
+    The weights of a block are float32 copies while its forward runs, one block at a time. Half
+    precision can round away the change of logits by one optimizer step.
 
     Args:
-        model: The model, not sharded. Nothing happens to float32 weights.
+        model: The model, neither sharded nor compiled. Float32 weights stay as they are. If
+            half-precision weights are trained, the model computes in its own precision: exchanging
+            their data would detach the gradient hooks of DistributedDataParallel.
         skip: Submodule to leave as it is, such as a head that is read otherwise.
     """
+    if any(p.requires_grad and p.dtype in HALF_PRECISIONS for p in model.parameters()):
+        yield
+        return
     originals: dict[nn.Parameter, Tensor] = {}
     handles = []
     for module in _units(model, skip):
         half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
-        if isinstance(module, nn.Embedding) and half:  # a lookup is exact; the matrix is large
+        if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
             handles.append(module.register_forward_hook(_output_in_float32))
         elif half:
             handles.append(module.register_forward_pre_hook(partial(_widen, half, originals)))
@@ -71,7 +75,7 @@ def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
     if isinstance(module, nn.ModuleList):
         yield from module
     elif hasattr(module, "base_layer") or any(True for _ in module.parameters(recurse=False)):
-        yield module  # peft's layers look at the weights of their parts
+        yield module  # a layer of peft uses the weights of its parts in its own forward
     else:
         for child in module.children():
             yield from _units(child, skip)

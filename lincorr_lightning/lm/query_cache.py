@@ -103,8 +103,8 @@ class QueryCache:
         self._rows |= zip(new, self.lm.rows(new), strict=True)
         rows = [self._rows[query.prompt] for query in queries]
         contexts = self.contexts([query.adapter_id for query in queries])
-        # Callbacks compare logits across one optimizer step, which half precision rounds away.
         columns = list(self._columns)
+        # Half precision would round away the change by one optimizer step.
         return self.lm.logits_of_rows(rows, columns, contexts, in_float32=True).cpu()
 
     def contexts(

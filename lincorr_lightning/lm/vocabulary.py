@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MIN_FITTED = 10
-"""Subjects below which no map is fitted."""
+"""Subjects that must remain to fit a map on, where some are excluded."""
 
 SubjectKind = Literal["any", "words", "names"]
 
@@ -78,8 +78,8 @@ def _is_usable(string: str) -> bool:
     )
 
 
-def require_kind(subject_kind: str) -> None:
-    """Refuse a kind of subjects that does not exist.
+def require_subject_kind(subject_kind: str) -> None:
+    """Refuse an unknown kind of subject.
 
     Raises:
         ConfigError: It is not a `SubjectKind`.
@@ -112,7 +112,7 @@ def sample_subjects(
         words_per_subject: Number of vocabulary strings of a subject, joined by spaces.
         seed: Seed of the sample.
         kind: ``any`` string of the vocabulary, as in the paper; ``words``: see `usable_strings`;
-            ``names``: a given name and a family name, such as Emma Garcia, of any LM.
+            ``names``: a given name and a family name, such as Emma Garcia, the same for every LM.
 
     Returns:
         `n` distinct strings.
@@ -144,7 +144,7 @@ def sample_subjects(
 def _parts(
     tokenizer: PreTrainedTokenizerBase, words_per_subject: int, kind: SubjectKind
 ) -> list[list[str]]:
-    """Return the choices for each word of a subject."""
+    """Return the strings that each part of a subject is drawn from."""
     require("data.words_per_subject", words_per_subject, at_least=1)
     if kind == "names":
         if words_per_subject != 1:
@@ -165,29 +165,29 @@ def sample_up_to(
     seed: int = 0,
     kind: SubjectKind = "any",
 ) -> list[str]:
-    """Sample n subjects without some, or fewer if there are fewer.
+    """Sample up to n subjects, some excluded.
 
     Args:
         tokenizer: Tokenizer whose vocabulary is sampled.
         n: Number of subjects.
-        excluding: Subjects that a linear map is used on, and so must not be fitted on.
+        excluding: Subjects to leave out, such as those that a linear map is applied to.
         seed: Seed of the sample.
         kind: Which strings subjects are, see `sample_subjects`.
 
     Raises:
-        SubjectsError: Fewer than `MIN_FITTED` subjects are left.
+        SubjectsError: Fewer than `MIN_FITTED` subjects remain.
     """
     excluded = set(excluding)
     n_sampled = min(n + len(excluded), count_subjects(tokenizer, kind=kind))
     sample = sample_subjects(tokenizer, n_sampled, seed=seed, kind=kind)
-    others = [subject for subject in sample if subject not in excluded][:n]
+    others = [subject for subject in sample if subject not in excluded]
     if excluded and len(others) < MIN_FITTED:
         raise SubjectsError(
-            f"a linear map is fitted on other subjects than the {len(excluded)} that it is used "
-            f"on, and the vocabulary has {len(others)} others; it needs {MIN_FITTED}. Use fewer "
-            "subjects or edits, or name a linear map that is fitted already."
+            f"a linear map must not be fitted on the {len(excluded)} subjects that it is applied "
+            f"to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer subjects "
+            "or edits, or pass a fitted map as linear_map."
         )
-    return others
+    return others[:n]
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

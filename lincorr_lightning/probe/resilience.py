@@ -57,8 +57,8 @@ class MapResilience(FrozenLMModule):
             `before`.
         before: The LM that the maps are from; null leaves it out.
         same_dtype: Whether `before` is read in the dtype of `lm`, whatever its own. With false, or
-            with maps of a folder that were fitted in another dtype, the results have a warning: r
-            changes by the precision, too.
+            with maps of a folder that were fitted in another dtype, the results have a warning:
+            part of the change in r is due to precision.
         knowledge: Kinds of knowledge by name or family, where maps are fitted; a folder has its
             own.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
@@ -224,7 +224,8 @@ class MapResilience(FrozenLMModule):
         if dtypes[0] != dtypes[1]:
             warning = (
                 f"The old maps are those of an LM in {dtypes[0]}, and the new LM is in "
-                f"{dtypes[1]}: r changes by the precision, too. Set model.lm.dtype to {dtypes[0]}."
+                f"{dtypes[1]}: part of the change in r is due to precision. Set model.lm.dtype to "
+                f"{dtypes[0]}."
             )
             rank_zero_warn(warning)
         self.results = resilience_results(

@@ -103,7 +103,7 @@ def resilience_results(
 
 
 def _summary(entries: Sequence[Mapping[str, Any]], n_test: int, warning: str | None) -> Table:
-    """Return the pairs that kept least first."""
+    """Return the summary table, with the pairs that keep least first."""
     ordered = sorted(entries, key=lambda e: math.inf if e["kept"] is None else e["kept"])
     return Table.from_dicts(
         "summary",

@@ -263,5 +263,7 @@ def test_a_file_of_an_lm_describes_either_lm(small_lm: str, tmp_path: Path) -> N
     ]  # fmt: skip
     other = tmp_path / "other.yaml"
     other.write_text("name_or_path: here\n")
-    with pytest.raises(ConfigError, match=r"other\.yaml describes no LM"):
+    with pytest.raises(ConfigError, match=r"other\.yaml has no model\.init_args\.lm"):
         lm_files_as_config(["test", "--model.before", str(other)])
+    with pytest.raises(ConfigError, match=r"missing\.yaml cannot be read: .*No such file"):
+        lm_files_as_config(["test", f"--model.init_args.lm={tmp_path / 'missing.yaml'}"])

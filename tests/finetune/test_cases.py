@@ -104,7 +104,7 @@ def test_answers_that_may_mean_something_right() -> None:
     assert [case.ambiguous for case in cases] == [False, False, True, False, True]
     assert cases[4].answer_after == "Switzerland"
     wrong = [case for case in cases if case.outcome == H]
-    assert case_statistics(cases)["ambiguous"] == 1 / len(wrong)
+    assert case_statistics(cases)["ambiguous_hallucinated"] == 1 / len(wrong)
 
 
 def test_outcomes_by_completeness() -> None:

@@ -144,12 +144,12 @@ def test_without_a_tokenizer(tmp_path):
         LanguageModel.from_pretrained(str(path))
 
 
-def test_missing_file_and_other_file():
+def test_missing_file():
     with pytest.raises(LanguageModelError, match=r"nowhere\.gguf does not exist"):
         LanguageModel.from_pretrained("nowhere.gguf")
 
 
-def test_no_gguf_file(tmp_path):
+def test_file_that_is_not_gguf(tmp_path):
     path = tmp_path / "text.gguf"
     path.write_text("not a model")
     with pytest.raises(LanguageModelError, match="not a GGUF file"):

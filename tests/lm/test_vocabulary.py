@@ -133,7 +133,7 @@ def test_sample_without_some_is_the_sample_without_them() -> None:
 
 def test_nothing_is_left_to_fit_a_map_on() -> None:
     tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
-    with pytest.raises(SubjectsError, match=r"the 55 that it is used on.* has 5 others.* needs 10"):
+    with pytest.raises(SubjectsError, match=r"the 55 subjects.* only 5 others remain; it needs 10"):
         sample_up_to(tokenizer, 30, excluding=[f"w{i}" for i in range(55)])
 
 
@@ -145,7 +145,7 @@ def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     found = usable_strings(tokenizer, whole_words=True)
     assert found[0] == "Paris"
-    assert set(found) <= {"Paris", "Köln", "K�ln"}
+    assert set(found) <= {"Paris", "Köln", "K�ln"}  # in byte-level BPE, ö is no byte of its own
 
 
 def test_whole_words_of_vocabularies_without_marks() -> None:
@@ -162,7 +162,7 @@ def test_names_are_a_given_and_a_family_name() -> None:
     tokenizer = word_tokenizer(["Paris"])
     names = sample_subjects(tokenizer, 2000, kind="names")
     assert len(set(names)) == 2000
-    assert all(len(name.split()) == 2 and name.istitle() for name in names if "'" not in name)
+    assert all(len(name.split()) == 2 and name.istitle() for name in names)
     assert names[:10] == sample_subjects(tokenizer, 10, kind="names")
     with pytest.raises(SubjectsError, match=r"there are \d+ names\. Lower n_subjects\.$"):
         sample_subjects(tokenizer, 10**6, kind="names")

@@ -117,7 +117,7 @@ def test_full_fine_tuning_in_half_precision_is_refused(tmp_path: Path) -> None:
         run(tmp_path, "fit", "source_finetune", *EDITS, "--model.lm.dtype=bfloat16")
 
 
-def test_edits_are_learned_and_about_half_of_them_generalize(lora_edits: dict[str, Any]) -> None:
+def test_edits_are_learned_and_generalize_above_chance(lora_edits: dict[str, Any]) -> None:
     """The paper's city->country with a 3B LM: 53.7 % (table 5)."""
     assert lora_edits["source_learned"] >= 0.95
     assert lora_edits["generalized"] > lora_edits["random"] + 0.2
