@@ -3,7 +3,12 @@
     python benchmarks/generalization.py
 
 teaches 150 edits of each relation, one at a time (configs/source_finetune.yaml), and prints the
-table that README.md shows; `--lm FOLDER` takes another LM.
+table that README.md shows. For a pretrained LM, the paper's learning rate or LoRA:
+
+    python benchmarks/generalization.py --lm FOLDER --learning_rate 5e-6
+    python benchmarks/generalization.py --lm FOLDER --method lora
+
+With several seeds, each share is the mean and its standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, Literal
 
 from jsonargparse import auto_cli
 
@@ -37,58 +43,105 @@ COLUMNS = (
     "auto",
     "city→color",
 )
+CONFIGS = {
+    "full": "configs/source_finetune.yaml",
+    "lora": "configs/source_finetune_lora.yaml",
+}
 FORECASTERS = ("answer_before", "map_0", "map_auto", "first_order", "virtual_step")
 
 
-def taught(relation: str, lm: str, n_edits: int, folder: str) -> dict[str, Any]:
-    """Return the numbers of a fine-tune on one relation."""
+def run(relation: str, seed: int, config: str, folder: str, options: list[str]) -> dict[str, Any]:
+    """Return the results of a fine-tune on one relation."""
     cli = lincorr(
-        ["fit", "--config", "configs/source_finetune.yaml", f"--data.relation={relation}",
-         f"--data.n_edits={n_edits}", f"--model.lm.name_or_path={lm}",
-         f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]
+        ["fit", "--config", config, f"--data.relation={relation}", f"--data.seed={seed}",
+         f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}",
+         "--trainer.enable_progress_bar=false", *options]
     )  # fmt: skip
     results = Path(cli.trainer.log_dir) / "results.json"
     found: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
     return found
 
 
-def row(results: dict[str, Any]) -> list[str]:
-    """Return a row of the table."""
+def show(values: list[float | None], spec: str) -> str:
+    """Return the mean over seeds, with the standard deviation where there are several."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    if len(known) == 1:
+        return format(known[0], spec)
+    return f"{format(mean(known), spec)} ± {format(stdev(known), spec)}"
+
+
+def row(runs: list[dict[str, Any]]) -> list[str]:
+    """Return a row of the table: one relation, a run for each seed."""
     shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
-    gradients = results["gradients"]
-    auto = gradients[results["relation"]]["gradient_correlation_auto"]
-    control = gradients["city->color"]["gradient_correlation"]
+    relation = runs[0]["relation"]
+
+    def gradient(name: str, key: str) -> str:
+        return show([results["gradients"][name][key] for results in runs], ".2f")
+
     return [
-        results["relation"].replace("->", "→"),
-        *(f"{results[name]:.0%}" for name in shares),
-        f"{results['controls']['color']['unchanged']:.0%}",
-        f"{results['gradient_correlation']:.2f}",
-        f"{auto:.2f}",
-        "" if control is None else f"{control:.2f}",
+        relation.replace("->", "→"),
+        *(show([results[name] for results in runs], ".0%") for name in shares),
+        show([results["controls"]["color"]["unchanged"] for results in runs], ".0%"),
+        gradient(relation, "gradient_correlation"),
+        gradient(relation, "gradient_correlation_auto"),
+        gradient("city->color", "gradient_correlation"),
     ]
 
 
-def forecasts(results: dict[str, Any]) -> list[str]:
+def forecasts(runs: list[dict[str, Any]]) -> list[str]:
     """Return the AUROC of each forecaster on the edits of one relation."""
-    scores = [results["forecast"][name]["auroc"] for name in FORECASTERS]
     return [
-        results["relation"].replace("->", "→"),
-        *("" if score is None else f"{score:.2f}" for score in scores),
+        runs[0]["relation"].replace("->", "→"),
+        *(show([r["forecast"][name]["auroc"] for r in runs], ".2f") for name in FORECASTERS),
     ]
 
 
-def main(lm: str = "tiny-world", n_edits: int = 150) -> None:
+def main(
+    lm: str = "tiny-world",
+    n_edits: int = 150,
+    relations: tuple[str, ...] = RELATIONS,
+    seeds: tuple[int, ...] = (0,),
+    method: Literal["full", "lora"] = "full",
+    learning_rate: float | None = None,
+    steps_per_edit: int | None = None,
+    forecast: bool = True,
+    output: str | None = None,
+    options: tuple[str, ...] = (),
+) -> None:
     """Print the table.
 
     Args:
-        lm: A folder, a hub id or tiny-world.
+        lm: A folder, a .gguf file, a hub id or tiny-world.
         n_edits: Number of edits of each relation.
+        relations: Relations to teach.
+        seeds: Seeds of the edits; a run for each.
+        method: Whether all weights are trained (configs/source_finetune.yaml) or LoRA adapters
+            (configs/source_finetune_lora.yaml).
+        learning_rate: Learning rate; null for the config's.
+        steps_per_edit: Optimizer steps of each edit; null for the config's.
+        forecast: Whether to forecast the outcomes and print the second table.
+        output: Folder that keeps the runs; null keeps none.
+        options: More options of `lincorr fit`, as a list: '["--model.lm.dtype=bfloat16"]'.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        found = [taught(relation, lm, n_edits, folder) for relation in RELATIONS]
-    print(markdown_table(COLUMNS, [row(results) for results in found]))
-    print("\nAUROC of the risk that was forecast:\n")
-    print(markdown_table(("relation", *FORECASTERS), [forecasts(results) for results in found]))
+    chosen = {"learning_rate": learning_rate, "steps_per_edit": steps_per_edit}
+    common = [
+        f"--model.lm.name_or_path={lm}", f"--data.n_edits={n_edits}",
+        f"--model.forecast={str(forecast).lower()}",
+        *(f"--model.{name}={value}" for name, value in chosen.items() if value is not None),
+        *options,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = output or scratch
+        found = [
+            [run(relation, seed, CONFIGS[method], folder, common) for seed in seeds]
+            for relation in relations
+        ]
+    print(markdown_table(COLUMNS, [row(runs) for runs in found]))
+    if forecast:
+        print("\nAUROC of the risk that was forecast:\n")
+        print(markdown_table(("relation", *FORECASTERS), [forecasts(runs) for runs in found]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -15,14 +15,19 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
+from lincorr_lightning.finetune.edit_file import check_edits, read_edits
 from lincorr_lightning.finetune.edits import Edit, resolve_edits
 from lincorr_lightning.finetune.results import cases_table, outcome_charts, outcome_figures
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.loggers import add_scalar_layout
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONTROLS = ("color",)
 
@@ -122,6 +127,15 @@ class Generalization(RelationCallback):
         self.domains += self._find_controls()
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
+
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the subjects of the given edits; without any edits, sampled ones."""
+        if self.edits is None and has_edits:
+            return []
+        if self.edits is None:
+            return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+        rows = read_edits(self.edits) if isinstance(self.edits, str) else check_edits(self.edits)
+        return [row.subject for row in rows]
 
     def _find_edits(self, dataset: EditDataset | None) -> tuple[list[Edit], list[str]]:
         """Return the edits in this relation's labels, or none, and the subjects."""

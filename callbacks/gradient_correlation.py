@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -19,8 +19,13 @@ from lincorr_lightning.callbacks.relation_callback import (
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
+from lincorr_lightning.lm.modes import HALF_PRECISIONS
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class _Update(NamedTuple):
@@ -41,6 +46,9 @@ class GradientCorrelation(RelationCallback):
     is measured on a fixed set of subjects: r per label across the subjects, then the mean over
     labels. If each edit is trained from the base weights, ΔF is measured at the edit's own subject
     and r is computed across edits; at their first step this is the paper's table 4.
+
+    An LM in half precision is read in float32, where the change by one step is not rounded away,
+    unless it is sharded or compiled, or half-precision weights are trained; then a warning says so.
 
     Logs ``gradient_correlation/<relation>``; ``permuted_gradient_correlation/<relation>``, the
     same with the rows of W permuted (chance); ``gradient_correlation_auto/<relation>`` by the map
@@ -100,10 +108,16 @@ class GradientCorrelation(RelationCallback):
         self._base: DomainLogits | None = None
         self._before: tuple[int, DomainLogits] | None = None
 
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the given subjects; without edits, sampled ones."""
+        sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+        return self.subjects or sampled
+
     # -- measuring ---------------------------------------------------------------------------------
 
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
+        self._warn_about_half_precision()
         _ = self.maps  # fitted now, unless given
         edited = [edit.subject for edit in self.run_edits]
         subjects = list(dict.fromkeys(self.subjects or edited))
@@ -111,6 +125,23 @@ class GradientCorrelation(RelationCallback):
         self._watched = self.queries(subjects[: self.n_watch])
         if edited and self._base is None:
             self._base = self.read(self.queries(edited), trainer.global_step)
+
+    def _warn_about_half_precision(self) -> None:
+        """Warn where updates, or the change of logits by one step, are rounded away."""
+        lm = self.cache.lm
+        trained = {p.dtype for p in lm.model.parameters() if p.requires_grad}
+        if trained.intersection(HALF_PRECISIONS):
+            rank_zero_warn(
+                "GradientCorrelation is unreliable: weights are trained in half "
+                "precision, which rounds away most of an update of a small learning rate. Train "
+                'float32 weights, with Trainer(precision="bf16-mixed") to compute in bfloat16.'
+            )
+        elif (lm.is_sharded or lm.config.compile) and lm.dtype in HALF_PRECISIONS:
+            rank_zero_warn(
+                "GradientCorrelation is unreliable: a sharded or compiled LM in half precision is "
+                "read in half precision, which rounds away most of the change by one step. Set "
+                "lm.dtype to float32."
+            )
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""

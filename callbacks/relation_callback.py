@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -16,7 +16,10 @@ from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.lm.query_cache import Query
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_up_to
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_RELATION = "city->country"
 MIN_SUBJECTS = 3
@@ -97,6 +100,7 @@ class RelationCallback(PeriodicCallback):
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
+        self._held_out = self._all_measured(trainer)
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
@@ -123,19 +127,47 @@ class RelationCallback(PeriodicCallback):
     def maps(self) -> RelationMaps:
         """The linear maps, read or fitted at first use; a resumed run keeps those of its start.
 
+        They are not fitted on subjects that any callback of the run measures, nor on edited ones.
+
         Raises:
             LinearMapError: The folder's map has other labels, or not this pair.
+            SubjectsError: The vocabulary has too few other subjects to fit on.
         """
         if self._maps is None:
             self._maps = load_or_fit_maps(
-                self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects
-            )
+                self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects,
+                self._held_out,
+            )  # fmt: skip
         return self._maps
+
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the subjects that this callback measures, the run's edits excepted.
+
+        Called before `open`, and also on callbacks of other LMs.
+
+        Args:
+            tokenizer: The LM's tokenizer.
+            has_edits: Whether the run trains the edits of an `EditDataset`.
+        """
+        del tokenizer, has_edits
+        return []
+
+    def _all_measured(self, trainer: L.Trainer) -> frozenset[str]:
+        """Return the subjects that no map of this run may be fitted on; the same for all."""
+        if "measured" not in self.cache.shared:
+            tokenizer = self.cache.lm.tokenizer
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            subjects = {edit.subject for edit in self.run_edits}
+            for callback in callbacks:
+                if isinstance(callback, RelationCallback):
+                    subjects.update(callback.measured_subjects(tokenizer, bool(self.run_edits)))
+            self.cache.shared["measured"] = frozenset(subjects)
+        measured: frozenset[str] = self.cache.shared["measured"]
+        return measured
 
     def sample_subjects(self, n: int) -> list[str]:
         """Return n subjects from the LM's vocabulary, or as many as it has."""
-        tokenizer = self.cache.lm.tokenizer
-        return sample_subjects(tokenizer, min(n, len(usable_strings(tokenizer))), seed=self.seed)
+        return sample_up_to(self.cache.lm.tokenizer, n, seed=self.seed)
 
     def own_subjects(self, edit_batch: EditBatch) -> tuple[list[str], list[int]]:
         """Return the subjects of independent edits, and the adapter that each is trained in.

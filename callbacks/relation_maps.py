@@ -11,7 +11,7 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.query_cache import QueryCache
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_up_to
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,21 @@ def load_or_fit_maps(
     folder: str | None,
     ridge: float,
     n_subjects: int,
+    held_out: frozenset[str],
 ) -> RelationMaps:
     """Read the map of a folder, or fit two on the LM as it is now; once per run.
 
-    The first fitted map has the `ridge`, the second chooses its own (``auto``).
+    The first fitted map has the `ridge`, the second chooses its own (``auto``). Neither is fitted
+    on subjects that are `held_out`: those that the run measures.
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.
+        SubjectsError: The vocabulary has too few other subjects.
     """
-    key = ("maps", relation.name, folder, ridge, n_subjects)
+    key = ("maps", relation.name, folder, ridge, n_subjects, held_out)
     if key not in cache.shared:
         if folder is None:
-            tokenizer = cache.lm.tokenizer
-            subjects = sample_subjects(tokenizer, min(n_subjects, len(usable_strings(tokenizer))))
+            subjects = sample_up_to(cache.lm.tokenizer, n_subjects, held_out)
             fitted = fit_linear_maps(cache.lm, relation, subjects, [ridge, "auto"])
             maps = dict(zip(("plain", "auto"), fitted, strict=True))
         else:

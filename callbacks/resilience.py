@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
@@ -10,8 +10,12 @@ from lincorr_lightning.callbacks.relation_callback import RelationCallback, chec
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Resilience(RelationCallback):
@@ -66,6 +70,11 @@ class Resilience(RelationCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._r: list[tuple[int, float]] = []
+
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the given subjects, or sampled ones."""
+        del has_edits
+        return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def start(self, trainer: L.Trainer) -> None:
         """Score the map before training."""

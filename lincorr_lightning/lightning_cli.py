@@ -6,11 +6,12 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -173,7 +174,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     _silence_expected_warnings()
     # The help texts of settings such as those of the LM stand below their fields.
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    args = nulls_as_config(args)
+    args = lm_files_as_config(nulls_as_config(args))
     # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     try:
@@ -231,6 +232,52 @@ def nulls_as_config(args: Sequence[str]) -> list[str]:
             piece = {part: piece}
         passed += ["--config", json.dumps(piece)]
     return passed
+
+
+def lm_files_as_config(args: Sequence[str]) -> list[str]:
+    """Return a command line that passes ``--model.lm FILE`` and ``--model.before FILE`` as config.
+
+    A file of ``configs/lm/`` has an LM below ``model.init_args.lm``; this way, it can describe the
+    other LM of a study, too.
+
+    Raises:
+        ConfigError: The file cannot be read, or describes no LM.
+    """
+    passed: list[str] = []
+    rest = list(args)
+    while rest:
+        argument = rest.pop(0)
+        key, equals, value = argument.partition("=")
+        if not equals and rest:
+            value = rest[0]
+        if key.replace(".init_args", "") not in (
+            "--model.lm",
+            "--model.before",
+        ) or not value.endswith((".yaml", ".yml")):
+            passed.append(argument)
+            continue
+        if not equals:
+            rest.pop(0)
+        name = key.rpartition(".")[2]
+        piece = {"model": {"init_args": {name: _read_lm_file(value)}}}
+        passed += ["--config", json.dumps(piece)]
+    return passed
+
+
+def _read_lm_file(path: str) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"the LM's file {path} cannot be read: {error}.") from error
+    found = content
+    for key in ("model", "init_args", "lm"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{path} has no model.init_args.lm, so it describes no LM. Pass a file such as those "
+            "of configs/lm/."
+        )
+    return found
 
 
 def _silence_expected_warnings() -> None:

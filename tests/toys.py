@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -181,6 +183,71 @@ def save_toy_lm(
     config = toy_config(architecture, len(tokenizer), **sizes | changes)
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
+
+
+def save_toy_gguf(
+    path: Path, quantization: str = "F32", merges: Sequence[str] = ("c i",), tokenizer: bool = True,
+    **fields: Any,
+) -> Any:  # fmt: skip
+    """Save a random Llama with a byte-level tokenizer as a GGUF file, as llama.cpp does.
+
+    Args:
+        path: The file.
+        quantization: Name of a `gguf.GGMLQuantizationType` for the matrices.
+        tokenizer: Whether the file has a tokenizer.
+        merges: Merges of the tokenizer beside the 256 bytes, such as ``"c i"``.
+        **fields: Options of the configuration.
+
+    Returns:
+        The model whose weights are in the file, in float32 before any quantization.
+    """
+    import gguf
+
+    letters = list(bytes_to_unicode().values())
+    tokens = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
+    model = toy_model(
+        "llama", len(tokens), std=0.2,
+        **{"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
+        | fields,
+    )  # fmt: skip
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(len(tokens))
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types(
+            [gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (len(tokens) - 1)
+        )
+        writer.add_token_merges(merges)
+        writer.add_eos_token_id(0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    kind = gguf.GGMLQuantizationType[quantization]
+    for name, parameter in model.named_parameters():  # a tied head once
+        weight = parameter.detach()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        n_heads = next((n for part, n in heads.items() if part in name), None)
+        if n_heads is not None:  # llama.cpp pairs neighboring numbers for RoPE, transformers halves
+            weight = weight.reshape(n_heads, 2, -1, weight.shape[1]).transpose(1, 2).flatten(0, 2)
+        array = weight.numpy()
+        target = names.get_name(name, try_suffixes=(".weight",))
+        if array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(target, gguf.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
 
 
 def quiet_trainer(folder: Path, **options: Any) -> Any:

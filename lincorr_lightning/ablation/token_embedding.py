@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.ablation.checkpoint_tensors import CheckpointTensors
+from lincorr_lightning.ablation.gguf_tensors import GGUFTensors
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer, fingerprint_weights
@@ -35,6 +36,7 @@ EmbeddingSource = Literal["input", "output"]
 _USUAL_INPUTS = (
     "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight",
     "tok_embeddings.weight", "embed_in.weight", "word_embedding.weight", "token_embedding.weight",
+    "token_embd.weight",
 )  # fmt: skip
 _USUAL_HEADS = ("lm_head.weight", "embed_out.weight", "output_layer.weight", "output.weight")
 _IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -131,7 +133,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     stored precision.
 
     Args:
-        config: A folder, a hub id or tiny-world; its `dtype` is ignored.
+        config: A folder, a GGUF file, a hub id or tiny-world; its `dtype` is ignored.
         source: For an LM with an untied head: ``input`` for the embedding, ``output`` for the head.
 
     Raises:
@@ -141,7 +143,8 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     checkpoint = find_checkpoint(config)
     layout = _layout(read_config(checkpoint, must_be_causal=False), config.trust_remote_code)
     tokenizer = read_tokenizer(checkpoint)
-    tensors = CheckpointTensors(checkpoint)
+    is_gguf = checkpoint.gguf_file is not None
+    tensors = GGUFTensors(checkpoint) if is_gguf else CheckpointTensors(checkpoint)
     inputs = _find(tensors.keys, layout.inputs, _USUAL_INPUTS)
     head = _find([key for key in tensors.keys if key != inputs], layout.heads, _USUAL_HEADS)
     if inputs is None and layout.ties:

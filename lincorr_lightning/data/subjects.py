@@ -17,7 +17,12 @@ from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import (
+    SubjectKind,
+    count_subjects,
+    require_subject_kind,
+    sample_subjects,
+)
 
 Half = Literal["fit", "test"]
 
@@ -58,6 +63,8 @@ class SubjectsDataModule(L.LightningDataModule):
         n_subjects: Number of subjects; null takes all there are, up to the paper's 10,000.
         words_per_subject: Vocabulary strings joined to one subject; 2 gives far more subjects than
             the vocabulary has strings.
+        subject_kind: Which strings subjects are: ``any`` of the vocabulary, as in the paper;
+            ``words``, strings of letters whose token begins a word; or ``names`` of people.
         fit_fraction: Fraction of the subjects that maps are fitted on; the others test them.
         batch_size: Subjects per batch at most; the LM cuts them further to what fits its memory.
             If there are fewer batches than ranks, batches are made smaller (at least 10 subjects).
@@ -78,6 +85,7 @@ class SubjectsDataModule(L.LightningDataModule):
         lm: LanguageModel | None = None,
         n_subjects: int | None = None,
         words_per_subject: int = 1,
+        subject_kind: SubjectKind = "any",
         fit_fraction: float = 0.5,
         batch_size: int = 256,
         test_on: Literal["held_out", "all"] = "held_out",
@@ -89,6 +97,7 @@ class SubjectsDataModule(L.LightningDataModule):
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.
         require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
+        require_subject_kind(subject_kind)
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])
@@ -143,9 +152,10 @@ class SubjectsDataModule(L.LightningDataModule):
                 "or give data.subjects_file instead."
             )
         tokenizer, words = self._lm.tokenizer, self.hparams["words_per_subject"]
+        kind = self.hparams["subject_kind"]
         if n is None:
-            n = min(PAPER_N_SUBJECTS, len(usable_strings(tokenizer)) ** words)
-        return sample_subjects(tokenizer, n, words_per_subject=words, seed=seed)
+            n = min(PAPER_N_SUBJECTS, count_subjects(tokenizer, words, kind))
+        return sample_subjects(tokenizer, n, words, seed, kind)
 
     def _batches(self, half: Half, subjects: Sequence[str] | None = None) -> list[SubjectBatch]:
         members = self.halves[half] if subjects is None else list(subjects)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lincorr_lightning.functional.outcomes import (
@@ -43,6 +44,8 @@ class EditCase:
         cause: A value of `Cause` for a hallucination, else empty.
         completeness: How much of the reference its label spells: ``whole``, ``phrase`` or
             ``subword``, the most complete one of several labels. Empty without a reference.
+        ambiguous: Whether `answer_after` counts as wrong, but its label may also stand for another
+            fact about the source answer: " Georgia" may be the state of Atlanta.
     """
 
     subject: str
@@ -61,6 +64,7 @@ class EditCase:
     probability_reference_after: float | None
     cause: str
     completeness: str = ""
+    ambiguous: bool = False
 
 
 def edit_cases(
@@ -91,6 +95,7 @@ def edit_cases(
     before, after = target_before.argmax(1), target_after.argmax(1)
     outcomes = [list(Outcome)[i] for i in outcome_codes(before, after, reference_mask).tolist()]
     causes = attribute_causes(weight, labels, reference_mask, learned)
+    ambiguous = torch.from_numpy(relation.ambiguous_mask)
     p_before, p_after = target_before.softmax(1), target_after.softmax(1)
     cases = []
     for i, subject in enumerate(subjects):
@@ -114,6 +119,7 @@ def edit_cases(
                 probability_reference_after=number(p_after[i, right].sum().item()),
                 cause=causes[i].value if outcomes[i] is Outcome.HALLUCINATED else "",
                 completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
+                ambiguous=bool(ambiguous[after[i], labels[i]]) and not bool(right[after[i]]),
             )
         )
     return cases
@@ -131,7 +137,8 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         reference among generalized and among hallucinated ones, and the two-sided p of a
         Mann-Whitney test between them; ``causes``: number of hallucinations per cause;
         ``completeness``: share of each outcome by completeness of the reference's label (paper,
-        table 18); ``given_learned``: share of each outcome among cases whose source was learned.
+        table 18); ``given_learned``: share of each outcome among cases whose source was learned;
+        ``ambiguous_hallucinated``: share of hallucinations that are ambiguous.
     """
     from scipy.stats import mannwhitneyu
 
@@ -152,6 +159,7 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         else None
     )
     causes = Counter(case.cause for case in cases)
+    wrong = [case for case in cases if case.outcome == Outcome.HALLUCINATED]
     by_kind = {
         str(kind): [case for case in cases if case.completeness == kind] for kind in Completeness
     }
@@ -160,6 +168,9 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind: _shares(mine) for kind, mine in by_kind.items() if mine},
         "given_learned": _shares([case for case in cases if case.source_learned]),
+        "ambiguous_hallucinated": sum(case.ambiguous for case in wrong) / len(wrong)
+        if wrong
+        else None,
     }
 
 

@@ -21,8 +21,9 @@ from lincorr_lightning.finetune.edits import (
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
 
-_SAMPLING_SETTINGS = ("relation", "n_edits", "subjects", "seed")
+_SAMPLING_SETTINGS = ("relation", "n_edits", "subjects", "subject_kind", "seed")
 
 
 class EditsDataModule(L.LightningDataModule):
@@ -37,7 +38,9 @@ class EditsDataModule(L.LightningDataModule):
         lm: The LM that is taught; the program `lincorr` passes that of the study.
         relation: Source that is taught and target that should follow, as ``city->country``.
         n_edits: Number of sampled edits.
-        subjects: Subjects of sampled edits, each used at most once; null samples the vocabulary.
+        subjects: Subjects of sampled edits, each used at most once; null samples some.
+        subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
+            paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: JSONL or CSV file with ``subject`` and ``answer``, and ``reference`` where it is
             not the relation's; all edits are used, in their order.
         batch_size: Edits per step if there is no `schedule`.
@@ -60,6 +63,7 @@ class EditsDataModule(L.LightningDataModule):
         relation: str = "city->country",
         n_edits: int = 150,
         subjects: list[str] | None = None,
+        subject_kind: SubjectKind = "any",
         edits_file: str | None = None,
         batch_size: int = 8,
         subwords: bool = False,
@@ -76,8 +80,9 @@ class EditsDataModule(L.LightningDataModule):
                 "data.subjects and data.edits_file both name the subjects of the edits. Leave one "
                 "of them null."
             )
+        require_subject_kind(subject_kind)
         if subjects is not None and not subjects:
-            raise ConfigError("data.subjects is empty; null samples the vocabulary.")
+            raise ConfigError("data.subjects is empty; null samples some.")
         twice = next((x for i, x in enumerate(subjects or ()) if x in (subjects or ())[:i]), None)
         if twice is not None:
             raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
@@ -150,7 +155,12 @@ class EditsDataModule(L.LightningDataModule):
                 record_baseline(resolve_labels(self._raw, relation, lm.tokenizer), relation, lm)
                 if self._raw is not None
                 else sample_edits(
-                    relation, lm, settings["n_edits"], settings["subjects"], settings["seed"]
+                    relation,
+                    lm,
+                    settings["n_edits"],
+                    settings["subjects"],
+                    settings["seed"],
+                    settings["subject_kind"],
                 )
             )
         elif self._restored_labels not in (None, _label_ids(relation)):

@@ -13,7 +13,7 @@ from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edit
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,12 +62,13 @@ def sample_edits(
     n: int,
     subjects: Sequence[str] | None = None,
     seed: int = 0,
+    subject_kind: SubjectKind = "any",
 ) -> list[Edit]:
     """Sample edits whose answers cover the source domain as evenly as possible.
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-    Each of `subjects` is used at most once; None samples the vocabulary.
+    Each of `subjects` is used at most once; None samples some of `subject_kind`.
 
     Raises:
         KnowledgeError: The relation has no reference among the LM's labels.
@@ -75,8 +76,7 @@ def sample_edits(
     """
     relation.require_reference()
     if subjects is None:
-        available = len(usable_strings(lm.tokenizer))
-        pool = sample_subjects(lm.tokenizer, min(available, MAX_CANDIDATES_PER_EDIT * n), seed=seed)
+        pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, seed=seed, kind=subject_kind)
         unknown = _unknown_subjects(pool, lm.tokenizer)
         pool = [subject for index, subject in enumerate(pool) if index not in unknown]
     else:

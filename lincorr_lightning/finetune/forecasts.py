@@ -23,7 +23,7 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto", 1.0, 10.0, 100.0, 1000.0)
@@ -130,7 +130,8 @@ def forecast_edits(
         relation: The relation that they are about.
         ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
         linear_map: Folder of a linear map to use instead of fitting maps.
-        n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
+        n_subjects: Subjects that maps are fitted on, those of the edits excluded; fewer if the
+            vocabulary has fewer.
         first_order: Whether to use the gradient of each edit's loss as well.
         lead: Lead of the answer after the step of ``virtual_step``, in logits.
 
@@ -151,8 +152,8 @@ def forecast_edits(
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
     else:
-        n = min(n_subjects, len(usable_strings(lm.tokenizer)))
-        fitted = fit_linear_maps(lm, relation, sample_subjects(lm.tokenizer, n), ridges)
+        others = sample_up_to(lm.tokenizer, n_subjects, excluding=subjects)
+        fitted = fit_linear_maps(lm, relation, others, ridges)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
         maps = dict(zip(names, fitted, strict=True))
     predicted = {

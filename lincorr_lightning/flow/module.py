@@ -33,7 +33,7 @@ from lincorr_lightning.flow.transitions import measure_transitions
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 from lincorr_lightning.sae.formats import load_saes, save_saes
@@ -313,8 +313,8 @@ class FeatureFlow(FrozenLMModule):
         if self.relation is None:
             return None
         tokenizer = self.lm.tokenizer
-        n = min(self.hparams["n_subjects"], len(usable_strings(tokenizer)))
-        subjects = sample_subjects(tokenizer, n, seed=self.hparams["seed"])
+        seed = self.hparams["seed"]
+        subjects = sample_up_to(tokenizer, self.hparams["n_subjects"], seed=seed)
         return measure_relation(
             self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds,
             self.hparams["k"], generator,

@@ -13,6 +13,7 @@ from lincorr_lightning.knowledge.domain import (
     Domain,
     Dropped,
     Label,
+    ambiguous_matrix,
     build_domain,
     reference_matrix,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Label",
     "Relation",
     "TokenizedRelation",
+    "ambiguous_matrix",
     "answer_tokens",
     "arithmetic_knowledge",
     "arithmetic_reference",

@@ -23,7 +23,8 @@ class Completeness(StrEnum):
     WHOLE = "whole"
     """The token is the whole answer: " China"."""
     PHRASE = "phrase"
-    """The token is the first word of a longer answer: " South" for South Korea."""
+    """The token is the first word of a longer answer, " South" for South Korea, or, in a script
+    without spaces, its first characters: 洛 for 洛杉矶."""
     SUBWORD = "subword"
     """The token is the beginning of a word: " Br" for Brunei."""
 
@@ -124,6 +125,18 @@ class TokenReader:
             text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
             self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
         return self._pieces[token_id]
+
+    def splits_words(self, ids: list[int]) -> bool:
+        """Return whether tokens of a script without spaces can be the parts of a word.
+
+        Those of a word-level vocabulary cannot, nor unknown tokens, nor Latin letters, which are
+        part of a word of their own (Spotify).
+        """
+        if any(character.isascii() for character in self.piece(ids[0])):
+            return False
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        word_level = type(getattr(backend, "model", None)).__name__ == "WordLevel"
+        return not word_level and self.tokenizer.unk_token_id not in ids
 
     def grade(self, answer: Answer, ids: list[int]) -> Completeness | str:
         """Return how much of the answer its first token says, or why it cannot be a label."""

@@ -42,6 +42,7 @@ def arithmetic_knowledge() -> tuple[Knowledge, ...]:
             kind=KIND,
             answers=answers,
             leading_space=False,
+            paper_size=11,
         )
         for operator in _OPERATIONS
         for operand in OPERANDS

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_CAPTION = "answers = labels + merged + dropped; paper: size of the domain in the paper"
+
+
 def audit_domains(
     knowledge: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase
 ) -> list[Domain]:
@@ -31,10 +34,11 @@ def audit_domains(
 
 def audit_table(domains: Iterable[Domain], title: str) -> Table:
     """Return a table with a row per domain, where answers = labels + merged + dropped."""
-    table = Table(title=escape(title), caption="answers = labels + merged + dropped")
+    table = Table(title=escape(title), caption=_CAPTION)
     table.add_column("knowledge", no_wrap=True)
-    for heading in ("language", "answers", "labels", "whole", "phrase", "merged", "dropped"):
-        table.add_column(heading, justify="left" if heading == "language" else "right")
+    table.add_column("language")
+    for heading in ("answers", "paper", "labels", "whole", "phrase", "merged", "dropped"):
+        table.add_column(heading, justify="right")
     table.add_column("why dropped")
     for domain in domains:
         n_labels = Counter(domain.completeness)
@@ -42,6 +46,7 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
             escape(domain.knowledge.name),
             domain.knowledge.language,
             str(len(domain.knowledge.answers)),
+            str(domain.knowledge.paper_size or ""),
             str(len(domain.labels)),
             str(n_labels[Completeness.WHOLE]),
             str(n_labels[Completeness.PHRASE]),
@@ -85,7 +90,7 @@ def audit(
     """Show which answers are labels under an LM's tokenizer, without loading the LM's weights.
 
     Args:
-        lm: A folder (a tokenizer is enough), a hub id or `tiny-world`.
+        lm: A folder (a tokenizer is enough), a .gguf file, a hub id or `tiny-world`.
         knowledge: Names of kinds of knowledge or families, such as `[city,math]`, or `[all]`.
         knowledge_files: Your own knowledge files, in addition to the built-in ones.
         revision: Branch, tag or commit of a hub id.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.merging import Facts, merge_files
+from lincorr_lightning.knowledge.merging import Entities, merge_files
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
 from lincorr_lightning.knowledge.yaml_file import (
     KnowledgeFile,
@@ -41,9 +41,9 @@ class Catalogue(Mapping[str, Knowledge]):
         frozenset({'6'})
     """
 
-    def __init__(self, knowledge: Iterable[Knowledge], facts: Mapping[str, Facts]) -> None:
+    def __init__(self, knowledge: Iterable[Knowledge], entities: Entities) -> None:
         self._by_name = {each.name: each for each in knowledge}
-        self._facts = facts
+        self._entities = entities
 
     @classmethod
     def load(cls, *extra_files: str | Path) -> Catalogue:
@@ -110,7 +110,9 @@ class Catalogue(Mapping[str, Knowledge]):
                 + (hints or f" Known: {', '.join(self)}.")
             )
         source, target = (self[part] for part in parts)
-        return Relation(source, target, self._reference(source, target))
+        return Relation(
+            source, target, self._reference(source, target), self._other_facts(source, target)
+        )
 
     def select(self, names: Sequence[str]) -> list[Knowledge]:
         """Return kinds of knowledge by name or by family.
@@ -167,13 +169,31 @@ class Catalogue(Mapping[str, Knowledge]):
         if source.alike not in (None, target.kind):
             return {}
         answers = _identities(target)
-        facts = self._facts.get(source.kind, {})
+        entities = self._entities.get(source.kind, {})
         reference = {}
         for identity in dict.fromkeys(answer.identity for answer in source.answers):
-            known = answers.intersection(facts.get(identity, {}).get(target.kind, ()))
+            facts = entities[identity].facts if identity in entities else {}
+            known = answers.intersection(facts.get(target.kind, ()))
             if known:
                 reference[identity] = known
         return reference
+
+    def _other_facts(self, source: Knowledge, target: Knowledge) -> dict[str, tuple[str, ...]]:
+        """Return the names of the facts of other kinds than the target's, by source identity."""
+        if source.alike is not None or source.kind == target.kind:
+            return {}
+        entities = self._entities.get(source.kind, {})
+        names = {}
+        for identity in dict.fromkeys(answer.identity for answer in source.answers):
+            facts = entities[identity].facts if identity in entities else {}
+            names[identity] = tuple(
+                text
+                for kind, others in facts.items()
+                if kind != target.kind
+                for other in others
+                for text in self._entities[kind][other].texts(target.language)
+            )
+        return {identity: texts for identity, texts in names.items() if texts}
 
 
 def _identities(knowledge: Knowledge) -> frozenset[str]:
@@ -210,9 +230,9 @@ def _built_in_catalogue() -> Catalogue:
 def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
     math = arithmetic_knowledge()
     reserved = {knowledge.name: "the built-in math family" for knowledge in math}
-    listed, facts = merge_files(knowledge_files, reserved)
+    listed, entities = merge_files(knowledge_files, reserved)
     order = FAMILIES.index
-    return Catalogue(sorted([*listed, *math], key=lambda each: order(each.family)), facts)
+    return Catalogue(sorted([*listed, *math], key=lambda each: order(each.family)), entities)
 
 
 def split_names(names: Sequence[str] | str) -> list[str]:

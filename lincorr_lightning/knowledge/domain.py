@@ -1,15 +1,16 @@
 """Domains: the labels that stand for the answers of a kind of knowledge under a tokenizer.
 
 The rule is the paper's (appendix E): a label is the first token of an answer in running text, and
-only if that token is a whole word. Appendix K (table 18) compares labels by how completely they say
-their answer.
+only if that token is not a part of a word. In scripts without spaces, where no space says what a
+word is, that is a token of whole characters. Appendix K (table 18) compares labels by how
+completely they say their answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from lincorr_lightning.knowledge.answer_tokens import (
     TokenReader,
     answer_tokens,
 )
-from lincorr_lightning.knowledge.schema import Answer, Knowledge, Relation
+from lincorr_lightning.knowledge.schema import UNSPACED_LANGUAGES, Answer, Knowledge, Relation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,10 +150,13 @@ def label_answers(
     """Return the domain of a kind of knowledge, even if it has no label."""
     kept_grades = frozenset(Completeness(grade) for grade in keep)
     tokens = dict(zip(knowledge.answers, answer_tokens(knowledge, reader.tokenizer), strict=True))
+    unspaced = knowledge.language in UNSPACED_LANGUAGES and not knowledge.leading_space
     reasons: dict[Answer, str] = {}
     grades: dict[int, dict[Answer, Completeness]] = {}
     for answer, ids in tokens.items():
         grade = "merges with the prompt" if ids is None else reader.grade(answer, ids)
+        if grade is Completeness.SUBWORD and unspaced and ids and reader.splits_words(ids):
+            grade = Completeness.PHRASE
         if ids and isinstance(grade, Completeness):
             grades.setdefault(ids[0], {})[answer] = grade
         else:
@@ -222,4 +226,43 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
         for answer in label.answers:
             for identity in relation.reference.get(answer.identity, ()):
                 matrix[rows.get(identity, []), column] = True
+    return matrix
+
+
+def ambiguous_matrix(
+    relation: Relation, source: Domain, target: Domain, tokenizer: PreTrainedTokenizerBase
+) -> npt.NDArray[np.bool_]:
+    """Return which target labels may stand for another fact about a source label.
+
+    The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
+    answer for Atlanta it cannot be judged. " New" stands for New Zealand, and
+    begins the name of the state New Mexico.
+
+    Args:
+        relation: A relation with or without a reference.
+        source: Domain of the source.
+        target: Domain of the target.
+        tokenizer: Tokenizer of both domains.
+
+    Returns:
+        ``(n_target_labels, n_source_labels)`` like W; False where the reference is True.
+    """
+    matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
+    names = list(dict.fromkeys(name for names in relation.other_facts.values() for name in names))
+    if not names:
+        return matrix
+    others = replace(relation.target, answers=tuple(Answer(name, name) for name in names))
+    rows = {label.token_id: row for row, label in enumerate(target.labels)}
+    first = {
+        name: rows[ids[0]]
+        for name, ids in zip(names, answer_tokens(others, tokenizer), strict=True)
+        if ids and ids[0] in rows
+    }
+    for column, label in enumerate(source.labels):
+        for answer in label.answers:
+            for name in relation.other_facts.get(answer.identity, ()):
+                if name in first:
+                    matrix[first[name], column] = True
+    if relation.reference is not None:
+        matrix &= ~reference_matrix(relation, source, target)
     return matrix

@@ -14,16 +14,13 @@ from lincorr_lightning.knowledge.yaml_file import (
     suggest,
 )
 
-Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Identities that are true of an entity, by identity of the entity and kind of the fact."""
-
-Entities = dict[str, dict[str, Entity]]
+Entities = Mapping[str, Mapping[str, Entity]]
 """Entities by kind and identity."""
 
 
 def merge_files(
     files: Iterable[KnowledgeFile], reserved: Mapping[str, str]
-) -> tuple[list[Knowledge], dict[str, Facts]]:
+) -> tuple[list[Knowledge], Entities]:
     """Merge the entities and entries of several files.
 
     A later file may add entities to a kind, and names and facts to an entity. It may not restate
@@ -31,13 +28,13 @@ def merge_files(
     names that no file may use, with their owner.
 
     Returns:
-        The kinds of knowledge in the order of the files, and the facts by kind of entity.
+        The kinds of knowledge in the order of the files, and the entities by kind.
 
     Raises:
         KnowledgeError: A name is already taken, an entity is restated, a fact or a domain refers to
             an unknown kind or entity, or a domain is empty or ambiguous.
     """
-    entities: Entities = {}
+    entities: dict[str, dict[str, Entity]] = {}
     entries: dict[str, RawKnowledge] = {}
     for file in files:
         for kind, members in file.entities.items():
@@ -52,11 +49,7 @@ def merge_files(
                 fail(entry.origin, f"knowledge.{name}", f"the name is already taken by {owner}")
             entries[name] = entry
     _check_facts(entities)
-    facts: dict[str, Facts] = {
-        kind: {identity: entity.facts for identity, entity in members.items()}
-        for kind, members in entities.items()
-    }
-    return [_resolve(entry, entities) for entry in entries.values()], facts
+    return [_resolve(entry, entities) for entry in entries.values()], entities
 
 
 def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
@@ -135,13 +128,18 @@ def _resolve(entry: RawKnowledge, entities: Entities) -> Knowledge:
         leading_space=entry.leading_space,
         printed_template=entry.printed_template,
         alike=entry.alike,
+        paper_size=entry.paper_size,
     )
 
 
 def _refuse_ambiguous(
     answers: Iterable[Answer], entry: RawKnowledge, entities: Mapping[str, Entity]
 ) -> None:
-    """Refuse one text for two entities: the LM's answer could not be attributed to either."""
+    """Refuse texts that read alike.
+
+    An LM's answer could not be attributed to one of two entities, and two spellings of one entity
+    that differ only in case would be counted as two answers.
+    """
 
     def describe(answer: Answer) -> str:
         if answer.identity not in entities:
@@ -160,4 +158,7 @@ def _refuse_ambiguous(
                 f"{describe(answer)} and {describe(first)} read alike; keep one, or make one an "
                 "alias of the other"
             )
+            fail(entry.origin, f"knowledge.{entry.name}.answers", reason)
+        if first.text != answer.text:
+            reason = f"{describe(answer)} and {describe(first)} differ only in case; keep one"
             fail(entry.origin, f"knowledge.{entry.name}.answers", reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
 """Languages in which entities may be named; each is a key of a knowledge file."""
@@ -45,6 +45,7 @@ class Knowledge:
         alike: For a simile, the only kind of fact that the subject shares with the answer: an
             object of the same color as X says nothing else about X. None: all facts of the
             answer follow.
+        paper_size: Size of the domain in the paper; None if the paper has no such prompt.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Knowledge:
     leading_space: bool = True
     printed_template: str | None = None
     alike: str | None = None
+    paper_size: int | None = None
 
     def prompt(self, subject: str) -> str:
         """Return the prompt for a subject; braces in it are left as they are.
@@ -77,11 +79,15 @@ class Relation:
         target: Knowledge that follows from it.
         reference: Identities of the right target answers by source identity; source identities
             without any are left out. None if no reference is known.
+        other_facts: Names, in the target's language, of what else is true of a source, by source
+            identity: Georgia, the state of Atlanta. A token that begins such a name may be
+            meant by it, whatever target answer the token stands for.
     """
 
     source: Knowledge
     target: Knowledge
     reference: Mapping[str, frozenset[str]] | None
+    other_facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,12 @@ import numpy.typing as npt
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge.answer_tokens import WHOLE_WORDS, Completeness
 from lincorr_lightning.knowledge.catalogue import Catalogue
-from lincorr_lightning.knowledge.domain import Domain, build_domain, reference_matrix
+from lincorr_lightning.knowledge.domain import (
+    Domain,
+    ambiguous_matrix,
+    build_domain,
+    reference_matrix,
+)
 from lincorr_lightning.knowledge.schema import Relation
 
 if TYPE_CHECKING:
@@ -29,12 +34,15 @@ class TokenizedRelation:
         target: Domain of the target, with ``n_target`` labels.
         reference_mask: ``(n_target, n_source)`` bool like W: which target labels are right for each
             source label; all False if no reference is known.
+        ambiguous_mask: ``(n_target, n_source)`` bool like W: which target labels may stand for
+            another fact about the source label, see `ambiguous_matrix`.
     """
 
     relation: Relation
     source: Domain
     target: Domain
     reference_mask: npt.NDArray[np.bool_]
+    ambiguous_mask: npt.NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -64,7 +72,8 @@ class TokenizedRelation:
             mask = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
         else:
             mask = reference_matrix(relation, source, target)
-        return cls(relation, source, target, mask)
+        ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
+        return cls(relation, source, target, mask, ambiguous)
 
     @property
     def name(self) -> str:

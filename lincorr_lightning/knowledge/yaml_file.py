@@ -29,7 +29,7 @@ RESERVED_KINDS = frozenset({"number"})
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "template", "answers")
-_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike")
+_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike", "paper_size")
 _FORBIDDEN_IN_NAMES = ("->", ".", ",", '"', "'", "[", "]", "{", "}")
 
 
@@ -76,6 +76,7 @@ class RawKnowledge:
     leading_space: bool
     printed_template: str | None
     alike: str | None
+    paper_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,11 @@ class _Node:
             self.fail("must be true or false")
         return written == "true"
 
+    def count(self) -> int:
+        if not str(self.value).isdecimal():
+            self.fail("must be a whole number")
+        return int(str(self.value))
+
     def template(self) -> str:
         if isinstance(self.value, str) and self.value != self.value.rstrip():
             self.fail(f"{self.value!r} ends in a space; the space belongs to the answer")
@@ -372,7 +378,7 @@ def _parse_entry(name: str, node: _Node) -> RawKnowledge:
     )
     if answers.is_null or answers.value == []:
         answers.fail("the domain is empty; name a kind or list the answers")
-    space, printed, alike = node["space"], node["printed"], node["alike"]
+    space, printed, alike, size = (node[key] for key in _KNOWLEDGE_KEYS[len(_REQUIRED_KEYS) :])
     return RawKnowledge(
         name=name,
         origin=node.origin,
@@ -383,4 +389,5 @@ def _parse_entry(name: str, node: _Node) -> RawKnowledge:
         leading_space=space.flag() if space else language.value not in UNSPACED_LANGUAGES,
         printed_template=printed.text() if printed else None,
         alike=alike.text() if alike else None,
+        paper_size=size.count() if size else None,
     )

@@ -4,7 +4,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
 
 __all__ = [
     "LMConfig",
@@ -12,5 +12,6 @@ __all__ = [
     "causal_lm_of",
     "evaluating",
     "sample_subjects",
+    "sample_up_to",
     "usable_strings",
 ]

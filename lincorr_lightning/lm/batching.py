@@ -70,7 +70,7 @@ class MicroBatches:
                     where = _named(len(batch), lengths[batch[0]])
                     raise LanguageModelError(
                         f"{where} does not fit the memory: {error}. Lower "
-                        f" lm.tokens_per_forward (it is {tokens}; it does not adapt for a "
+                        f"lm.tokens_per_forward (it is {tokens}; it does not adapt for a "
                         "sharded LM), or use more ranks."
                     )
             return

@@ -27,7 +27,12 @@ class LMConfig:
     """
 
     name_or_path: str = TINY_WORLD
-    """Folder of a checkpoint, a hub id such as openai-community/gpt2, or tiny-world (packaged)."""
+    """Folder of a checkpoint, a .gguf file, a hub id such as openai-community/gpt2, or tiny-world
+    (packaged)."""
+
+    tokenizer: str | None = None
+    """Folder or hub id of a tokenizer that replaces the checkpoint's own, such as that of a GGUF
+    file without one or with a wrong one; null for the checkpoint's own."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub id; null for its main branch."""
@@ -63,7 +68,12 @@ class LMConfig:
     def __post_init__(self) -> None:
         if not self.name_or_path:
             raise LanguageModelError(
-                "lm.name_or_path is empty. Pass a checkpoint's folder, a hub id, or tiny-world."
+                "lm.name_or_path is empty. Pass a checkpoint's folder, a .gguf file, a hub id, or "
+                "tiny-world."
+            )
+        if self.tokenizer == "":
+            raise LanguageModelError(
+                "lm.tokenizer is empty. Pass a tokenizer's folder or hub id, or null."
             )
         if self.dtype not in get_args(Dtype):
             raise LanguageModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from lincorr_lightning.lm.head import (
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
-from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.modes import dtype_name, evaluating, float32_forward
 from lincorr_lightning.lm.sharding import shard
 from lincorr_lightning.lm.shared_prefixes import (
     Plan,
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         """Load an LM, frozen and in eval mode.
 
         Args:
-            name_or_path: A folder, a hub id, or ``tiny-world``.
+            name_or_path: A folder, a .gguf file, a hub id, or ``tiny-world``.
             **options: Other fields of `LMConfig`.
 
         Raises:
@@ -170,6 +170,15 @@ class LanguageModel(nn.Module):
                 model.base_model.compile(dynamic=True)
             self.model = model
         return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights; before they are loaded, that of the config."""
+        if self.is_loaded:
+            return self.model.dtype
+        if self.config.dtype == "auto":
+            return cast(torch.dtype, self._model_config.dtype or torch.float32)
+        return getattr(torch, self.config.dtype)
 
     @property
     def is_sharded(self) -> bool:
@@ -297,6 +306,7 @@ class LanguageModel(nn.Module):
         rows: Sequence[Sequence[int]],
         token_ids: Sequence[int] | Tensor,
         context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+        in_float32: bool = False,
     ) -> Tensor:
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
@@ -305,6 +315,8 @@ class LanguageModel(nn.Module):
             token_ids: Tokens to read.
             context: Function that returns the context manager of a forward pass, given the indices
                 of its rows; needed where each row is read under an adapter of its own.
+            in_float32: Whether an LM in half precision computes in float32, unless it is sharded or
+                compiled, or its half-precision weights are trained.
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
@@ -325,7 +337,12 @@ class LanguageModel(nn.Module):
                 part = read_logits(self.model, to_device(ids, device), None, last, tokens, method)
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
-        with evaluating(self.model), torch.autocast(device.type, enabled=False):
+        precise: AbstractContextManager[None] = nullcontext()
+        if in_float32 and not (self.is_sharded or self.config.compile):
+            # The rows of the head are read in float64 anyway.
+            skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
+            precise = float32_forward(self.model, skip)
+        with evaluating(self.model), torch.autocast(device.type, enabled=False), precise:
             self.in_batches([len(row) for row in rows], forward)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
@@ -333,8 +350,8 @@ class LanguageModel(nn.Module):
             prompt = self.tokenizer.decode(list(rows[index][len(self._encoder.prefix) :]))
             raise NonFiniteError(
                 f"the LM {self.config.name_or_path} gives NaN or infinite logits after prompt "
-                f"{index} ({prompt!r}) in {self.model.dtype}. With float16, set lm.dtype to "
-                "bfloat16 or float32; otherwise its weights are broken."
+                f"{index} ({prompt!r}) in {dtype_name(self.model.dtype)}. With float16, set "
+                "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
         return logits
 
@@ -451,6 +468,6 @@ class LanguageModel(nn.Module):
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
             "config": fingerprint_config(self.model.config),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.model.dtype),
             "weights": known[1],
         }

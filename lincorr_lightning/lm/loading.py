@@ -6,8 +6,9 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,15 @@ class Checkpoint:
     location: str
     is_folder: bool
     is_online: bool
+    gguf_file: str | None = None
+    """Name of the GGUF file in the folder; None for a Hugging Face checkpoint."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments for ``from_pretrained``."""
         options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
+        if self.gguf_file is not None:
+            options["gguf_file"] = self.gguf_file
         if self.is_folder:
             # Files that a folder lacks are not downloaded.
             return options | {"local_files_only": True}
@@ -48,32 +54,37 @@ class Checkpoint:
         }
 
     def __str__(self) -> str:
+        if self.gguf_file is not None:
+            return f"the GGUF file {Path(self.location) / self.gguf_file}"
         return f"the folder {self.location}" if self.is_folder else f"the hub id {self.location}"
 
 
 def find_checkpoint(config: LMConfig) -> Checkpoint:
-    """Resolve a name to a folder or a hub id.
+    """Resolve a name to a folder, a GGUF file or a hub id.
 
-    An existing folder takes precedence. A name that cannot be a hub id, or looks like a path, is a
-    missing folder.
+    An existing folder takes precedence. A name that ends in ``.gguf`` is a file. A name that cannot
+    be a hub id, or looks like a path, is a missing folder.
 
     Raises:
-        LanguageModelError: The folder is missing or holds no checkpoint, or `config` has a revision
-            and the name is a folder.
+        LanguageModelError: The folder or file is missing or holds no checkpoint, GGUF files cannot
+            be read because a package is not installed, or `config` has a revision and the name is
+            a path.
     """
     name = config.name_or_path
     path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
     path = path.expanduser()
     if path.is_dir():
         _check_folder(path)
-        if config.revision is not None:
-            raise LanguageModelError(
-                f"lm.revision is {config.revision!r}, but {path} is a folder, which has no "
-                "revisions. Set lm.revision to null, or pass a hub id."
-            )
+        _check_no_revision(config, path, "folder")
         return Checkpoint(config, str(path), is_folder=True, is_online=False)
+    if path.suffix == ".gguf":
+        _check_gguf(path)
+        _check_no_revision(config, path, "file")
+        return Checkpoint(
+            config, str(path.parent), is_folder=True, is_online=False, gguf_file=path.name
+        )
     way_out = (
-        "Pass the folder with the checkpoint's config.json, a hub id such as "
+        "Pass the folder with the checkpoint's config.json, a .gguf file, a hub id such as "
         f"openai-community/gpt2, or {TINY_WORLD}."
     )
     if path.exists():
@@ -87,6 +98,32 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
     return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
 
 
+def _check_no_revision(config: LMConfig, path: Path, kind: str) -> None:
+    if config.revision is not None:
+        raise LanguageModelError(
+            f"lm.revision is {config.revision!r}, but {path} is a {kind}, which has no revisions. "
+            "Set lm.revision to null, or pass a hub id."
+        )
+
+
+def _check_gguf(path: Path) -> None:
+    if not path.is_file():
+        raise LanguageModelError(
+            f"the LM's file {path} does not exist. Pass an existing .gguf file."
+        )
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise LanguageModelError(
+                f"{path} is not a GGUF file: it does not begin with the bytes GGUF. Download it "
+                "again, or pass a checkpoint's folder."
+            )
+    if find_spec("gguf") is None:
+        raise LanguageModelError(
+            f"the LM {path} is a GGUF file, and reading it needs the package gguf. Run "
+            "`pip install 'lincorr-lightning[gguf]'`, or pass a Hugging Face checkpoint's folder."
+        )
+
+
 def _check_folder(path: Path) -> None:
     inside = sorted(child.name for child in path.iterdir())
     if not inside:
@@ -98,6 +135,9 @@ def _check_folder(path: Path) -> None:
         shown = ", ".join(inside[:_MANY]) + (", ..." if len(inside) > _MANY else "")
         deeper = [child.parent.name for child in sorted(path.glob("*/config.json"))][:_MANY]
         hint = f" Did you mean one of its folders {', '.join(deeper)}?" if deeper else ""
+        files_here = [name for name in inside if name.endswith(".gguf")]
+        if files_here:
+            hint = f" Did you mean the file {path / files_here[0]}?"
         adapter = " It is a peft adapter: merge it into its LM and save the merged LM."
         raise LanguageModelError(
             f"the LM's folder {path} has no config.json (it holds {shown}), so it is not a Hugging "
@@ -163,9 +203,10 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     from transformers import AutoConfig
 
     hint = "Is the checkpoint complete, and its architecture known to this transformers version?"
-    if not checkpoint.config.trust_remote_code:
+    if checkpoint.gguf_file is None and not checkpoint.config.trust_remote_code:
         hint += " If it comes with Python code that you trust, set lm.trust_remote_code."
-    with _explained(checkpoint, "config.json", lambda: hint):
+    what = "config.json" if checkpoint.gguf_file is None else "the metadata"
+    with _explained(checkpoint, what, lambda: hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
@@ -193,20 +234,66 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """Read the tokenizer.
+    """Read the tokenizer: that of ``lm.tokenizer``, or the checkpoint's own.
 
     Raises:
-        LanguageModelError: The tokenizer is missing, cannot be read, or has an empty vocabulary.
+        LanguageModelError: The tokenizer is missing, cannot be read, or has an empty vocabulary; or
+            that of ``lm.tokenizer`` has other tokens than the LM.
     """
+    if checkpoint.config.tokenizer is None:
+        return _read_tokenizer(checkpoint)
+    other = _read_tokenizer(_tokenizer_checkpoint(checkpoint.config))
+    name = f"the tokenizer {checkpoint.config.tokenizer} does not fit {checkpoint}"
+    vocabulary = other.get_vocab()
+    vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
+    largest = max(vocabulary.values())
+    if largest >= vocab_size:
+        raise LanguageModelError(
+            f"{name}: its largest token id is {largest}, and the LM has {vocab_size} tokens. Pass "
+            "the tokenizer that the LM was trained with as lm.tokenizer."
+        )
+    try:
+        own = _read_tokenizer(checkpoint).get_vocab()
+    except LanguageModelError:
+        return other  # the checkpoint has no tokenizer to compare with
+    n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
+    if n_equal < _MIN_SHARED_FRACTION * len(vocabulary):
+        raise LanguageModelError(
+            f"{name}: only {n_equal:,} of its {len(vocabulary):,} tokens have the ids of the LM's "
+            "own tokenizer. Pass the tokenizer that the LM was trained with as lm.tokenizer, or "
+            "null for its own."
+        )
+    return other
+
+
+def _tokenizer_checkpoint(config: LMConfig) -> Checkpoint:
+    name = str(config.tokenizer)
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.exists() or not _HUB_ID.fullmatch(name)):
+        raise LanguageModelError(
+            f"lm.tokenizer is {name}, which is not a folder. Pass a folder with the files of a "
+            "tokenizer (tokenizer.json, ...), or a hub id."
+        )
+    config = replace(config, name_or_path=name, tokenizer=None, revision=None)
+    if folder.is_dir():
+        return Checkpoint(config, str(folder), is_folder=True, is_online=False)
+    return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
+
+
+def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    way_out = (
-        "Copy the tokenizer files (tokenizer.json, tokenizer_config.json, ...) of the base LM into "
-        "it."
-    )
-    if checkpoint.is_folder:
+    if checkpoint.gguf_file is not None:
+        way_out = "Pass the folder or hub id of the LM's tokenizer as lm.tokenizer."
+    else:
+        way_out = (
+            "Copy the tokenizer files (tokenizer.json, tokenizer_config.json, ...) of the base LM "
+            "into it, or pass their folder as lm.tokenizer."
+        )
         folder = Path(checkpoint.location)
-        if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
+        if checkpoint.is_folder and not any(
+            next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES
+        ):
             raise LanguageModelError(f"{checkpoint} has no tokenizer. {way_out}")
     with _explained(checkpoint, "the tokenizer", lambda: way_out):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -222,16 +309,18 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
-    """Read the weights, on the CPU.
+    """Read the weights, on the CPU; those of a GGUF file are dequantized to ``lm.dtype``.
 
     Raises:
         LanguageModelError: A file is missing or damaged, or lacks some weights.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     options = checkpoint.options | {"dtype": checkpoint.config.dtype}
     if checkpoint.config.attn_implementation is not None:
         options["attn_implementation"] = checkpoint.config.attn_implementation
+    if checkpoint.gguf_file is not None:
+        options["quantization_config"] = GgufConfig(dequantize=True)
     with _explained(checkpoint, "the weights", lambda: _weights_hint(checkpoint)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location, config=config, output_loading_info=True, **options
@@ -241,11 +330,22 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     if missing:
         shown = ", ".join(missing[:_MANY])
         more = f" and {len(missing) - _MANY} more" if len(missing) > _MANY else ""
+        hint = (
+            f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
+            "class, or correct the config (tie_word_embeddings, if the head is missing)."
+        )
+        if checkpoint.gguf_file is not None:
+            hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
             f"the weights of {checkpoint} lack {shown}{more}, which would be initialized at "
-            f"random. Its config.json is for {type(model).__name__}: save the checkpoint again "
-            "with that class, or correct the config (tie_word_embeddings, if the head is missing)."
+            f"random. {hint}"
         )
+    if checkpoint.gguf_file is not None:
+        # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
+        plain: Any = model
+        plain.hf_quantizer = None
+        plain.is_quantized = False
+        model.config.__dict__.pop("quantization_config", None)
     return model
 
 
@@ -253,6 +353,8 @@ def _weights_hint(checkpoint: Checkpoint) -> str:
     """Return a hint that names the damaged file, if there is one."""
     from safetensors import SafetensorError, safe_open
 
+    if checkpoint.gguf_file is not None:
+        return "Is the file complete? Compare its size, or download it again."
     if checkpoint.is_folder:
         for path in sorted(Path(checkpoint.location).glob("*.safetensors")):
             try:

@@ -1,11 +1,21 @@
-"""Temporary eval mode that restores each submodule's own mode."""
+"""Temporary modes of an LM: eval mode, and forward passes in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+HALF_PRECISIONS = (torch.bfloat16, torch.float16)
+
+
+def dtype_name(dtype: torch.dtype | str) -> Any:
+    """Return the name of a dtype as in `LMConfig`, such as ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -22,3 +32,70 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator[None]:
+    """Run forward passes of a half-precision model in float32 inside a ``with`` block.
+
+    The weights of a block are float32 copies while its forward runs, one block at a time. Half
+    precision can round away the change of logits by one optimizer step.
+
+    Args:
+        model: The model, neither sharded nor compiled. Float32 weights stay as they are. If
+            half-precision weights are trained, the model computes in its own precision: exchanging
+            their data would detach the gradient hooks of DistributedDataParallel.
+        skip: Submodule to leave as it is, such as a head that is read otherwise.
+    """
+    if any(p.requires_grad and p.dtype in HALF_PRECISIONS for p in model.parameters()):
+        yield
+        return
+    originals: dict[nn.Parameter, Tensor] = {}
+    handles = []
+    for module in _units(model, skip):
+        half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
+        if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
+            handles.append(module.register_forward_hook(_output_in_float32))
+        elif half:
+            handles.append(module.register_forward_pre_hook(partial(_widen, half, originals)))
+            restore = partial(_restore, half, originals)
+            handles.append(module.register_forward_hook(restore, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        _restore(list(originals), originals)
+
+
+def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield the blocks of a model, and what has weights outside of blocks."""
+    if module is skip:
+        return
+    if isinstance(module, nn.ModuleList):
+        yield from module
+    elif hasattr(module, "base_layer") or any(True for _ in module.parameters(recurse=False)):
+        yield module  # a layer of peft uses the weights of its parts in its own forward
+    else:
+        for child in module.children():
+            yield from _units(child, skip)
+
+
+def _output_in_float32(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    del module, args
+    return output.float()
+
+
+def _widen(parameters: list[nn.Parameter], originals: dict[nn.Parameter, Tensor], *_: Any) -> None:
+    for parameter in parameters:
+        if parameter not in originals:
+            originals[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+
+def _restore(
+    parameters: list[nn.Parameter], originals: dict[nn.Parameter, Tensor], *_: Any
+) -> None:
+    for parameter in parameters:
+        if parameter in originals:
+            parameter.data = originals.pop(parameter)

@@ -103,7 +103,9 @@ class QueryCache:
         self._rows |= zip(new, self.lm.rows(new), strict=True)
         rows = [self._rows[query.prompt] for query in queries]
         contexts = self.contexts([query.adapter_id for query in queries])
-        return self.lm.logits_of_rows(rows, list(self._columns), contexts).cpu()
+        columns = list(self._columns)
+        # Half precision would round away the change by one optimizer step.
+        return self.lm.logits_of_rows(rows, columns, contexts, in_float32=True).cpu()
 
     def contexts(
         self, adapter_ids: Sequence[int | None]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from lincorr_lightning.errors import SubjectsError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MIN_FITTED = 10
+"""Subjects that must remain to fit a map on, where some are excluded."""
+
+SubjectKind = Literal["any", "words", "names"]
+
 _BROKEN_CHARACTER = "\ufffd"
 _WORDPIECE_MARK = "##"
+_WORD_MARKS = ("Ġ", "▁")  # of byte-level BPE and of SentencePiece
 # Control, invisible format, surrogate and private-use characters.
 _UNUSABLE = frozenset({"Cc", "Cf", "Cs", "Co"})
 
 
-def usable_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def usable_strings(tokenizer: PreTrainedTokenizerBase, whole_words: bool = False) -> list[str]:
     """Return the strings of the vocabulary that can be a subject.
 
     Each id is decoded on its own and stripped. Special and added tokens are excluded, and strings
@@ -28,6 +36,9 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
     Args:
         tokenizer: Any Hugging Face tokenizer.
+        whole_words: Whether to return only strings of two or more letters whose token begins a
+            word (" Paris", but not "ris"). The vocabulary does not say where a word ends: " Par"
+            is one of them.
 
     Returns:
         Distinct strings in the order of their token ids.
@@ -36,11 +47,19 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     ids = sorted(set(tokenizer.get_vocab().values()) - left_out)
     texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
     is_wordpiece = _is_wordpiece(tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(ids) if whole_words else texts
+    marked = any(token.startswith(_WORD_MARKS) for token in tokens)
     strings: dict[str, None] = {}
-    for text in texts:
+    for text, token in zip(texts, tokens, strict=True):
         string = text.strip()
         if is_wordpiece:
             string = string.removeprefix(_WORDPIECE_MARK)
+        if whole_words:
+            begins = token.startswith(_WORD_MARKS) or not (
+                marked or token.startswith(_WORDPIECE_MARK)
+            )
+            if not (begins and len(string) > 1 and string.isalpha()):
+                continue
         if _is_usable(string):
             strings[string] = None
     return list(strings)
@@ -59,8 +78,29 @@ def _is_usable(string: str) -> bool:
     )
 
 
+def require_subject_kind(subject_kind: str) -> None:
+    """Refuse an unknown kind of subject.
+
+    Raises:
+        ConfigError: It is not a `SubjectKind`.
+    """
+    if subject_kind not in get_args(SubjectKind):
+        raise ConfigError(f"data.subject_kind is {subject_kind!r}; it must be any, words or names.")
+
+
+def count_subjects(
+    tokenizer: PreTrainedTokenizerBase, words_per_subject: int = 1, kind: SubjectKind = "any"
+) -> int:
+    """Return how many subjects `sample_subjects` can sample."""
+    return math.prod(map(len, _parts(tokenizer, words_per_subject, kind)))
+
+
 def sample_subjects(
-    tokenizer: PreTrainedTokenizerBase, n: int, words_per_subject: int = 1, seed: int = 0
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    words_per_subject: int = 1,
+    seed: int = 0,
+    kind: SubjectKind = "any",
 ) -> list[str]:
     """Sample subjects without replacement, reproducibly on every machine.
 
@@ -71,28 +111,83 @@ def sample_subjects(
         n: Number of subjects.
         words_per_subject: Number of vocabulary strings of a subject, joined by spaces.
         seed: Seed of the sample.
+        kind: ``any`` string of the vocabulary, as in the paper; ``words``: see `usable_strings`;
+            ``names``: a given name and a family name, such as Emma Garcia, the same for every LM.
 
     Returns:
         `n` distinct strings.
 
     Raises:
-        SubjectsError: The vocabulary has fewer subjects.
-        ConfigError: `words_per_subject` is below 1.
+        SubjectsError: There are fewer subjects.
+        ConfigError: `words_per_subject` is below 1, or other than 1 with names.
     """
-    require("data.words_per_subject", words_per_subject, at_least=1)
-    strings = usable_strings(tokenizer)
-    available = len(strings) ** words_per_subject
+    parts = _parts(tokenizer, words_per_subject, kind)
+    available = math.prod(map(len, parts))
     if n > available:
+        what = {
+            "any": f"the vocabulary has {available} subjects of {words_per_subject} string(s)",
+            "words": f"the vocabulary has {available} subjects of {words_per_subject} word(s)",
+            "names": f"there are {available} names",
+        }[kind]
+        more = "" if kind == "names" else " or raise words_per_subject"
+        raise SubjectsError(f"n_subjects is {n}, but {what}. Lower n_subjects{more}.")
+    subjects = []
+    for index in _sample(available, n, seed):
+        words = []
+        for part in parts:
+            index, word = divmod(index, len(part))
+            words.append(part[word])
+        subjects.append(" ".join(words))
+    return subjects
+
+
+def _parts(
+    tokenizer: PreTrainedTokenizerBase, words_per_subject: int, kind: SubjectKind
+) -> list[list[str]]:
+    """Return the strings that each part of a subject is drawn from."""
+    require("data.words_per_subject", words_per_subject, at_least=1)
+    if kind == "names":
+        if words_per_subject != 1:
+            raise ConfigError(
+                f"data.words_per_subject is {words_per_subject}, but data.subject_kind is names, "
+                "which are a given name and a family name each. Leave it at 1."
+            )
+        text = (files(__package__) / "names.txt").read_text(encoding="utf-8")
+        given, family = text.split("# family")
+        return [given.split("# given")[1].split(), family.split()]
+    return [usable_strings(tokenizer, kind == "words")] * words_per_subject
+
+
+def sample_up_to(
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    excluding: Collection[str] = (),
+    seed: int = 0,
+    kind: SubjectKind = "any",
+) -> list[str]:
+    """Sample up to n subjects, some excluded.
+
+    Args:
+        tokenizer: Tokenizer whose vocabulary is sampled.
+        n: Number of subjects.
+        excluding: Subjects to leave out, such as those that a linear map is applied to.
+        seed: Seed of the sample.
+        kind: Which strings subjects are, see `sample_subjects`.
+
+    Raises:
+        SubjectsError: Fewer than `MIN_FITTED` subjects remain.
+    """
+    excluded = set(excluding)
+    n_sampled = min(n + len(excluded), count_subjects(tokenizer, kind=kind))
+    sample = sample_subjects(tokenizer, n_sampled, seed=seed, kind=kind)
+    others = [subject for subject in sample if subject not in excluded]
+    if excluded and len(others) < MIN_FITTED:
         raise SubjectsError(
-            f"n_subjects is {n}, but the vocabulary has {available} subjects of "
-            f"{words_per_subject} string(s). Lower n_subjects or raise words_per_subject."
+            f"a linear map must not be fitted on the {len(excluded)} subjects that it is applied "
+            f"to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer subjects "
+            "or edits, or pass a fitted map as linear_map."
         )
-    # The digits of an index in a number system with a digit for each string.
-    scales = [len(strings) ** i for i in range(words_per_subject)]
-    return [
-        " ".join(strings[index // scale % len(strings)] for scale in scales)
-        for index in _sample(available, n, seed)
-    ]
+    return others[:n]
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from lincorr_lightning.linear_map.solver import (
 )
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.resilience_results import PairResilience, resilience_results
 from lincorr_lightning.results.numbers import number
@@ -55,6 +56,9 @@ class MapResilience(FrozenLMModule):
         linear_map: Folder of the old maps, ``linear_map/`` of a probe's run; null fits maps on
             `before`.
         before: The LM that the maps are from; null leaves it out.
+        same_dtype: Whether `before` is read in the dtype of `lm`, whatever its own. With false, or
+            with maps of a folder that were fitted in another dtype, the results have a warning:
+            part of the change in r is due to precision.
         knowledge: Kinds of knowledge by name or family, where maps are fitted; a folder has its
             own.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
@@ -79,6 +83,7 @@ class MapResilience(FrozenLMModule):
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
         linear_map: str | None = None,
         before: LMConfig | None = None,
+        same_dtype: bool = True,
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
@@ -93,9 +98,10 @@ class MapResilience(FrozenLMModule):
         super().__init__(lm)
         self.before: LanguageModel | None = None
         if before is not None:
-            self.before = LanguageModel(
-                LMConfig(**before) if isinstance(before, Mapping) else before
-            )
+            before = LMConfig(**before) if isinstance(before, Mapping) else before
+            if same_dtype:
+                before = replace(before, dtype=dtype_name(self.lm.dtype))
+            self.before = LanguageModel(before)
         self.save_hyperparameters(ignore=["lm", "before"])
         configs = {"lm": self.lm.config, "before": self.before and self.before.config}
         self.save_hyperparameters({name: one and asdict(one) for name, one in configs.items()})
@@ -149,10 +155,13 @@ class MapResilience(FrozenLMModule):
             if here != there:
                 only_here = [text for text in here if text not in there][:_MAX_NAMED]
                 only_there = [text for text in there if text not in here][:_MAX_NAMED]
+                shared = [text for text in here if text in there]
+                listed = ", ".join(shared[:_MAX_NAMED]) + (", ..." if shared[_MAX_NAMED:] else "")
                 raise LinearMapError(
                     f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}: "
                     f"only there {only_there or 'none'}, only here {only_here or 'none'}"
-                    f"{'' if only_here or only_there else ', in another order'}. A map can be "
+                    f"{'' if only_here or only_there else ', in another order'}; {len(shared)} "
+                    f"labels are in both{f' ({listed})' if shared else ''}. A map can be "
                     "tested between LMs whose tokenizers give the same labels; leave "
                     f"{name} out of model.pairs, or fit the map with the same knowledge files."
                 )
@@ -210,14 +219,32 @@ class MapResilience(FrozenLMModule):
         before = {} if then or self._run is None else _read_label_means(self._run)
         old = {source: self._old_weight(then, source) for source in self.layout.sources}
         refitted = {source: self._solve(now["fit"], source) for source in self.layout.sources}
+        dtypes = dtype_name(self._old_dtype()), dtype_name(self.lm.dtype)
+        warning = None
+        if dtypes[0] != dtypes[1]:
+            warning = (
+                f"The old maps are those of an LM in {dtypes[0]}, and the new LM is in "
+                f"{dtypes[1]}: part of the change in r is due to precision. Set model.lm.dtype to "
+                f"{dtypes[0]}."
+            )
+            rank_zero_warn(warning)
         self.results = resilience_results(
             score_resilience(self.layout, old, refitted, now["test"], then.get("test"), before),
             lm_before=self.stored.lm if self.before is None else self.before.config.name_or_path,  # type: ignore[union-attr]
             n_fit=int(now["fit"].n),
             n_test=int(now["test"].n),
+            dtypes=dict(zip(("before", "after"), dtypes, strict=True)),
+            warning=warning,
             lm=self.lm.info,
             settings=run_settings(self.trainer),
         )
+
+    def _old_dtype(self) -> str | torch.dtype:
+        """Return the dtype of the LM that the maps were fitted on."""
+        if self.stored is not None:
+            return self.stored.fingerprint["dtype"]
+        assert self.before is not None
+        return self.before.dtype
 
     def _old_weight(self, then: Mapping[str, Moments], source: str) -> Tensor:
         if self.stored is None:

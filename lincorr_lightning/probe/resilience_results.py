@@ -71,6 +71,8 @@ def resilience_results(
     lm_before: str,
     n_fit: int,
     n_test: int,
+    dtypes: Mapping[str, str],
+    warning: str | None,
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Results:
@@ -85,12 +87,12 @@ def resilience_results(
     return Results(
         study="resilience",
         values={
-            "lm_before": lm_before, "n_fit": n_fit, "n_test": n_test, "mean": mean,
-            "pairs": entries,
+            "lm_before": lm_before, "dtypes": dict(dtypes), "warning": warning, "n_fit": n_fit,
+            "n_test": n_test, "mean": mean, "pairs": entries,
         },
         scalars={f"test/{name}": v for name, v in mean.items() if v is not None},
         tables=[
-            _summary(entries, n_test),
+            _summary(entries, n_test, warning),
             Table.from_dicts("pairs", entries, list(entries[0]), caption="Scores of every pair"),
             *(m.table(f"{name}_matrix", _MATRICES[name]) for name, m in matrices.items()),
         ],
@@ -100,15 +102,17 @@ def resilience_results(
     )  # fmt: skip
 
 
-def _summary(entries: Sequence[Mapping[str, Any]], n_test: int) -> Table:
-    """Return the pairs that kept least first."""
+def _summary(entries: Sequence[Mapping[str, Any]], n_test: int, warning: str | None) -> Table:
+    """Return the summary table, with the pairs that keep least first."""
     ordered = sorted(entries, key=lambda e: math.inf if e["kept"] is None else e["kept"])
     return Table.from_dicts(
         "summary",
         [{"pair": f"{e['source']}->{e['target']}", **e} for e in ordered],
         [Column("pair"), *(Column(name, format=".2f") for name in _COLUMNS)],
         caption=f"Label-wise r of the old maps on {n_test:,} held-out subjects",
-        note="By the fraction of the refitted map's r that the old map keeps.",
+        note=" ".join(
+            ["By the fraction of the refitted map's r that the old map keeps.", warning or ""]
+        ).strip(),
         headline=True,
     )
 

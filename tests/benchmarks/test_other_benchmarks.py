@@ -1,6 +1,8 @@
 """The other scripts, on sizes that take seconds."""
 
+import json
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,3 +196,24 @@ def test_token_geometry(
     ]  # fmt: skip
     parts = [float(table[name][1]) for name in ("nearest tokens", "intrinsic dimension", "overlap")]
     assert float(table["all three"][1]) == pytest.approx(sum(parts), abs=0.021)
+
+
+@pytest.mark.slow
+def test_generalization_over_seeds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: Script, rows: Rows
+) -> None:
+    script("generalization").main(
+        n_edits=4,
+        relations=("city->country",),
+        seeds=(0, 1),
+        learning_rate=2e-3,
+        forecast=False,
+        output=str(tmp_path),
+        options=("--model.steps_per_edit=2",),
+    )
+    ((_, learned, generalized, *_),) = rows(capsys.readouterr().out)
+    runs = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("*/*/results.json"))]
+    assert {run["settings"]["learning_rate"] for run in runs} == {2e-3}
+    for cell, key in ((learned, "source_learned"), (generalized, "generalized")):
+        shares = [run[key] for run in runs]
+        assert cell == f"{statistics.mean(shares):.0%} ± {statistics.stdev(shares):.0%}"

@@ -20,6 +20,7 @@ from lincorr_lightning.errors import (
     OutputError,
     SubjectsError,
 )
+from lincorr_lightning.lightning_cli import lm_files_as_config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
@@ -246,3 +247,23 @@ def test_audit_of_a_tokenizer_alone(
     # The folder stands above the table.
     assert alone[alone.index("┏") :] == other[other.index("┏") :]
     assert "unknown word" in alone
+
+
+def test_a_file_of_an_lm_describes_either_lm(small_lm: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "lm.yaml"
+    overlay.write_text(
+        f"model:\n  init_args:\n    lm:\n      name_or_path: {small_lm}\n      dtype: bfloat16\n"
+    )
+    found = lm_files_as_config(["test", "--model.before", str(overlay), f"--model.lm={overlay}"])
+    lm = {"name_or_path": small_lm, "dtype": "bfloat16"}
+    assert found[0] == "test"
+    assert found[1::2] == ["--config", "--config"]
+    assert [json.loads(one)["model"]["init_args"] for one in found[2::2]] == [
+        {"before": lm}, {"lm": lm},
+    ]  # fmt: skip
+    other = tmp_path / "other.yaml"
+    other.write_text("name_or_path: here\n")
+    with pytest.raises(ConfigError, match=r"other\.yaml has no model\.init_args\.lm"):
+        lm_files_as_config(["test", "--model.before", str(other)])
+    with pytest.raises(ConfigError, match=r"missing\.yaml cannot be read: .*No such file"):
+        lm_files_as_config(["test", f"--model.init_args.lm={tmp_path / 'missing.yaml'}"])

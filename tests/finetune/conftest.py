@@ -48,7 +48,7 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
 
     def run(
         data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
-        lm: str = small_lm, measured: bool = True, **model: Any,
+        lm: str = small_lm, dtype: Any = "float32", measured: bool = True, **model: Any,
     ) -> SimpleNamespace:  # fmt: skip
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
@@ -56,7 +56,7 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         shipped = [Generalization(), GradientCorrelation()] if measured else []
         options["callbacks"] = [*shipped, *options.get("callbacks", ()), recorder]
         defaults = {"forecast": False, "learning_rate": 3e-3, "steps_per_edit": 3}
-        module = SourceFinetune(LMConfig(lm), **defaults | model)
+        module = SourceFinetune(LMConfig(lm, dtype=dtype), **defaults | model)
         edits = EditsDataModule(
             module.lm, schedule=module.edit_schedule, **{"n_edits": 5} | (data or {})
         )

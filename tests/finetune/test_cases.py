@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
@@ -27,6 +28,7 @@ def relation(sources: list[str], targets: list[str]) -> Any:
         name="city->country",
         source=SimpleNamespace(texts=sources),
         target=SimpleNamespace(texts=targets, completeness=kinds),
+        ambiguous_mask=np.zeros((len(targets), len(sources)), dtype=bool),
     )
 
 
@@ -93,6 +95,16 @@ def test_a_case_is_what_can_be_read_off() -> None:
     assert (ed.weight_reference, ed.weight_answer, ed.prior_winner) == (0.7, 0.4, 0.0)
     assert ed.cause == "low prior", "the reference has the highest weight, and still lost"
     assert [case.outcome for case in (ann, bob, cy, di, ed)] == [G, H, U, H, H]
+
+
+def test_answers_that_may_mean_something_right() -> None:
+    georgia = relation(CITIES, COUNTRIES)
+    georgia.ambiguous_mask[[1, 2], [0, 0]] = True  # "Switzerland" and the reference, for "Paris"
+    cases = worked_example(relation=georgia)
+    assert [case.ambiguous for case in cases] == [False, False, True, False, True]
+    assert cases[4].answer_after == "Switzerland"
+    wrong = [case for case in cases if case.outcome == H]
+    assert case_statistics(cases)["ambiguous_hallucinated"] == 1 / len(wrong)
 
 
 def test_outcomes_by_completeness() -> None:

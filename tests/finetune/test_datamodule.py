@@ -383,3 +383,19 @@ def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
     file.write_text(f"subject,answer\n{edit.subject},{city}\n")
     with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
         EditsDataModule(lm, edits_file=str(file)).prepare_edits()
+
+
+def test_edits_of_names(small_lm):
+    lm = LanguageModel.from_pretrained(small_lm)
+    data = EditsDataModule(lm, n_edits=4, subjects=None, subject_kind="names")
+    with pytest.raises(SubjectsError, match="only 0 can be taught"):  # not in this vocabulary
+        data.setup("fit")
+        data.train_dataloader()
+    with pytest.raises(
+        ConfigError, match=r"subject_kind is 'dogs'; it must be any, words or names"
+    ):
+        EditsDataModule(lm, subject_kind="dogs")
+    words = EditsDataModule(lm, n_edits=4, subject_kind="words")
+    words.setup("fit")
+    edits = words.train_dataloader().dataset.edits
+    assert len(edits) == 4 and all(edit.subject.isalpha() for edit in edits)

@@ -505,3 +505,43 @@ def test_callbacks_of_one_relation_do_not_overwrite_each_other(finetune):
     again = run.results["generalizations"]["city->country"]
     assert again["generalized"] == run.results["generalized"]
     assert list(again["controls"]) == ["color"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_full_training_in_half_precision_is_refused(small_lm, make_trainer, dtype):
+    module = SourceFinetune(LMConfig(small_lm, dtype=dtype))
+    with pytest.raises(ConfigError, match=rf"weights are in {dtype}.*model\.lm\.dtype to float32"):
+        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=4))
+
+
+def test_checkpoints_own_half_precision_is_refused_too(small_lm, make_trainer, tmp_path):
+    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
+    half.model.save_pretrained(tmp_path / "half")
+    half.tokenizer.save_pretrained(tmp_path / "half")
+    module = SourceFinetune(LMConfig(str(tmp_path / "half"), dtype="auto"))
+    assert not module.lm.is_loaded
+    with pytest.raises(ConfigError, match="weights are in bfloat16"):
+        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=4))
+
+
+def test_trainers_that_round_the_weights_are_refused(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), method="lora")
+    with pytest.raises(ConfigError, match=r"precision is bf16-true.*bf16-mixed"):
+        make_trainer(precision="bf16-true").fit(module, EditsDataModule(module.lm, n_edits=4))
+
+
+@pytest.mark.parametrize("protocol", ["joint", "independent"])
+def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
+    run = finetune(dtype="bfloat16", protocol=protocol, method="lora")
+    trained = [p for p in run.module.parameters() if p.requires_grad]
+    assert trained and {p.dtype for p in trained} == {torch.float32}
+    assert {p.dtype for p in run.module.lm.model.parameters() if not p.requires_grad} == {
+        torch.bfloat16
+    }
+    assert run.results["gradient_correlation"] is not None
+
+
+def test_mixed_precision_trains_float32_weights(finetune):
+    run = finetune(trainer={"precision": "bf16-mixed"})
+    assert {p.dtype for p in run.module.parameters()} == {torch.float32}
+    assert run.results["source_learned"] > 0

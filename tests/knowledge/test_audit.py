@@ -34,7 +34,7 @@ def test_the_table_shows_the_counts(byte_level, ask):
     assert "of [this] LM" in text
     (line,) = [line for line in text.splitlines() if "│ place" in line]
     cells = [cell.strip() for cell in line.strip("│ ").split("│")]
-    assert cells == ["place", "en", "6", "3", "2", "1", "1", "2", "2 subword"]
+    assert cells == ["place", "en", "6", "", "3", "2", "1", "1", "2", "2 subword"]
 
 
 def test_the_details_name_labels_and_dropped_answers(byte_level, ask):

@@ -1,9 +1,16 @@
 """The query cache evaluates what all callbacks read in one forward pass."""
 
+import copy
+
 import torch
 
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.query_cache import Query, close_query_caches, get_query_cache
+from lincorr_lightning.lm.query_cache import (
+    Query,
+    QueryCache,
+    close_query_caches,
+    get_query_cache,
+)
 
 
 def test_reads_and_prefetched_queries_share_one_forward(small_lm):
@@ -38,3 +45,28 @@ def test_reads_and_prefetched_queries_share_one_forward(small_lm):
     assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
     close_query_caches(run)
     assert get_query_cache(run, holder) is not cache
+
+
+def test_frozen_lms_in_half_precision_are_read_in_float32(small_lm: str) -> None:
+    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
+    exact = copy.deepcopy(half.model).float()
+    queries, tokens = [Query("name1 lives in the city of")], [5, 6, 7, 8]
+    (ours,) = QueryCache(half).read([(queries, tokens)], step=0)
+    ids = half.tokenizer(queries[0].prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = exact(input_ids=ids).logits[0, -1, tokens].double()
+        rounded = half.domain_logits([queries[0].prompt], tokens)[0]
+    torch.testing.assert_close(ours[0], expected, atol=1e-5, rtol=0)
+    assert (rounded - expected).abs().max() > 1e-3
+
+
+def test_trained_half_precision_weights_are_not_exchanged(small_lm: str) -> None:
+    """DistributedDataParallel's gradient hooks would be lost with them."""
+    lm = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
+    weight = lm.model.model.layers[0].mlp.down_proj.weight.requires_grad_()
+    called = []
+    accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]
+    accumulator.register_hook(lambda *_: called.append(True))
+    QueryCache(lm).read([([Query("name1 lives in the city of")], [5])], step=0)
+    weight.float().sum().backward()
+    assert called

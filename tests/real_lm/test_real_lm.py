@@ -1,0 +1,123 @@
+"""Checks on a pretrained LM, named in the environment variable LINCORR_REAL_LM.
+
+    export LINCORR_REAL_LM=$(python benchmarks/fetch_smollm2.py ~/.cache/lincorr)
+    pytest -m nightly tests/real_lm
+
+The bounds are those of SmolLM2-135M-Instruct (Q4_1, dequantized).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map import fit_linear_maps
+from lincorr_lightning.lm.vocabulary import sample_subjects
+
+NAME = os.environ.get("LINCORR_REAL_LM", "")
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not NAME, reason="LINCORR_REAL_LM names no LM (a folder or .gguf file)"),
+]
+
+
+def run(folder: Path, verb: str, config: str, *options: str) -> dict[str, Any]:
+    cli = lincorr(
+        [verb, "--config", f"configs/{config}.yaml", f"--model.lm.name_or_path={NAME}",
+         f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false", *options]
+    )  # fmt: skip
+    path = Path(cli.trainer.log_dir) / "results.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return LanguageModel.from_pretrained(NAME)
+
+
+@pytest.fixture(scope="module")
+def relation(lm: LanguageModel) -> TokenizedRelation:
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+
+
+def test_domain_logits_are_those_of_one_prompt_at_a_time(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> None:
+    subjects = sample_subjects(lm.tokenizer, 10)
+    for domain in (relation.source, relation.target):
+        prompts = [domain.knowledge.prompt(subject) for subject in subjects]
+        expected = []
+        for prompt in prompts:
+            ids = torch.tensor(
+                [[*lm.prefix, *lm.tokenizer(prompt, add_special_tokens=False).input_ids]]
+            )
+            with torch.no_grad():
+                expected.append(lm.model(input_ids=ids).logits[0, -1, domain.token_ids].double())
+        naive = torch.stack(expected)
+        error = (lm.domain_logits(prompts, domain.token_ids) - naive).abs().max()
+        assert error <= 1e-4 * naive.std()
+
+
+def test_w_and_b_are_those_of_scikit_learn(lm: LanguageModel, relation: TokenizedRelation) -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    subjects = sample_subjects(lm.tokenizer, 500)
+    x = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids).numpy()
+    y = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids).numpy()
+    (fitted,) = fit_linear_maps(lm, relation, subjects)
+    oracle = linear_model.LinearRegression().fit(x, y)
+    weight = fitted.weight(relation.name).numpy()
+    assert np.abs(weight - oracle.coef_).max() <= 1e-6 * np.abs(oracle.coef_).max()
+    np.testing.assert_allclose(fitted.bias(relation.name).numpy(), oracle.intercept_, rtol=1e-6)
+
+
+def test_auto_ridge_makes_w_readable_at_little_cost(tmp_path: Path) -> None:
+    """At least three times the plain map's Hit@1, for at most .02 of its r."""
+    found = {
+        ridge: run(
+            tmp_path, "fit", "linear_probe", f"--model.ridge={ridge}",
+            "--model.knowledge=[city, country]", "--data.seed=3",
+        )["pairs"][0]
+        for ridge in ("0", "auto")
+    }  # fmt: skip
+    plain, auto = found["0"], found["auto"]
+    hit = {name: pair["precision"]["influenced"]["1"] for name, pair in found.items()}
+    assert hit["auto"] >= 3 * hit["0"]
+    assert auto["label_mean"] >= plain["label_mean"] - 0.02
+
+
+EDITS = ("--data.n_edits=24", "--model.edits_per_step=8", "--model.forecast=false")
+
+
+@pytest.fixture(scope="module")
+def lora_edits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("lora"), "fit", "source_finetune_lora", *EDITS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradient_correlation_in_half_precision(
+    lora_edits: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    half = run(tmp_path, "fit", "source_finetune_lora", *EDITS, f"--model.lm.dtype={dtype}")
+    for name in ("gradient_correlation", "logit_correlation"):
+        assert half[name] == pytest.approx(lora_edits[name], abs=0.05)
+
+
+def test_full_fine_tuning_in_half_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float32"):
+        run(tmp_path, "fit", "source_finetune", *EDITS, "--model.lm.dtype=bfloat16")
+
+
+def test_edits_are_learned_and_generalize_above_chance(lora_edits: dict[str, Any]) -> None:
+    """The paper's city->country with a 3B LM: 53.7 % (table 5)."""
+    assert lora_edits["source_learned"] >= 0.95
+    assert lora_edits["generalized"] > lora_edits["random"] + 0.2
