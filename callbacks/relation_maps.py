@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -61,6 +61,7 @@ def load_or_fit_maps(
             maps = dict(zip(("plain", "auto"), fitted, strict=True))
         else:
             maps = {"given": _load(cache, relation, folder)}
+            warn_of_fit_subjects(folder, held_out)
         cache.shared[key] = RelationMaps(
             {name: each.weight(relation.name) for name, each in maps.items()},
             {name: each.bias(relation.name) for name, each in maps.items()},

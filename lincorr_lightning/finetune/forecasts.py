@@ -20,7 +20,7 @@ from lincorr_lightning.functional import (
     risk,
 )
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -151,6 +151,7 @@ def forecast_edits(
         mask[row, list(edit.reference)] = True
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
+        warn_of_fit_subjects(linear_map, subjects)
     else:
         others = sample_up_to(lm.tokenizer, n_subjects, excluding=subjects)
         fitted = fit_linear_maps(lm, relation, others, ridges)

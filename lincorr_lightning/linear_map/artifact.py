@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -347,3 +349,32 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         _fail_to_read(path, f"it is damaged or cut short ({error})")
+
+
+def read_fit_subjects(run: Path) -> set[str]:
+    """Return the subjects that a probe's run fitted its maps on; empty if it has no list of them.
+
+    Args:
+        run: Folder of the run, which holds ``tables/subjects.csv`` beside ``linear_map/``.
+    """
+    path = run / "tables" / "subjects.csv"
+    if not path.is_file():
+        return set()
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["subject"] for row in csv.DictReader(file) if row["half"] == "fit"}
+
+
+def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
+    """Warn if maps of a folder are scored on subjects that they were fitted on.
+
+    Args:
+        folder: Folder of the maps, ``linear_map/`` of a probe's run.
+        subjects: Subjects that the maps are scored on.
+    """
+    seen = read_fit_subjects(Path(folder).resolve().parent).intersection(subjects)
+    if seen:
+        rank_zero_warn(
+            f"{len(seen)} of {len(subjects)} subjects, such as {min(seen)!r}, are among those that "
+            f"the linear map {folder} was fitted on: scores on them are too good. Fit it on other "
+            "subjects (data.seed of the probe), or let this run fit one (linear_map null)."
+        )

@@ -24,6 +24,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
 
@@ -77,7 +78,7 @@ def find_checkpoint(config: LMConfig) -> Checkpoint:
         _check_folder(path)
         _check_no_revision(config, path, "folder")
         return Checkpoint(config, str(path), is_folder=True, is_online=False)
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         _check_gguf(path)
         _check_no_revision(config, path, "file")
         return Checkpoint(
@@ -203,7 +204,12 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     from transformers import AutoConfig
 
     hint = "Is the checkpoint complete, and its architecture known to this transformers version?"
-    if checkpoint.gguf_file is None and not checkpoint.config.trust_remote_code:
+    if checkpoint.gguf_file is not None:
+        hint = (
+            "If the file was cut short, download it again; if it is complete, this transformers "
+            "version may not know its architecture."
+        )
+    elif not checkpoint.config.trust_remote_code:
         hint += " If it comes with Python code that you trust, set lm.trust_remote_code."
     what = "config.json" if checkpoint.gguf_file is None else "the metadata"
     with _explained(checkpoint, what, lambda: hint):
@@ -251,6 +257,11 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         raise LanguageModelError(
             f"{name}: its largest token id is {largest}, and the LM has {vocab_size} tokens. Pass "
             "the tokenizer that the LM was trained with as lm.tokenizer."
+        )
+    if len(vocabulary) < _MIN_USED_FRACTION * vocab_size:
+        raise LanguageModelError(
+            f"{name}: it has {len(vocabulary):,} tokens, and the LM has {vocab_size:,}. Pass the "
+            "tokenizer that the LM was trained with as lm.tokenizer."
         )
     try:
         own = _read_tokenizer(checkpoint).get_vocab()
@@ -354,7 +365,7 @@ def _weights_hint(checkpoint: Checkpoint) -> str:
     from safetensors import SafetensorError, safe_open
 
     if checkpoint.gguf_file is not None:
-        return "Is the file complete? Compare its size, or download it again."
+        return "The file may be cut short: compare its size, or download it again."
     if checkpoint.is_folder:
         for path in sorted(Path(checkpoint.location).glob("*.safetensors")):
             try:

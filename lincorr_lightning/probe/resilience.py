@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch
@@ -19,7 +18,7 @@ from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import (
     RidgeSolver,
@@ -99,8 +98,13 @@ class MapResilience(FrozenLMModule):
         self.before: LanguageModel | None = None
         if before is not None:
             before = LMConfig(**before) if isinstance(before, Mapping) else before
-            if same_dtype:
-                before = replace(before, dtype=dtype_name(self.lm.dtype))
+            dtype = dtype_name(self.lm.dtype)
+            if same_dtype and before.dtype != dtype:
+                rank_zero_info(
+                    f"model.before is read in {dtype}, the dtype of model.lm, and not in "
+                    f"{before.dtype}; model.same_dtype false compares dtypes."
+                )
+                before = replace(before, dtype=dtype)
             self.before = LanguageModel(before)
         self.save_hyperparameters(ignore=["lm", "before"])
         configs = {"lm": self.lm.config, "before": self.before and self.before.config}
@@ -178,7 +182,7 @@ class MapResilience(FrozenLMModule):
         """Begin a test."""
         for metric in (*self.moments.values(), *self.moments_before.values()):
             metric.reset()  # type: ignore[operator]
-        self._fitted_on = set() if self._run is None else _read_fit_subjects(self._run)
+        self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
 
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
@@ -308,14 +312,6 @@ def score_resilience(
                 n_labels=layout.sizes[target],
             )
     return [pairs[pair] for pair in layout.pairs]
-
-
-def _read_fit_subjects(run: Path) -> set[str]:
-    path = run / "tables" / "subjects.csv"
-    if not path.is_file():
-        return set()
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["subject"] for row in csv.DictReader(file) if row["half"] == "fit"}
 
 
 def _read_label_means(run: Path) -> dict[str, float]:

@@ -61,7 +61,8 @@ def test_maps_carry_the_least_change_that_teaches_the_answer(
     lm, edits, relation, forecasts, name, fit
 ):
     cities, countries = relation.source, relation.target
-    inputs = sample_subjects(lm.tokenizer, 300)
+    edited = {edit.subject for edit in edits}
+    inputs = [x for x in sample_subjects(lm.tokenizer, 312) if x not in edited][:300]
     fit.fit(
         naive_logits(lm, [f"{x} lives in the city of" for x in inputs], cities.token_ids),
         naive_logits(lm, [f"{x} lives in the country of" for x in inputs], countries.token_ids),

@@ -21,7 +21,7 @@ from lincorr_lightning.results.results import Results, Table
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "
     "weight_reference weight_answer weight_max prior_reference prior_winner "
-    "probability_reference_before probability_reference_after cause completeness"
+    "probability_reference_before probability_reference_after cause completeness ambiguous"
 ).split()
 OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
 AFTER = ["France", "Spain", "France", "法国"]

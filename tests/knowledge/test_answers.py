@@ -46,7 +46,15 @@ def test_first_characters_are_no_labels_elsewhere():
     assert [dropped.reason for dropped in english.dropped] == ["subword"]
 
 
-def test_a_word_of_a_word_level_vocabulary_is_no_part_of_another():
+def test_latin_letters_are_no_label_in_a_script_without_spaces():
+    """They are a part of a word of their own."""
+    tokenizer = character_tokenizer()
+    found = label_answers(city("zh", "X京", "洛杉矶"), TokenReader(tokenizer))
+    assert found.texts == ["洛"]
+    assert [dropped.answer.text for dropped in found.dropped] == ["X京"]
+
+
+def test_a_word_of_a_word_level_vocabulary_is_not_part_of_another():
     backend = Tokenizer(
         models.WordLevel({"[UNK]": 0, "X": 1, "在": 2, "日本": 3, "语": 4}, "[UNK]")
     )

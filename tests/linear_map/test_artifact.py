@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.errors import LinearMapError, OutputError
 from lincorr_lightning.knowledge import Answer, Completeness, Knowledge, build_domain
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import (
+    LinearMap,
+    read_fit_subjects,
+    warn_of_fit_subjects,
+)
 from tests.toys import word_tokenizer
 
 CITIES = ["Paris", "Rome", "Tokyo"]
@@ -363,3 +368,16 @@ def test_labels_of_a_domain_fit_its_own_tokenizer(parts: dict[str, Any]) -> None
     LinearMap(**parts).check_labels(tokenizer)
     with pytest.raises(LinearMapError):
         LinearMap(**parts | {"token_ids": {"city": domain.token_ids[::-1]}}).check_labels(tokenizer)
+
+
+def test_scores_on_subjects_of_the_fit_half_are_warned_about(tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "subjects.csv").write_text("subject,half\nEmma,fit\nLeo,fit\nIda,test\n")
+    folder = str(tmp_path / "linear_map")
+    assert read_fit_subjects(tmp_path) == {"Emma", "Leo"}
+    with pytest.warns(UserWarning, match=r"1 of 2 subjects, such as 'Leo', .* fitted on"):
+        warn_of_fit_subjects(folder, ["Ida", "Leo"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_fit_subjects(folder, ["Ida"])
+        warn_of_fit_subjects(str(tmp_path / "elsewhere" / "linear_map"), ["Emma"])
