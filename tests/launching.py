@@ -2,13 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import torch
 from torch import multiprocessing
 from torch.distributed import TCPStore
@@ -117,21 +116,3 @@ def _join_run(rank: int, n: int, port: int) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     torch.set_num_threads(1)
-
-
-def quiet_trainer(folder: Path, callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
-    """Return a Trainer of one epoch on the CPU, without logger, checkpoints and progress bar.
-
-    Args:
-        folder: Its root directory.
-        callbacks: Its callbacks.
-        **options: Arguments of `Trainer` that replace these.
-    """
-    return L.Trainer(
-        **{
-            "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
-            "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
-            "default_root_dir": folder, "callbacks": list(callbacks),
-        }
-        | options
-    )  # fmt: skip

@@ -250,6 +250,10 @@ def save_toy_gguf(
     return model
 
 
+NO_FILES: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
+"""Options of a `quiet_trainer` that writes neither logs nor checkpoints."""
+
+
 def quiet_trainer(folder: Path, **options: Any) -> Any:
     """Return a CPU Trainer of one epoch that shows nothing and writes below a folder."""
     import lightning as L

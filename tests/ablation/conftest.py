@@ -13,10 +13,10 @@ from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
-from tests.launching import quiet_trainer
 
 # For test_token_embedding.py.
 from tests.lm.conftest import lm_folder, pytest_generate_tests, small  # noqa: F401
+from tests.toys import NO_FILES, quiet_trainer
 
 COMPOSE = PhaseSettings(epochs=3, batch_size=16, learning_rate=1e-2)
 LEARN = PhaseSettings(epochs=4, batch_size=8, learning_rate=1e-2)
@@ -35,7 +35,7 @@ def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         texts = PairedTextsDataModule(module.plan, **{"n_paired": 40, "n_new": 12} | (data or {}))
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
-        made = quiet_trainer(tmp_path, **options)
+        made = quiet_trainer(tmp_path, **NO_FILES | options)
         made.fit(module, texts, ckpt_path=ckpt_path)
         folder = max(tmp_path.glob("vocabulary_ablation/*"), key=lambda path: int(path.name[8:]))
         results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)

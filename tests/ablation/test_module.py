@@ -21,7 +21,8 @@ from lincorr_lightning.ablation.scores import baselines
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from tests.ablation.conftest import COMPOSE, LEARN
-from tests.launching import quiet_trainer, run_in_two
+from tests.launching import run_in_two
+from tests.toys import quiet_trainer
 
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
 
@@ -188,7 +189,7 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     module = VocabularyAblation(
         usual.module.plan.lm, mapping=["reference", "permuted"], compose=COMPOSE, learn=LEARN
     )
-    trainer = quiet_trainer(tmp_path / "plain")
+    trainer = quiet_trainer(tmp_path / "plain", logger=False, enable_checkpointing=False)
     steps = PhaseDataset(usual.data.corpus, module.plan.phases)
     trainer.fit(module, DataLoader(steps, batch_size=None))
     assert module.scores == usual.module.scores
@@ -199,7 +200,9 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     assert "train/loss" in trainer.callback_metrics
     other = VocabularyAblation(usual.module.plan.lm, seeds=[8])
     with pytest.raises(ConfigError, match=r"the texts are for the mappings.*plan=module\.plan"):
-        quiet_trainer(tmp_path).fit(other, DataLoader(steps, batch_size=None))
+        quiet_trainer(tmp_path, logger=False, enable_checkpointing=False).fit(
+            other, DataLoader(steps, batch_size=None)
+        )
 
 
 def test_uncomposed_is_a_run_that_skips_the_phase(ablate):

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.launching import quiet_trainer
-from tests.toys import save_toy_lm
+from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
 
 # Of the small LM's words; none of this is looked up in the package.
 PLACES = {
@@ -155,7 +154,9 @@ def naive() -> SimpleNamespace:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    return lambda *callbacks, **options: quiet_trainer(tmp_path, callbacks, **options)
+    return lambda *callbacks, **options: quiet_trainer(
+        tmp_path, callbacks=list(callbacks), **NO_FILES | options
+    )
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ import torch
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune import EditsDataModule, SourceFinetune, edit_dataset
 from lincorr_lightning.lm.config import LMConfig
-from tests.launching import quiet_trainer
 from tests.lm.conftest import pytest_generate_tests, small  # noqa: F401
+from tests.toys import NO_FILES, quiet_trainer
 
 
 class Recorder(L.Callback):
@@ -60,7 +60,7 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         edits = EditsDataModule(
             module.lm, schedule=module.edit_schedule, **{"n_edits": 5} | (data or {})
         )
-        made = quiet_trainer(tmp_path, **options)
+        made = quiet_trainer(tmp_path, **NO_FILES | options)
         made.fit(module, edits, ckpt_path=ckpt_path)
         folder = max(tmp_path.glob("source_finetune/*"), key=lambda path: int(path.name[8:]))
         results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
@@ -77,4 +77,4 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
     """A quiet Trainer that writes into the test's folder."""
-    return lambda **options: quiet_trainer(tmp_path, **options)
+    return lambda **options: quiet_trainer(tmp_path, **NO_FILES | options)

@@ -18,7 +18,7 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.launching import quiet_trainer
+from tests.toys import NO_FILES, quiet_trainer
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ class Taught(L.LightningModule):
 
 
 def trainer(**options):
-    return quiet_trainer(None, **{"max_epochs": 2} | options)
+    return quiet_trainer(None, **NO_FILES | {"max_epochs": 2} | options)
 
 
 def edits_for(module, schedule=None, **options):

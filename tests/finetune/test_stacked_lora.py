@@ -16,7 +16,7 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.launching import quiet_trainer
+from tests.toys import quiet_trainer
 
 N = 8
 RANK, ALPHA = 3, 7.0
@@ -399,7 +399,7 @@ def test_inside_a_lightning_module(small: SimpleNamespace, tmp_path: Path) -> No
     loader = torch.utils.data.DataLoader(
         [small.ids(small.prompts[1])] * 4, collate_fn=lambda x: x[0]
     )
-    quiet_trainer(tmp_path).fit(tuner, loader)
+    quiet_trainer(tmp_path, logger=False, enable_checkpointing=False).fit(tuner, loader)
     assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
     for name, parameter in tuner.adapters.named_parameters():
         assert not torch.equal(parameter, start[name])
