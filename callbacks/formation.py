@@ -21,7 +21,6 @@ from lincorr_lightning.functional import (
     summarize,
 )
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
-from lincorr_lightning.lm.vocabulary import usable_strings
 from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
@@ -153,13 +152,12 @@ class Formation(RelationCallback):
             for relation in self._relations.values()
             for domain in (relation.source, relation.target)
         }
-        n = min(self.n_subjects, len(usable_strings(tokenizer)))
-        if n < MIN_SUBJECTS:
+        self._subjects = self.sample_subjects(self.n_subjects)
+        if len(self._subjects) < MIN_SUBJECTS:
             raise SubjectsError(
-                f"Formation needs {MIN_SUBJECTS} subjects and has {n}: raise its n_subjects, or "
-                "take an LM with a larger vocabulary."
+                f"Formation needs {MIN_SUBJECTS} subjects and has {len(self._subjects)}: raise its "
+                "n_subjects, or take an LM with a larger vocabulary."
             )
-        self._subjects = self.sample_subjects(n)
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)

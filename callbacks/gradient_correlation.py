@@ -19,7 +19,7 @@ from lincorr_lightning.callbacks.relation_callback import (
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
-from lincorr_lightning.lm.modes import HALF_PRECISIONS
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precision
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
@@ -110,8 +110,9 @@ class GradientCorrelation(RelationCallback):
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects; without edits, sampled ones."""
-        sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
-        return self.subjects or sampled
+        if self.subjects or has_edits:
+            return self.subjects or []
+        return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     # -- measuring ---------------------------------------------------------------------------------
 
@@ -129,14 +130,13 @@ class GradientCorrelation(RelationCallback):
     def _warn_about_half_precision(self) -> None:
         """Warn where updates, or the change of logits by one step, are rounded away."""
         lm = self.cache.lm
-        trained = {p.dtype for p in lm.model.parameters() if p.requires_grad}
-        if trained.intersection(HALF_PRECISIONS):
+        if trained_in_half_precision(lm.model):
             rank_zero_warn(
                 "GradientCorrelation is unreliable: weights are trained in half "
                 "precision, which rounds away most of an update of a small learning rate. Train "
                 'float32 weights, with Trainer(precision="bf16-mixed") to compute in bfloat16.'
             )
-        elif (lm.is_sharded or lm.config.compile) and lm.dtype in HALF_PRECISIONS:
+        elif lm.dtype in HALF_PRECISIONS and not lm.can_widen:
             rank_zero_warn(
                 "GradientCorrelation is unreliable: a sharded or compiled LM in half precision is "
                 "read in half precision, which rounds away most of the change by one step. Set "

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,26 +212,20 @@ def nulls_as_config(args: Sequence[str]) -> list[str]:
         >>> nulls_as_config(["fit", "--data.subjects", "null", "--data.seed=1"])
         ['fit', '--config', '{"data": {"init_args": {"subjects": null}}}', '--data.seed=1']
     """
-    passed: list[str] = []
-    rest = list(args)
-    while rest:
-        argument = rest.pop(0)
-        key, equals, value = argument.partition("=")
-        group, _, name = key.partition(".")
-        path = name.removeprefix("init_args.").split(".")
-        if group not in ("--model", "--data") or not name or path[0] in ("help", "dict_kwargs"):
-            passed.append(argument)
-            continue
-        if not equals and rest[:1] and rest[0] in _NULLS:
-            value = rest.pop(0)
-        if value not in _NULLS:
-            passed.append(argument)
-            continue
-        piece: Any = None
-        for part in reversed([group.removeprefix("--"), "init_args", *path]):
-            piece = {part: piece}
-        passed += ["--config", json.dumps(piece)]
-    return passed
+    return _replace_options(args, _null_setting)
+
+
+def _null_setting(key: str, value: str) -> Any:
+    group, _, name = key.partition(".")
+    path = name.removeprefix("init_args.").split(".")
+    if group not in ("--model", "--data") or not name or path[0] in ("help", "dict_kwargs"):
+        return None
+    if value not in _NULLS:
+        return None
+    piece: Any = None
+    for part in reversed([group.removeprefix("--"), "init_args", *path]):
+        piece = {part: piece}
+    return piece
 
 
 def lm_files_as_config(args: Sequence[str]) -> list[str]:
@@ -243,23 +237,35 @@ def lm_files_as_config(args: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: The file cannot be read, or describes no LM.
     """
+    return _replace_options(args, _lm_of_file)
+
+
+def _lm_of_file(key: str, value: str) -> Any:
+    names = ("--model.lm", "--model.before")
+    if key.replace(".init_args", "") not in names or not value.endswith((".yaml", ".yml")):
+        return None
+    return {"model": {"init_args": {key.rpartition(".")[2]: _read_lm_file(value)}}}
+
+
+def _replace_options(args: Sequence[str], convert: Callable[[str, str], Any]) -> list[str]:
+    """Return a command line in which some options, with their values, are config.
+
+    Args:
+        args: The command line.
+        convert: Function from an option and its value to the config that replaces them; None leaves
+            them as they are.
+    """
     passed: list[str] = []
     rest = list(args)
     while rest:
         argument = rest.pop(0)
         key, equals, value = argument.partition("=")
-        if not equals and rest:
-            value = rest[0]
-        if key.replace(".init_args", "") not in (
-            "--model.lm",
-            "--model.before",
-        ) or not value.endswith((".yaml", ".yml")):
+        piece = convert(key, value if equals or not rest else rest[0])
+        if piece is None:
             passed.append(argument)
             continue
         if not equals:
             rest.pop(0)
-        name = key.rpartition(".")[2]
-        piece = {"model": {"init_args": {name: _read_lm_file(value)}}}
         passed += ["--config", json.dumps(piece)]
     return passed
 

@@ -23,6 +23,7 @@ from lincorr_lightning.lm.loading import (
     read_config,
     read_tokenizer,
 )
+from lincorr_lightning.lm.modes import dtype_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -75,7 +76,7 @@ class TokenEmbedding:
 
     @property
     def _dtype(self) -> str:
-        return str(self.weight.dtype).removeprefix("torch.")
+        return dtype_name(self.weight.dtype)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.linear_layers import target_layers
-from lincorr_lightning.lm.modes import HALF_PRECISIONS
+from lincorr_lightning.lm.modes import trained_in_half_precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,9 +76,8 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     finally:
         torch.set_rng_state(stream)
     # Half-precision adapters would round small updates away.
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in HALF_PRECISIONS:
-            parameter.data = parameter.data.float()
+    for parameter in trained_in_half_precision(model):
+        parameter.data = parameter.data.float()
 
 
 def trained_names(module: nn.Module) -> list[str]:

@@ -28,7 +28,12 @@ from lincorr_lightning.lm.head import (
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
-from lincorr_lightning.lm.modes import dtype_name, evaluating, float32_forward
+from lincorr_lightning.lm.modes import (
+    dtype_name,
+    evaluating,
+    float32_forward,
+    trained_in_half_precision,
+)
 from lincorr_lightning.lm.sharding import shard
 from lincorr_lightning.lm.shared_prefixes import (
     Plan,
@@ -185,6 +190,11 @@ class LanguageModel(nn.Module):
         """Whether the LM is sharded over ranks."""
         return self._batches.rank_sync is not None
 
+    @property
+    def can_widen(self) -> bool:
+        """Whether frozen half-precision weights can compute in float32: not sharded or compiled."""
+        return not (self.is_sharded or self.config.compile)
+
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
 
@@ -338,7 +348,7 @@ class LanguageModel(nn.Module):
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
         precise: AbstractContextManager[None] = nullcontext()
-        if in_float32 and not (self.is_sharded or self.config.compile):
+        if in_float32 and self.can_widen and not trained_in_half_precision(self.model):
             # The rows of the head are read in float64 anyway.
             skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
             precise = float32_forward(self.model, skip)

@@ -34,6 +34,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+def trained_in_half_precision(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained in half precision."""
+    return [p for p in model.parameters() if p.requires_grad and p.dtype in HALF_PRECISIONS]
+
+
 @contextmanager
 def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator[None]:
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
@@ -42,14 +47,11 @@ def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator
     precision can round away the change of logits by one optimizer step.
 
     Args:
-        model: The model, neither sharded nor compiled. Float32 weights stay as they are. If
-            half-precision weights are trained, the model computes in its own precision: exchanging
-            their data would detach the gradient hooks of DistributedDataParallel.
+        model: The model, neither sharded nor compiled. Float32 weights stay as they are.
+            Half-precision weights must not be in training: exchanging their data would detach the
+            gradient hooks of DistributedDataParallel.
         skip: Submodule to leave as it is, such as a head that is read otherwise.
     """
-    if any(p.requires_grad and p.dtype in HALF_PRECISIONS for p in model.parameters()):
-        yield
-        return
     originals: dict[nn.Parameter, Tensor] = {}
     handles = []
     for module in _units(model, skip):

@@ -92,7 +92,7 @@ def count_subjects(
     tokenizer: PreTrainedTokenizerBase, words_per_subject: int = 1, kind: SubjectKind = "any"
 ) -> int:
     """Return how many subjects `sample_subjects` can sample."""
-    return math.prod(map(len, _parts(tokenizer, words_per_subject, kind)))
+    return _count(_parts(tokenizer, words_per_subject, kind))
 
 
 def sample_subjects(
@@ -122,7 +122,7 @@ def sample_subjects(
         ConfigError: `words_per_subject` is below 1, or other than 1 with names.
     """
     parts = _parts(tokenizer, words_per_subject, kind)
-    available = math.prod(map(len, parts))
+    available = _count(parts)
     if n > available:
         what = {
             "any": f"the vocabulary has {available} subjects of {words_per_subject} string(s)",
@@ -131,8 +131,17 @@ def sample_subjects(
         }[kind]
         more = "" if kind == "names" else " or raise words_per_subject"
         raise SubjectsError(f"n_subjects is {n}, but {what}. Lower n_subjects{more}.")
+    return _draw(parts, n, seed)
+
+
+def _count(parts: list[list[str]]) -> int:
+    return math.prod(map(len, parts))
+
+
+def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
+    """Draw subjects from the strings of each part, without replacement."""
     subjects = []
-    for index in _sample(available, n, seed):
+    for index in _sample(_count(parts), n, seed):
         words = []
         for part in parts:
             index, word = divmod(index, len(part))
@@ -178,8 +187,8 @@ def sample_up_to(
         SubjectsError: Fewer than `MIN_FITTED` subjects remain.
     """
     excluded = set(excluding)
-    n_sampled = min(n + len(excluded), count_subjects(tokenizer, kind=kind))
-    sample = sample_subjects(tokenizer, n_sampled, seed=seed, kind=kind)
+    parts = _parts(tokenizer, 1, kind)
+    sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)
     others = [subject for subject in sample if subject not in excluded]
     if excluded and len(others) < MIN_FITTED:
         raise SubjectsError(
