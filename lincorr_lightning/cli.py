@@ -141,7 +141,7 @@ def console() -> None:
         main()
     except LincorrError as error:
         sys.stderr.write(f"lincorr: error: {error}\n")
-        sys.exit(1)
+        sys.exit(error.exit_status)
     except RuntimeError as error:
         # Messages of gloo and NCCL about another process; its own error is on the screen.
         if not any(sign in str(error) for sign in ("closed by peer", "remote process exited")):

@@ -11,7 +11,14 @@ import operator
 
 
 class LincorrError(Exception):
-    """Base class of all errors that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose.
+
+    Attributes:
+        exit_status: Status with which the program ends: 2 for a wrong command line or config, else
+            1. What is refused before the Trainer runs counts as the former.
+    """
+
+    exit_status = 1
 
 
 class KnowledgeError(LincorrError):
@@ -40,6 +47,8 @@ class NonFiniteError(LincorrError):
 
 class ConfigError(LincorrError):
     """Settings contradict each other, or the study cannot run with them."""
+
+    exit_status = 2
 
 
 class SparseAutoencoderError(LincorrError):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
-from jsonargparse import set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 
 # Imported, so that their classes can be named without a module path.
 import lincorr_lightning.ablation
@@ -27,12 +35,19 @@ import lincorr_lightning.probe
 import lincorr_lightning.sae.module
 from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
-from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
+from lincorr_lightning.config_files import check_configs, read_config, use_checked_loader
+from lincorr_lightning.errors import (
+    ConfigError,
+    LanguageModelError,
+    LincorrError,
+    OutputError,
+    require,
+)
 from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.option_errors import OptionParser
+from lincorr_lightning.option_errors import OptionParser, explain, sections_of
 from lincorr_lightning.results.console import describe_run
 from lincorr_lightning.results.run_folder import (
     RunLogger,
@@ -41,7 +56,26 @@ from lincorr_lightning.results.run_folder import (
     set_run_name,
     study_name,
 )
+from lincorr_lightning.safe_configs import allow_known_classes_only, check_settings
 from lincorr_lightning.version import __version__
+
+# Ranges of Trainer settings that Lightning does not check.
+_TRAINER_RANGES: dict[str, dict[str, float]] = {
+    "accumulate_grad_batches": {"at_least": 1},
+    "check_val_every_n_epoch": {"at_least": 1},
+    "gradient_clip_val": {"at_least": 0},
+    "log_every_n_steps": {"at_least": 0},
+    "min_epochs": {"at_least": 0},
+    "min_steps": {"at_least": 0},
+    "val_check_interval": {"above": 0},
+}
+SAFE = "--safe"
+_CONFIGS_ARE_CODE = (
+    f"A config is code: the classes that it names are imported and made. Pass {SAFE} with a config "
+    "that you do not trust; it allows only classes of this package, Lightning and torch, and no "
+    "code of an LM."
+)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -93,12 +127,60 @@ class LincorrCLI(LightningCLI):
             apply_on="instantiate",
         )  # fmt: skip
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the command line without `--safe`, which holds before parsing begins."""
+        del args
+        arguments = [each for each in sys.argv[1:] if each != SAFE]
+        sections = {
+            name for each in self._subcommand_parsers.values() for name in sections_of(each)
+        }
+        check_configs(arguments, sections | self.subcommands().keys())
+        self.config = parser.parse_args(arguments)
+
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, bool):
+            require("seed_everything", seed, at_least=0, at_most=2**32 - 1)
+        super()._set_seed()
+
     def before_instantiate_classes(self) -> None:
-        """Look for the checkpoint before anything is loaded."""
-        path = self._get(self.config, "ckpt_path")
-        is_file = path and path not in ("best", "last", "hpc") and "://" not in path
+        """Check the settings that no study checks, before anything is loaded."""
+        config = self._get_config()
+        if SAFE in sys.argv:
+            check_settings(_leaves(config))
+        # Lightning would run the code of a checkpoint that it downloads.
+        if config.weights_only is None:
+            config.weights_only = True
+        for key, value in _leaves(config):
+            if key.rpartition(".")[2] in ("seed", "seeds"):
+                _require_seeds(key, value)
+        for name, allowed in _TRAINER_RANGES.items():
+            value = config.trainer.get(name)
+            if isinstance(value, (int, float)):
+                require(f"trainer.{name}", value, **allowed)
+        self._check_folders(config)
+        check_datamodule(_class_of(config.model), _class_of(config.data))
+        path = config.get("ckpt_path")
+        if path == "":
+            raise ConfigError("--ckpt_path is empty. Pass the file of a checkpoint.")
+        if path == "best":
+            raise ConfigError("--ckpt_path best has no meaning in a new run. Pass the file.")
+        is_file = path and path not in ("last", "hpc") and "://" not in path
         if is_file and not Path(path).exists():
             raise ConfigError(f"--ckpt_path {path} does not exist.")
+
+    def _get_config(self) -> Namespace:
+        """Return the settings of the command."""
+        config: Namespace = self.config[self.subcommand]
+        return config
+
+    @staticmethod
+    def _check_folders(config: Namespace) -> None:
+        name, root = Path(config.name or ""), config.trainer.default_root_dir
+        if name.is_absolute() or ".." in name.parts:
+            raise ConfigError(f"--name {name} leaves trainer.default_root_dir. Pass a plain name.")
+        if "\0" in f"{name}{root}":
+            raise ConfigError("--name or trainer.default_root_dir has a null character.")
 
     def _parse_ckpt_path(self) -> None:
         """Do not let the checkpoint's hyper-parameters override the config.
@@ -108,21 +190,30 @@ class LincorrCLI(LightningCLI):
         """
 
     def instantiate_classes(self) -> None:
-        """Make the study and its data, with their own error messages."""
+        """Make the study, its data and the Trainer, with their own error messages.
+
+        Raises:
+            LincorrError: A setting is wrong.
+        """
         try:
             super().instantiate_classes()
-        except ValueError as error:
-            cause: BaseException | None = error
-            while cause is not None:
-                if isinstance(cause, LincorrError):
-                    raise cause from None
-                cause = cause.__cause__
-            raise
+        except Exception as error:
+            refused = next((e for e in _causes(error) if isinstance(e, LincorrError)), None)
+            if refused is None and _is_of_a_library(error):
+                *_, first = _causes(error)
+                refused = ConfigError(explain(str(first), ()))
+            if refused is None:
+                raise
+            if not isinstance(refused, OutputError):
+                refused.exit_status = 2
+            raise refused from None
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
-        config["callbacks"] = [*(config["callbacks"] or []), AbortOnRankFailure(), OOMHint()]
+        callbacks = config["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        config["callbacks"] = [*callbacks, AbortOnRankFailure(), OOMHint()]
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
@@ -139,6 +230,75 @@ class LincorrCLI(LightningCLI):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
 
     after_fit = after_validate = after_test = after_predict = _describe
+
+
+def check_datamodule(
+    module: type[L.LightningModule], datamodule: type[L.LightningDataModule]
+) -> None:
+    """Refuse a datamodule whose batches are those of another study.
+
+    Studies and datamodules of this package name their batch as `batch_type`. Others do not: what
+    they yield is known when they run.
+
+    Raises:
+        ConfigError: The batches differ; the message names a datamodule that fits.
+    """
+    wanted, given = (getattr(part, "batch_type", None) for part in (module, datamodule))
+    if wanted is None or given is None or issubclass(given, wanted):
+        return
+    fitting = next(
+        (d.__name__ for d in L.LightningDataModule.__subclasses__()
+         if getattr(d, "batch_type", None) is wanted),
+        f"one that yields {wanted.__name__}",
+    )  # fmt: skip
+    raise ConfigError(
+        f"{datamodule.__name__} yields {given.__name__}, but {module.__name__} takes "
+        f"{wanted.__name__}. Use --data {fitting}."
+    )
+
+
+def _class_of(config: Namespace) -> type[Any]:
+    module, _, name = config.class_path.rpartition(".")
+    kind: type[Any] = getattr(importlib.import_module(module), name)
+    return kind
+
+
+def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config with their keys, as ``data.seed``."""
+    if isinstance(config, Namespace):
+        config = vars(config)
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            # The user's keys have no init_args.
+            yield from _leaves(value, prefix if name == "init_args" else f"{prefix}.{name}")
+    elif isinstance(config, list) and any(isinstance(each, Namespace) for each in config):
+        for each in config:
+            yield from _leaves(each, prefix)
+    else:
+        yield prefix.removeprefix("."), config
+
+
+def _require_seeds(key: str, value: Any) -> None:
+    for seed in value if isinstance(value, list) else [value]:
+        if isinstance(seed, int) and not isinstance(seed, bool):
+            require(key, seed, at_least=0, at_most=2**63 - 1)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _is_of_a_library(error: BaseException) -> bool:
+    """Return whether Lightning or jsonargparse refuses a setting; a user's own class may not."""
+    *_, first = _causes(error)
+    traceback = first.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    return module.partition(".")[0] in ("lightning", "jsonargparse")
 
 
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
@@ -168,15 +328,21 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
 
     Raises:
         LanguageModelError: A training step does not fit the memory.
+        ConfigError: A config cannot be read, or Lightning refuses a setting.
+        OutputError: The disk is full.
         LincorrError: Error of the study.
         SystemExit: The command line cannot be parsed.
     """
     _silence_expected_warnings()
     # The help texts of settings such as those of the LM stand below their fields.
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    use_checked_loader()
     args = lm_files_as_config(nulls_as_config(args))
+    if SAFE in args:
+        allow_known_classes_only()
     # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
+    hook, threading.excepthook = threading.excepthook, _report_thread
     try:
         return LincorrCLI(
             L.LightningModule,
@@ -188,15 +354,32 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
             seed_everything_default=0,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={"prog": "lincorr"},
+            parser_kwargs={"prog": "lincorr"}
+            | {name: {"description": _CONFIGS_ARE_CODE} for name in LightningCLI.subcommands()},
         )
     except (RuntimeError, MemoryError) as error:
         note = memory_note(error)
         if note is None:
             raise
         raise LanguageModelError(note) from error
+    except MisconfigurationException as error:
+        raise ConfigError(explain(str(error), ())) from error
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise OutputError(
+            f"cannot write {error.filename or 'a file of the run'}: the disk is full. Free some "
+            "space, or choose another folder with --trainer.default_root_dir."
+        ) from error
     finally:
         sys.argv = own
+        threading.excepthook = hook
+
+
+def _report_thread(args: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, unless its error is also raised in the main thread."""
+    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _DISK_FULL):
+        threading.__excepthook__(args)
 
 
 _NULLS = {"null", "Null", "NULL", "~"}
@@ -271,11 +454,7 @@ def _replace_options(args: Sequence[str], convert: Callable[[str, str], Any]) ->
 
 
 def _read_lm_file(path: str) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"the LM's file {path} cannot be read: {error}.") from error
-    found = content
+    found: Any = read_config(path)
     for key in ("model", "init_args", "lm"):
         found = found.get(key) if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""Error messages for unknown options and classes: the new name, or the most similar one."""
+"""Error messages for wrong options, classes and values, in one line and the user's words."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ _OPTION_ERRORS = (
 )
 
 
+# Longer messages of libraries are cut.
+_MAX_LENGTH = 400
+
+
 class OptionParser(LightningArgumentParser):
     """Parser that names the nearest option in one line, instead of listing all of them."""
 
@@ -74,8 +78,13 @@ class OptionParser(LightningArgumentParser):
         self.exit(2)
 
 
+def sections_of(parser: LightningArgumentParser) -> set[str]:
+    """Return the keys that a config of a command may have."""
+    return {action.dest.partition(".")[0] for action in parser._actions}
+
+
 def explain(message: str, options: Collection[str], args: Sequence[str] = ()) -> str:
-    """Return one line about an unknown option or class; other messages are returned as they are.
+    """Return one line about a wrong option, class or value.
 
     Args:
         message: Message of jsonargparse.
@@ -98,7 +107,7 @@ def explain(message: str, options: Collection[str], args: Sequence[str] = ()) ->
             option = ".".join(match.groups()).replace("init_args.", "")
             class_path = _first(r"Problem with given class_path '([^']+)'", message)
             return _explain_option(option, key, class_path, options, args)
-    return message
+    return _explain_value(message, args)
 
 
 def _first(pattern: str, text: str) -> str:
@@ -106,13 +115,117 @@ def _first(pattern: str, text: str) -> str:
     return match[1] if match else ""
 
 
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list, such as [a, b]",
+    "tuple": "a list, such as [a, b]",
+    "collections.abc.Iterable": "a list, such as [a, b]",
+    "dict": "a mapping, such as {a: 1}",
+    "NoneType": "null",
+}
+_CLASSES = {
+    "LightningModule": "a study",
+    "LightningDataModule": "a datamodule",
+    "Callback": "a callback",
+    "Logger": "a logger",
+}
+"""Types and base classes as a user would call them."""
+
+
+def _explain_value(message: str, args: Sequence[str]) -> str:
+    """Return one line about a value of a wrong type, or else the message in one line."""
+    if "subcommand" in message:
+        return "name a command first: lincorr fit, validate, test, predict, audit or report."
+    if "argument after ** must be a mapping" in message:
+        return "a group of settings, such as model.lm, is null. Leave it out for its defaults."
+    key, reason = _deepest(message)
+    refused = _first(r"Importing '([^']+)' is not allowed", message)
+    if refused:
+        return (
+            f"--safe refuses {refused}{_origin(refused, args)}: it is no class of this package, "
+            "Lightning or torch that a config may name. Leave --safe out if you trust the config."
+        )
+    missing = _first(r"the following arguments are required: ([^\n]+)", message)
+    if missing in ("model", "data") or re.search(r"\.(model|data)$", missing):
+        names = " and ".join(f"--{each.rpartition('.')[2]}" for each in missing.split(", "))
+        return f"{names} is missing. Pass a study's config, such as configs/linear_probe.yaml."
+    if missing:
+        owner = _first(r"Problem with given class_path '([^']+)'", message).rpartition(".")[2]
+        return f"{key}: {owner or 'the command'} needs {missing}."
+    if "No module named" in reason:
+        path = _first(r"class_path '([^']+)'", reason)
+        return f"{key}: {path} cannot be imported{_origin(path, args)}. Give it as module.Class."
+    kind = _first(r"subclass of (\w+)", reason)
+    value = _value(message, reason)
+    if kind:
+        owner = _CLASSES.get(kind, f"a {kind}")
+        return f"{key} is {value}, which is not {owner}. Give a class, or class_path and init_args."
+    where = _origin(key.rpartition(".")[2], args)
+    if "Unable to load config" in reason:
+        unread = _first(r"Unable to load config ['\"](.*)['\"]", reason)
+        return f"{key} is {unread}{where}; it must be a mapping of settings, or a file of them."
+    wanted = _types(reason)
+    if key and wanted:
+        return f"{key} is {value}{where}; it must be {wanted}."
+    return _one_line(f"{key}: {reason}" if key else message)
+
+
+def _deepest(message: str) -> tuple[str, str]:
+    """Return the full key that jsonargparse refuses, and what it says about its value."""
+    parts: list[str] = []
+    indent, reason = -1, message
+    for found in re.finditer(r'^([ -]*)Parser key "([^"]+)":', message, re.MULTILINE):
+        if len(found[1]) <= indent:
+            break
+        indent, reason = len(found[1]), message[found.end() :]
+        if not parts or parts[-1] != found[2]:
+            parts.append(found[2])
+    lines = reason.split("\n")
+    inner = [line for line in lines[1:] if len(line) - len(line.lstrip()) > indent]
+    return ".".join(parts), "\n".join([lines[0], *inner])
+
+
+def _value(message: str, reason: str) -> str:
+    value = _first(r"Got value: (.*)", reason) or _first(r"Given value: (.*)", message)
+    nested = _first(r"^NestedArg\(key='[^']*', val=(.*)\)$", value)
+    value = nested.strip("'") or value
+    if not value or "Namespace(" in value or len(value) > 100:
+        return "not right" if value else "empty"
+    return value
+
+
+def _types(reason: str) -> str:
+    found: dict[str, None] = {}
+    for name in re.findall(r"Expected an? (<class '[^']+'>|typing\.Literal\[[^\]]*\])", reason):
+        if name.startswith("typing"):
+            found |= dict.fromkeys(each.strip("' ") for each in name[15:-1].split(","))
+        else:
+            found[_TYPES.get(name[8:-2], f"a {name[8:-2].rpartition('.')[2]}")] = None
+    if "a number" in found:
+        found.pop("a whole number", None)
+    # A value may also be null wherever a class may be left out.
+    if not found:
+        return ""
+    *others, last = found if found.keys() != {"null"} else ["a class with its settings"]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _one_line(text: str) -> str:
+    text = re.sub(r"<(?:\w+\.)*(\w+) object at 0x\w+>", r"\1", text)
+    text = " ".join(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).split())
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} …"
+
+
 def _explain_class(name: str, key: str, args: Sequence[str]) -> str:
     if name in RENAMED_CLASSES:
         return f"{name} is now {RENAMED_CLASSES[name]}{_origin(name, args)}."
+    bases = {"model": L.LightningModule, "data": L.LightningDataModule}
     known = {
         kind.__name__
-        for base in (L.LightningModule, L.LightningDataModule, L.Callback)
-        for kind in _subclasses(base)
+        for kind in _subclasses(bases.get(key, L.Callback))
         if kind.__module__.startswith("lincorr_lightning")
     }
     where = f"{key}: there is no class {name}{_origin(name, args)}"
@@ -130,13 +243,14 @@ def _explain_option(
     if new and (not own or new in {one.rpartition(".")[2] for one in own}):
         renamed = ".".join(part for part in (key, head, new) if part)
         return f"{full} is now {renamed}{_origin(last, args)}."
-    where = f"there is no option {full}{_origin(last, args)}"
-    if not class_path:
-        # A group that is written wrongly: model, data, trainer.
-        group, dot, rest = option.partition(".")
-        groups = {one.partition(".")[0] for one in options}
+    group, dot, rest = option.partition(".")
+    groups = {one.partition(".")[0] for one in options}
+    # A group that is written wrongly: model, data, trainer.
+    is_wrong_group = bool(dot) and not class_path and group not in groups
+    where = f"there is no option {full}{_origin(group if is_wrong_group else last, args)}"
+    if is_wrong_group:
         near = difflib.get_close_matches(group, groups, 1)
-        if dot and group not in groups and near:
+        if near:
             return f"{where}; did you mean {near[0]}.{rest}?"
     prefix = f"{key}." if class_path else ""
     fallback = "; `lincorr COMMAND --help` lists them."
@@ -154,7 +268,7 @@ def _origin(name: str, args: Sequence[str]) -> str:
     """Name the config file that has an option or class, unless the command line has it."""
     if any(re.search(rf"\b{re.escape(name)}\b", arg) for arg in args if not arg.endswith(".yaml")):
         return ""
-    for arg in args:
+    for arg in reversed(args):
         path = Path(arg.rpartition("=")[2])
         if path.suffix in (".yaml", ".yml") and path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lightning as L
 
-from lincorr_lightning.ablation.batches import PairedCorpus, PhaseDataset, TrainingPlan
+from lincorr_lightning.ablation.batches import PairedCorpus, PhaseDataset, TextBatch, TrainingPlan
 from lincorr_lightning.ablation.mappings import pair_labels
 from lincorr_lightning.ablation.paired_texts import read_paired_texts, resolve_texts, sample_texts
 from lincorr_lightning.data.resumable_loader import ResumableLoader
@@ -39,6 +39,8 @@ class PairedTextsDataModule(L.LightningDataModule):
         SubjectsError: The file of texts cannot be used; the message names the line.
         ConfigError: A setting is out of range.
     """
+
+    batch_type = TextBatch
 
     def __init__(
         self,

@@ -55,10 +55,10 @@ class PhaseSettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        require("epochs of a phase", self.epochs, at_least=0)
-        require("batch_size of a phase", self.batch_size, at_least=1)
-        require("learning_rate of a phase", self.learning_rate, at_least=0)
-        require("weight_decay of a phase", self.weight_decay, at_least=0)
+        lowest = {"epochs": 0, "batch_size": 1, "learning_rate": 0, "weight_decay": 0}
+        for name, least in lowest.items():
+            names = f"model.compose.{name} or model.learn.{name}"
+            require(names, getattr(self, name), at_least=least)
 
 
 class VocabularyAblation(L.LightningModule):
@@ -94,6 +94,8 @@ class VocabularyAblation(L.LightningModule):
     Raises:
         ConfigError: A setting is out of range.
     """
+
+    batch_type = TextBatch
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class SubjectsDataModule(L.LightningDataModule):
             file.
     """
 
+    batch_type = SubjectBatch
+
     def __init__(
         self,
         lm: LanguageModel | None = None,

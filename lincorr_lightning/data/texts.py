@@ -191,6 +191,8 @@ class TextsDataModule(L.LightningDataModule):
         ConfigError: A number is out of range.
     """
 
+    batch_type = TokenRows
+
     def __init__(
         self,
         lm: LanguageModel | None = None,

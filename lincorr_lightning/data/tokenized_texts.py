@@ -79,6 +79,8 @@ class TokenizedTextDataModule(L.LightningDataModule):
         ConfigError: A number is out of range.
     """
 
+    batch_type = TokenBatch
+
     def __init__(
         self,
         lm: LanguageModel | None = None,

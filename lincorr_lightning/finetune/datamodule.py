@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
@@ -37,12 +37,13 @@ class EditsDataModule(L.LightningDataModule):
     Args:
         lm: The LM that is taught; the program `lincorr` passes that of the study.
         relation: Source that is taught and target that should follow, as ``city->country``.
-        n_edits: Number of sampled edits.
+        n_edits: Number of sampled edits, and the most that are taken from `edits_file`; null takes
+            all of the file.
         subjects: Subjects of sampled edits, each used at most once; null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: JSONL or CSV file with ``subject`` and ``answer``, and ``reference`` where it is
-            not the relation's; all edits are used, in their order.
+            not the relation's; the first `n_edits` are used, in their order.
         batch_size: Edits per step if there is no `schedule`.
         subwords: Whether answers whose first token is only the beginning of a word are target
             labels too; outcomes are then also reported by completeness (paper, appendix K).
@@ -57,11 +58,13 @@ class EditsDataModule(L.LightningDataModule):
         ConfigError: A setting is out of range, or two contradict each other.
     """
 
+    batch_type = EditBatch
+
     def __init__(
         self,
         lm: LanguageModel | None = None,
         relation: str = "city->country",
-        n_edits: int = 150,
+        n_edits: int | None = 150,
         subjects: list[str] | None = None,
         subject_kind: SubjectKind = "any",
         edits_file: str | None = None,
@@ -72,7 +75,10 @@ class EditsDataModule(L.LightningDataModule):
         schedule: EditSchedule | None = None,
     ) -> None:
         super().__init__()
-        require("data.n_edits", n_edits, at_least=1)
+        if n_edits is not None:
+            require("data.n_edits", n_edits, at_least=1)
+        elif edits_file is None:
+            raise ConfigError("data.n_edits is null; sampled edits need a number.")
         require("data.batch_size", batch_size, at_least=1)
         require("data.seed", seed, at_least=0)
         if subjects is not None and edits_file is not None:
@@ -121,7 +127,13 @@ class EditsDataModule(L.LightningDataModule):
                 settings["relation"], self._catalogue, tokenizer, settings["subwords"]
             )
             if settings["edits_file"] is not None:
-                self._raw = read_edits(settings["edits_file"])
+                raw = read_edits(settings["edits_file"])
+                self._raw = raw[: settings["n_edits"]]
+                if len(self._raw) < len(raw):
+                    rank_zero_warn(
+                        f"{settings['edits_file']} has {len(raw)} edits, and data.n_edits takes "
+                        f"the first {len(self._raw)}; null takes all."
+                    )
                 resolve_labels(self._raw, relation, tokenizer)
             else:
                 relation.require_reference()

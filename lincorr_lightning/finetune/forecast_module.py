@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.finetune.batches import EditDataset
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.first_order import LEAD
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import forecast_results
@@ -43,6 +43,7 @@ class EditForecast(FrozenLMModule):
     """
 
     study = "forecast"
+    batch_type = EditBatch
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class SourceFinetune(L.LightningModule):
         ConfigError: Settings contradict each other.
     """
 
+    batch_type = EditBatch
+
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
@@ -184,6 +186,11 @@ class SourceFinetune(L.LightningModule):
                 "trainer.accumulate_grad_batches is "
                 f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
                 "step per batch. Leave it at 1, or set model.protocol to joint."
+            )
+        if self.is_independent and self.trainer.max_epochs == self.trainer.max_steps == -1:
+            raise ConfigError(
+                "trainer.max_epochs is -1, so the run would never end; independent edits are "
+                "trained in one epoch. Set it to 1."
             )
         prepare_run_folder(self.trainer)
 

@@ -96,6 +96,7 @@ class FeatureFlow(FrozenLMModule):
     """
 
     study = "feature_flow"
+    batch_type = TokenRows
 
     def __init__(
         self,

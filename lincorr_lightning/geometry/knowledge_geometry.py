@@ -77,6 +77,8 @@ class KnowledgeGeometry(FrozenLMModule):
         LanguageModelError: The LM cannot be read.
     """
 
+    batch_type = SubjectBatch
+
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)

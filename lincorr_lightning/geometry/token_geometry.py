@@ -65,6 +65,8 @@ class TokenGeometry(FrozenLMModule):
         LanguageModelError: The LM cannot be read.
     """
 
+    batch_type = TokenBatch
+
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)

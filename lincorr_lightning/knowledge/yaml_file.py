@@ -164,6 +164,8 @@ class _Unquoted:
     def __str__(self) -> str:
         return self.written
 
+    __repr__ = __str__
+
 
 class _Loader(_SafeLoader):
     """Safe loader that refuses repeated keys and keeps unquoted scalars as they are written."""

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -42,8 +42,12 @@ class ShardedStrategy(ModelParallelStrategy):
         """Resolve ``auto`` sizes.
 
         Raises:
-            ConfigError: The product of the sizes is not the world size.
+            ConfigError: A size is below 1, or their product is not the world size.
         """
+        for name in ("data_parallel_size", "tensor_parallel_size"):
+            size = getattr(self, f"_{name}")
+            if size != "auto":
+                require(f"trainer.strategy.{name}", size, at_least=1)
         n = self.num_nodes * self.num_processes
         tensor = self._tensor_parallel_size
         if tensor == "auto":

@@ -52,6 +52,8 @@ class CorpusDataModule(L.LightningDataModule):
         ConfigError: A setting is out of range.
     """
 
+    batch_type = PackedBatch
+
     def __init__(
         self,
         world: WorldConfig | None = None,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.pretraining.corpus import Corpus
 
@@ -45,7 +45,7 @@ class LlamaSize:
         context: Longest text in tokens.
 
     Raises:
-        ConfigError: The width is not divisible by the number of heads.
+        ConfigError: A size is not above 0, or the heads do not divide the width.
     """
 
     hidden_size: int = 256
@@ -57,7 +57,10 @@ class LlamaSize:
     context: int = 64
 
     def __post_init__(self) -> None:
-        """Check that the heads divide the width."""
+        """Check the sizes, and that the heads divide the width."""
+        for name, value in asdict(self).items():
+            # Without a spread, all weights are the same and none learns alone.
+            require(f"model.size.{name}", value, above=0)
         if self.hidden_size % self.n_heads:
             raise ConfigError(
                 f"model.size.hidden_size is {self.hidden_size}, which model.size.n_heads "

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
@@ -68,6 +68,8 @@ class Pretraining(L.LightningModule):
         ConfigError: A setting has no meaning.
     """
 
+    batch_type = PackedBatch
+
     def __init__(
         self,
         size: LlamaSize | None = None,
@@ -86,6 +88,12 @@ class Pretraining(L.LightningModule):
             raise ConfigError(
                 f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
             )
+        require("model.learning_rate", learning_rate, above=0)
+        require("model.mixing_learning_rate", mixing_learning_rate, above=0)
+        require("model.weight_decay", weight_decay, at_least=0)
+        require("model.off_target_penalty", off_target_penalty, at_least=0)
+        require("model.mixing_epochs", mixing_epochs, at_least=0)
+        require("model.warmup", warmup, at_least=0, at_most=1)
         self.save_hyperparameters(ignore=["size"])
         # Plain data only: torch loads no other objects from a checkpoint unless it is trusted.
         self.save_hyperparameters({"size": asdict(self.size), "betas": tuple(betas)})

@@ -93,6 +93,8 @@ class LinearProbe(FrozenLMModule):
         results: Scores of the last validation or test; None before.
     """
 
+    batch_type = SubjectBatch
+
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
@@ -194,6 +196,11 @@ class LinearProbe(FrozenLMModule):
         super().setup(stage)
         if self.hparams["solver"] == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
+        elif stage == "fit" and self.trainer.max_epochs == self.trainer.max_steps == -1:
+            raise ConfigError(
+                "trainer.max_epochs is -1, so the run would never end; the closed form needs one "
+                "epoch. Set it to 1."
+            )
         halves = 3 if self.hparams["ridge"] == "auto" else 2
         numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
         rank_zero_info(

@@ -76,6 +76,7 @@ class MapResilience(FrozenLMModule):
     """
 
     study = "resilience"
+    batch_type = SubjectBatch
 
     def __init__(
         self,

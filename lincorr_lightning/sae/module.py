@@ -69,6 +69,8 @@ class SparseAutoencoders(FrozenLMModule):
     study = STUDY
     stacked: StackedAutoencoders | None
 
+    batch_type = TokenRows
+
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
@@ -84,6 +86,7 @@ class SparseAutoencoders(FrozenLMModule):
         sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
+        require("model.learning_rate", learning_rate, above=0)
         require("model.warmup", warmup, at_least=0)
         require("model.decay", decay, at_least=0)
         require("model.warmup + model.decay", warmup + decay, at_most=1)

@@ -119,6 +119,8 @@ class SparseAutoencoder(nn.Module):
         if self.decoder.ndim != 2:
             fail(f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)")
         n, width = self.decoder.shape
+        if n == 0:
+            fail("it has no features")
         shapes = {
             "encoder": (n, width),
             "encoder_bias": (n,),
@@ -142,7 +144,9 @@ class SparseAutoencoder(nn.Module):
             fail(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
         if self.score_scale is not None and self.activation != "topk":
             fail(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
-        if self.activation == "topk" and not (self.k is not None and 1 <= self.k <= n):
+        if self.threshold is not None and (self.threshold < 0).any():
+            fail(f"a threshold is {self.threshold.min().item():.3g}; it must be at least 0")
+        if self.activation == "topk" and not (isinstance(self.k, int) and 1 <= self.k <= n):
             fail(f"topk needs a k from 1 to its {n} features, not {self.k}")
         if not (math.isfinite(self.input_scale) and self.input_scale > 0):
             fail(f"input_scale is {self.input_scale}; it must be a number above 0")

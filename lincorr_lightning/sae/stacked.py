@@ -65,7 +65,10 @@ class SAESettings:
                     f"model.sae.{name} is {value!r}; SAEs are trained with {', '.join(known)}."
                 )
         for name in ("n_features", "k", "dead_after_steps", "aux_k"):
-            require(f"model.sae.{name}", getattr(self, name), at_least=1)
+            value = getattr(self, name)
+            require(f"model.sae.{name}", value, at_least=1)
+            if not isinstance(value, int):
+                raise ConfigError(f"model.sae.{name} is {value}; it must be a whole number.")
         for name in ("l1_coef", "aux_loss_coef"):
             require(f"model.sae.{name}", getattr(self, name), at_least=0)
         if self.activation != "relu" and self.k > self.n_features:

@@ -150,6 +150,27 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".part")]
 
 
+def test_a_disk_that_fills_up_under_tensorboard(
+    small_lm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The thread that writes its file has the error first."""
+    import errno
+
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    with pytest.raises(OutputError, match=r"the disk is full\. Free some space"):
+        _fit(tmp_path, small_lm)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not list(tmp_path.rglob("results.json"))
+
+
 def test_every_error_is_one_of_ours(small_lm: str, tmp_path: Path) -> None:
     """One base class catches them all."""
     for bad in ("--model.ridge=-1", "--model.control=nothing", "--data.fit_fraction=2"):

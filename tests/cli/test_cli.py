@@ -193,7 +193,7 @@ def test_the_user_s_errors_have_no_traceback(
     monkeypatch.setattr(sys, "argv", [*arguments, f"--trainer.default_root_dir={tmp_path}"])
     with pytest.raises(SystemExit) as stop:
         console()
-    assert stop.value.code == 1
+    assert stop.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("lincorr: error: ")
     assert "Traceback" not in said
@@ -265,5 +265,5 @@ def test_a_file_of_an_lm_describes_either_lm(small_lm: str, tmp_path: Path) -> N
     other.write_text("name_or_path: here\n")
     with pytest.raises(ConfigError, match=r"other\.yaml has no model\.init_args\.lm"):
         lm_files_as_config(["test", "--model.before", str(other)])
-    with pytest.raises(ConfigError, match=r"missing\.yaml cannot be read: .*No such file"):
+    with pytest.raises(ConfigError, match=r"missing\.yaml does not exist"):
         lm_files_as_config(["test", f"--model.init_args.lm={tmp_path / 'missing.yaml'}"])

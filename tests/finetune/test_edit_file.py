@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lincorr_lightning.errors import KnowledgeError, SubjectsError
+from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
@@ -145,10 +145,23 @@ def test_an_unreadable_file_is_named(tmp_path):
 # -- labels ------------------------------------------------------------------------------------
 
 
-def test_all_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
+def test_n_edits_caps_the_edits_of_a_file(lm, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    data = EditsDataModule(lm, edits_file=path, n_edits=1)
+    with pytest.warns(UserWarning, match=r"has 3 edits, and data\.n_edits takes the first 2"):
+        edits = EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits()
+    assert [(edit.subject, edit.answer) for edit in edits] == entries[:2]
+
+
+def test_sampled_edits_need_a_number(lm):
+    with pytest.raises(ConfigError, match=r"data\.n_edits is null"):
+        EditsDataModule(lm, n_edits=None)
+
+
+def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
+    entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
+    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
+    data = EditsDataModule(lm, edits_file=path, n_edits=None)
     edits = data.prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
     relation = tokenized(lm)

@@ -205,6 +205,9 @@ def test_a_missing_file(tmp_path: Path) -> None:
     ("activation", "changes", "message"),
     [
         ("relu", {"encoder": torch.ones(N, WIDTH + 1)}, r"encoder has the shape \(40, 13\)"),
+        ("relu", {"decoder": torch.ones(0, WIDTH)}, "it has no features"),
+        ("jumprelu", {"threshold": -torch.ones(N)}, "a threshold is -1; it must be at least 0"),
+        ("topk", {"k": 1.5}, r"topk needs a k from 1 to its 40 features, not 1\.5"),
         ("relu", {"decoder": torch.ones(N)}, r"not \(n_features, width\)"),
         ("relu", {"decoder_bias": torch.ones(N)}, r"decoder_bias has the shape"),
         ("relu", {"threshold": torch.ones(N)}, "relu has a threshold"),
