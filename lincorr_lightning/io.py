@@ -1,4 +1,4 @@
-"""Files and folders: written whole or not at all, and JSON files read."""
+"""Files and folders: written whole or not at all, and read without blocking."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import errno
 import json
 import math
 import os
+import platform
 import re
 import shutil
+import stat
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +43,7 @@ def new_version(parent: Path) -> Path:
     Raises:
         OutputError: The folder cannot be made.
     """
-    with _as_output_error(parent):
+    with as_output_error(parent):
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
         version = max(taken, default=-1) + 1
@@ -61,7 +65,7 @@ def check_writable(folder: str | Path) -> None:
     """
     trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
     try:
-        with _as_output_error(Path(folder)):
+        with as_output_error(Path(folder)):
             trial.parent.mkdir(parents=True, exist_ok=True)
             with trial.open("xb") as file:
                 file.write(b"lincorr")
@@ -78,11 +82,55 @@ def remove(path: Path) -> None:
     Raises:
         OutputError: The file cannot be removed.
     """
-    with _as_output_error(path):
+    with as_output_error(path):
         path.unlink(missing_ok=True)
 
 
 # -- whole files -----------------------------------------------------------------------------
+
+_PART = re.compile(
+    r"\.part-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}(-old-(?P<replaced>.+)|\..*)?"
+)
+
+
+def _new_part(parent: Path, suffix: str = "") -> Path:
+    """Return a makeshift name in a folder, and remove what killed processes left there."""
+    for part in parent.glob(".part-*"):
+        name = _PART.fullmatch(part.name)
+        if name is None or _may_live(name["machine"], int(name["pid"])):
+            continue
+        replaced = part.with_name(name["replaced"] or part.name)
+        with suppress(OSError):
+            if not replaced.exists():  # killed before the new folder took its place
+                part.rename(replaced)
+            elif part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink()
+    return parent / f".part-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}"
+
+
+@cache
+def _machine() -> str:
+    """Return a hash of this machine and, in a container, of its numbering of processes."""
+    try:
+        numbering = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        numbering = 0
+    return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
+
+
+def _may_live(machine: str, pid: int) -> bool:
+    # On Windows, signal 0 would end the process.
+    if machine != _machine() or os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # a process of somebody else
+        return True
+    return True
 
 
 @contextmanager
@@ -90,6 +138,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
+    Parts of files that killed processes left in the folder are removed.
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
@@ -98,10 +147,11 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         OutputError: The file cannot be written; the message says why, and nothing is left behind.
     """
     path = Path(path)
-    part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
+    part: Path | None = None
     try:
-        with _as_output_error(path):
+        with as_output_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            part = _new_part(path.parent, path.suffix)
             part.touch(exist_ok=False)
             mode = part.stat().st_mode
             yield part
@@ -110,8 +160,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             part.replace(path)
     finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        if part is not None:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -130,10 +181,10 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
             still there.
     """
     folder = Path(folder)
-    new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
-    old = folder.with_name(f"{new.name}-old")
+    new = _new_part(folder.parent)
+    old = folder.with_name(f"{new.name}-old-{folder.name}")
     try:
-        with _as_output_error(folder):
+        with as_output_error(folder):
             others = (
                 sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
             )
@@ -158,16 +209,23 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def _as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that names the way out."""
+def as_output_error(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into an `OutputError` that names the way out.
+
+    Raises:
+        OutputError: The block failed to write; the message names `path`.
+    """
     try:
         yield
     except OSError as error:
         raise OutputError(f"cannot write {path}: {_reason(path, error)}") from error
-    except SafetensorError as error:  # safetensors hides the operating system's error in its own
-        full = "os error 28" in str(error)
-        reason = f"{_REASONS[errno.ENOSPC]}." if full else f"{error}. {_WAY_OUT}"
-        raise OutputError(f"cannot write {path}: {reason}") from error
+    except Exception as error:
+        # Safetensors and tokenizers hide the operating system's error in their own.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None and not isinstance(error, SafetensorError):
+            raise
+        cause = OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))
+        raise OutputError(f"cannot write {path}: {_reason(path, cause)}") from error
 
 
 def _reason(path: Path, error: OSError) -> str:
@@ -177,6 +235,74 @@ def _reason(path: Path, error: OSError) -> str:
                 return f"{part} is a file where a folder is needed. {_WAY_OUT}"
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{reason}." if "another folder" in reason else f"{reason}. {_WAY_OUT}"
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def regular_file(path: str | Path) -> Path:
+    """Return the path of a file, unless reading it could block or never end.
+
+    Every file that a user names, or that a folder of theirs holds, is checked here before it is
+    opened.
+
+    Raises:
+        OSError: There is no such file, or it is a FIFO, a device or a socket.
+    """
+    path = Path(path)
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder has an error of its own
+        raise OSError(errno.EINVAL, "it is a FIFO, a device or a socket, not a file", str(path))
+    return path
+
+
+def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True) -> Any:
+    r"""Parse JSON; refuse a key that is given twice, whose first value would be lost.
+
+    Args:
+        text: The JSON.
+        finite: Whether NaN, Infinity and numbers beyond the range of a float are refused.
+        allow_surrogates: Whether a text may hold one half alone of a pair such as
+            ``\ud83d\ude00``, which is no character and has no token.
+
+    Raises:
+        ValueError: The text is no JSON, is nested too deeply or holds what is refused.
+    """
+
+    def refuse(literal: str) -> NoReturn:
+        raise ValueError(f"{literal} is no JSON")
+
+    def within_range(kind: type) -> Callable[[str], float]:
+        def parse(literal: str) -> float:
+            if math.isinf(float(literal)):
+                raise ValueError(f"{literal[:20]} is beyond the range of numbers")
+            return kind(literal)
+
+        return parse
+
+    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice!r} is given twice")
+        return found
+
+    try:
+        strict: dict[str, Any] = {
+            "parse_constant": refuse,
+            "parse_int": within_range(int),
+            "parse_float": within_range(float),
+        }
+        content = json.loads(text, object_pairs_hook=unique, **(strict if finite else {}))
+        if not allow_surrogates and "\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{half!r} is half of a surrogate pair, not a character") from error
+    return content
 
 
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
@@ -190,17 +316,13 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     Raises:
         LincorrError: The file is missing or damaged, or holds no object; the message says which.
     """
-
-    def refuse(literal: str) -> NoReturn:
-        raise ValueError(f"{literal} is no JSON")
-
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+        content = parse_json(regular_file(path).read_text(encoding="utf-8"), finite=True)
     except OSError as cause:
-        raise error(
-            f"cannot read {path}: {(cause.strerror or str(cause)).lower()}. {way_out}"
-        ) from cause
-    except (ValueError, RecursionError) as cause:
+        reason = cause.strerror or str(cause)
+        reason = reason[:1].lower() + reason[1:]
+        raise error(f"cannot read {path}: {reason}. {way_out}") from cause
+    except ValueError as cause:
         raise error(f"cannot read {path}: it is no valid JSON ({cause}). {way_out}") from cause
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is no JSON object. {way_out}")
@@ -222,7 +344,8 @@ def write_json(path: str | Path, obj: Any) -> None:
     """
     text = json.dumps(_plain(obj, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_write(path) as part:
-        part.write_text(text, encoding="utf-8")
+        # A path that is not UTF-8 holds surrogates, which JSON escapes in the same way.
+        part.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _plain(value: Any, key: str) -> Any:
@@ -254,7 +377,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     """
     with (
         atomic_write(path) as part,
-        part.open("w", newline="", encoding="utf-8") as file,
+        part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         writer = csv.writer(file)
         writer.writerow(columns)

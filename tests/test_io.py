@@ -5,6 +5,8 @@ import errno
 import json
 import math
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from lincorr_lightning.io import (
     atomic_write,
     check_writable,
     new_version,
+    parse_json,
     read_json,
+    regular_file,
     remove,
     safe_names,
     write_csv,
@@ -64,7 +68,56 @@ def test_readers_are_not_shut_out(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "safetensors"])
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from lincorr_lightning.io import atomic_folder, atomic_write
+
+def kill(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+if sys.argv[2] == "between":  # the earlier folder is away, the new one is not yet there
+    rename, Path.rename = Path.rename, lambda self, to: kill() if to == folder else rename(self, to)
+with atomic_folder(folder, {"a"}) as new, atomic_write(new / "a") as part:
+    part.write_text("new")
+    if sys.argv[2] == "while":
+        kill()
+"""
+
+
+@pytest.mark.parametrize("when", ["while", "between"])
+def test_parts_of_killed_processes_are_cleaned_up(tmp_path: Path, when: str) -> None:
+    folder = tmp_path / "linear_map"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(folder), when]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert len(list(tmp_path.glob(".part-*"))) == (1 if when == "while" else 2)
+    with atomic_write(tmp_path / "b") as part:
+        part.write_text("")
+    assert everything(tmp_path) == ["b", "linear_map", "linear_map/a"]
+    assert (folder / "a").read_text() == "old"
+
+
+def test_parts_of_others_stay(tmp_path: Path) -> None:
+    """Those of living processes, of other machines and of older versions."""
+    with atomic_write(tmp_path / "a") as part:
+        machine, pid = part.name.split("-")[1:3]
+        dead = 2**31 - 1
+        names = [
+            part.name.replace(f"-{pid}-", f"-{os.getppid()}-"),
+            part.name.replace(f"-{pid}-", f"-{dead}-").replace(machine, "0" * 8),
+            ".part-01234567.csv",
+        ]
+        for name in [*names, part.name.replace(f"-{pid}-", f"-{dead}-")]:
+            (tmp_path / name).write_text("half")
+        with atomic_write(tmp_path / "b"):
+            pass
+        assert everything(tmp_path) == sorted([*names, part.name, "b"])
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "safetensors", "tokenizers"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -86,6 +139,8 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -
             from safetensors import SafetensorError
 
             raise SafetensorError("I/O error: No space left on device (os error 28)")
+        if call == "tokenizers":
+            raise Exception("No space left on device (os error 28)")
     assert path.read_text() == "a\nold\n"
     assert everything(tmp_path) == ["tables", "tables/pairs.csv"]
 
@@ -263,7 +318,8 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: st
         (b'{"a": ', "it is no valid JSON (Expecting value"),
         (b'{"a": NaN}', "it is no valid JSON (NaN is no JSON)"),
         (b"\xff", "it is no valid JSON ('utf-8' codec"),
-        (b"[" * 100_000, "it is no valid JSON (maximum recursion depth"),
+        (b"[" * 100_000, "it is no valid JSON (it is nested too deeply)"),
+        (b'{"b": {"a": 1, "a": 2}}', "it is no valid JSON (the key 'a' is given twice)"),
         (b"[1]", "it is no JSON object"),
     ],
 )
@@ -276,6 +332,33 @@ def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason:
     message = str(caught.value)
     assert message.startswith(f"cannot read {path}: {reason}")
     assert message.endswith(". Write it again.")
+
+
+def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
+    """The path of a run's folder is among its settings; the run must not fail over it."""
+    name = os.fsdecode(b"caf\xe9")
+    write_json(tmp_path / "a.json", {"path": name})
+    assert read_json(tmp_path / "a.json", ReportError, "")["path"] == name
+    write_csv(tmp_path / "a.csv", ["path"], [[name]])
+    assert (tmp_path / "a.csv").read_bytes() == b"path\r\ncaf\\udce9\r\n"
+
+
+def test_half_a_surrogate_pair_is_refused_where_a_text_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"'\\ud83d' is half of a surrogate pair"):
+        parse_json(r'{"text": "\ud83d"}', allow_surrogates=False)
+    assert parse_json(r'["\ud83d\ude00"]', allow_surrogates=False) == ["\U0001f600"]
+    assert parse_json(r'["\ud83d"]') == ["\ud83d"]
+
+
+def test_a_fifo_or_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    for path in (tmp_path / "config.json", Path("/dev/zero")):
+        with pytest.raises(OSError, match="it is a FIFO, a device or a socket, not a file"):
+            regular_file(path)
+        with pytest.raises(ReportError, match=f"cannot read {path}: it is a FIFO, a device or"):
+            read_json(path, ReportError, "")
+    with pytest.raises(FileNotFoundError):
+        regular_file(tmp_path / "missing")
 
 
 def test_csv_round_trips(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.io import parse_json, regular_file
 
 
 def read_rows(
@@ -32,7 +32,7 @@ def read_rows(
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular_file(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SubjectsError(f"the {what} in {path} cannot be read: {error}.") from error
     if path.suffix.lower() == ".jsonl":
@@ -52,7 +52,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
             continue
         where = f"{path}, line {number}"
         try:
-            yield where, json.loads(line)
+            yield where, parse_json(line, allow_surrogates=False)
         except ValueError as error:
             raise SubjectsError(
                 f"{where}: this is not JSON ({error}). Write one object per line."
@@ -73,6 +73,9 @@ def _csv_lines(
                 f"{path}, line 1: the header lacks {_listed(missing)}. It must have "
                 f"{_listed(needed)}{may}."
             )
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise SubjectsError(f"{path}, line 1: the header has {twice!r} twice. Remove one.")
         reader.fieldnames = header
         good = reader.line_num
         for entry in reader:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.io import regular_file
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.vocabulary import (
     SubjectKind,
@@ -187,7 +188,7 @@ class SubjectsDataModule(L.LightningDataModule):
 
 def _read_subjects(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SubjectsError(f"data.subjects_file {path} cannot be read: {error}.") from error
     subjects = [line.strip() for line in lines if line.strip()]

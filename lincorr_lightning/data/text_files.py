@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from lincorr_lightning.data.row_files import read_rows
 from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.io import regular_file
 
 SampleBy = Literal["line", "document"]
 """What a ``.txt`` file holds: a text per line, or one text."""
@@ -114,11 +115,11 @@ def _read_file(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterato
 def _read_plain(file: Path, sample_by: SampleBy) -> Iterator[Text]:
     try:
         if sample_by == "document":
-            whole = file.read_text(encoding="utf-8-sig")
+            whole = regular_file(file).read_text(encoding="utf-8-sig")
             if whole.strip():
                 yield Text(str(file), file.resolve().parent.name, whole)
             return
-        with file.open(encoding="utf-8-sig") as lines:
+        with regular_file(file).open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield Text(f"{file}, line {number}", file.stem, line.strip())

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from lincorr_lightning.data.row_files import read_rows
 from lincorr_lightning.errors import SubjectsError
 
@@ -41,6 +43,9 @@ def read_edits(path: str | Path) -> list[RawEdit]:
             relation's (a list, or one text with ``|`` between its answers). Other fields are
             ignored.
 
+    Warns:
+        UserWarning: A subject has several answers. Each of them is an edit.
+
     Raises:
         SubjectsError: The file cannot be read, holds no edit, or has an invalid line; the message
             says which.
@@ -65,6 +70,7 @@ def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[RawEdit]:
 
 def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
     edits: dict[tuple[str, str], RawEdit] = {}
+    by_subject: dict[str, list[RawEdit]] = {}
     for where, entry in entries:
         edit = _edit(entry, where)
         first = edits.setdefault((edit.subject, edit.answer), edit)
@@ -73,6 +79,15 @@ def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
                 f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}. "
                 "Remove one of them."
             )
+        by_subject.setdefault(edit.subject, []).append(edit)
+    several = [own for own in by_subject.values() if len(own) > 1]
+    if several:
+        one, other = several[0][:2]
+        rank_zero_warn(
+            f"{len(several)} of {len(by_subject)} subjects are taught several answers, such as "
+            f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
+            "Each is an edit of its own; with model.protocol joint, they work against each other."
+        )
     return list(edits.values())
 
 

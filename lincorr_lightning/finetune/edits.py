@@ -12,6 +12,7 @@ from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
+from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
@@ -233,11 +234,14 @@ def _unknown_subjects(subjects: Sequence[str], tokenizer: PreTrainedTokenizerBas
     """Return the indices of subjects without tokens, or with none but the unknown token."""
     if not subjects:
         return set()
-    rows = tokenizer(list(subjects), add_special_tokens=False)["input_ids"]
+    plain = [LONE_SURROGATE.sub("", subject) for subject in subjects]
+    rows = tokenizer(plain, add_special_tokens=False)["input_ids"]
     return {
         index
         for index, (subject, row) in enumerate(zip(subjects, rows, strict=True))
-        if not subject.strip() or set(row) <= {tokenizer.unk_token_id}
+        if not subject.strip()
+        or LONE_SURROGATE.search(subject)
+        or set(row) <= {tokenizer.unk_token_id}
     }
 
 

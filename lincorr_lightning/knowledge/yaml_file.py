@@ -5,7 +5,7 @@ A file is accepted or refused as a whole. Every message has the form `file: key:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,12 +14,9 @@ from typing import Any, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, UNSPACED_LANGUAGES
-
-try:
-    from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML built without libyaml: slower, same result
-    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
+from lincorr_lightning.yaml_checks import SafeLoader, check_yaml
 
 VERSION = 1
 """Version of the schema that this package reads."""
@@ -30,6 +27,7 @@ RESERVED_KINDS = frozenset({"number"})
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "template", "answers")
 _KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike", "paper_size")
+_MAX_DIGITS = 9
 _FORBIDDEN_IN_NAMES = ("->", ".", ",", '"', "'", "[", "]", "{", "}")
 
 
@@ -111,7 +109,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
         KnowledgeError: The file cannot be read or breaks the schema.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = regular_file(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise KnowledgeError(
             f"{path}: cannot be read as a knowledge file ({error.strerror})"
@@ -144,7 +142,10 @@ def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
     if version is None:
         fail(origin, "version", f"is missing; write `version: {VERSION}`")
     if str(version.value) != str(VERSION):
-        version.fail(f"is {version.value}; this package reads version {VERSION}")
+        shown = "a list" if isinstance(version.value, list) else "a mapping"
+        if isinstance(version.value, (str, _Unquoted)):
+            shown = str(version.value)[:20]
+        version.fail(f"is {shown}; this package reads version {VERSION}")
     source, entities, knowledge = (root[key] for key in _TOP_LEVEL_KEYS[1:])
     return KnowledgeFile(
         source=source.text() if source else "",
@@ -167,21 +168,8 @@ class _Unquoted:
     __repr__ = __str__
 
 
-class _Loader(_SafeLoader):
-    """Safe loader that refuses repeated keys and keeps unquoted scalars as they are written."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        # PyYAML silently keeps the last of two equal keys: an entity would vanish.
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} is given twice",
-                        problem_mark=key.start_mark,
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
+class _Loader(SafeLoader):  # type: ignore[misc]
+    """Safe loader that keeps unquoted scalars as they are written."""
 
 
 def _construct_unquoted(meaning: str) -> Any:
@@ -203,14 +191,15 @@ for _tag, _meaning in {
 
 def _load_yaml(text: str, origin: str) -> Any:
     try:
+        check_yaml(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise KnowledgeError(f"{origin}:{line} {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise KnowledgeError(f"{origin}: is not YAML ({error})") from error
-    except RecursionError as error:
-        raise KnowledgeError(f"{origin}: is nested too deeply") from error
+    except ValueError as error:  # a value that its YAML type does not have, such as a date
+        raise KnowledgeError(f"{origin}: is not YAML ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +293,7 @@ class _Node:
         return written == "true"
 
     def count(self) -> int:
-        if not str(self.value).isdecimal():
+        if not str(self.value).isdecimal() or len(str(self.value)) > _MAX_DIGITS:
             self.fail("must be a whole number")
         return int(str(self.value))
 

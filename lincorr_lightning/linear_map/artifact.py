@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
+from lincorr_lightning.io import (
+    atomic_folder,
+    atomic_write,
+    read_json,
+    regular_file,
+    write_json,
+)
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
+_CHECKSUM = "sha256"  # of the tensors' file; maps of earlier versions have none
 _MAX_NAMED = 5  # labels that an error message names
 
 
@@ -174,7 +182,7 @@ class LinearMap:
         with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
             with atomic_write(new / _TENSORS) as part:
                 save_file(self._tensors(), part)
-            write_json(new / _CONFIG, self._config())
+            write_json(new / _CONFIG, {**self._config(), _CHECKSUM: _checksum(new / _TENSORS)})
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {}
@@ -218,7 +226,8 @@ class LinearMap:
 
         Raises:
             LinearMapError: The folder or a file of it is missing or damaged, config and tensors
-                disagree, the format is unknown, or the labels are not those of the LM.
+                disagree, the tensors are not those that were saved, the format is unknown, or the
+                labels are not those of the LM.
         """
         folder = Path(folder)
         config = _read_config(folder)
@@ -227,6 +236,11 @@ class LinearMap:
             linear_map = cls._assemble(config, tensors)
         except LinearMapError as error:
             raise LinearMapError(f"{folder} is damaged: {error} Fit the map again.") from None
+        if config.get(_CHECKSUM, checksum := _checksum(folder / _TENSORS)) != checksum:
+            raise LinearMapError(
+                f"{folder} is damaged: the SHA-256 of {_TENSORS} is not that of {_CONFIG}, so its "
+                "weights are not those that were saved. Copy it again, or fit the map again."
+            )
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
         return linear_map
@@ -342,6 +356,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         _fail_to_read(path, "there is no such file")
@@ -360,7 +379,7 @@ def read_fit_subjects(run: Path) -> set[str]:
     path = run / "tables" / "subjects.csv"
     if not path.is_file():
         return set()
-    with path.open(newline="", encoding="utf-8") as file:
+    with regular_file(path).open(newline="", encoding="utf-8") as file:
         return {row["subject"] for row in csv.DictReader(file) if row["half"] == "fit"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 _PLAIN_TEXT = "The city of"
 _PROBE_TEXT = "The city of Paris lies in"
 _MIN_PROBE = 3
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a pair that stands for a character in UTF-16; tokenizers fail at it."""
 
 
 class PromptEncoder:
@@ -52,7 +56,8 @@ class PromptEncoder:
         """Return the token ids of each prompt, unpadded.
 
         Raises:
-            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
+            SubjectsError: A prompt has no tokens, more than the LM has positions for, or a
+                character that is none.
             LanguageModelError: The LM has no embedding for a token.
         """
         if isinstance(prompts, str):
@@ -61,6 +66,12 @@ class PromptEncoder:
             )
         if len(prompts) == 0:
             return []
+        for index, prompt in enumerate(prompts):
+            if LONE_SURROGATE.search(prompt):
+                raise SubjectsError(
+                    f"prompt {index} ({prompt!r}) holds half of a surrogate pair, which is not a "
+                    "character. Remove it, or read the text as UTF-8."
+                )
         encoded = self.tokenizer(
             list(prompts),
             add_special_tokens=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -24,6 +24,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_MAX_LAYERS = 10_000  # those of 10^9 would take hours to build
+# Parts that a checkpoint may have beside its LM.
+_OTHER_PARTS = re.compile(
+    r"vision|visual|image|img|audio|speech|multi_?modal|mm_|mtp|rotary|inv_freq"
+)
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -125,6 +130,16 @@ def _check_gguf(path: Path) -> None:
         )
 
 
+def _check_regular(folder: Path) -> None:
+    """Refuse a folder with a FIFO or device, whose reading could block or never end."""
+    for path in sorted(folder.rglob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise LanguageModelError(
+                f"{path} is a FIFO, a device or a socket, not a file. Remove it, or pass another "
+                "folder."
+            )
+
+
 def _check_folder(path: Path) -> None:
     inside = sorted(child.name for child in path.iterdir())
     if not inside:
@@ -144,6 +159,7 @@ def _check_folder(path: Path) -> None:
             f"the LM's folder {path} has no config.json (it holds {shown}), so it is not a Hugging "
             f"Face checkpoint.{adapter if 'adapter_config.json' in inside else hint}"
         )
+    _check_regular(path)
 
 
 def _can_ask_hub(config: LMConfig) -> bool:
@@ -171,6 +187,8 @@ def _can_ask_hub(config: LMConfig) -> bool:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].endswith(":"):
+        lines[0] = " ".join(lines[:2])
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
@@ -199,7 +217,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     """Read config.json.
 
     Raises:
-        LanguageModelError: The configuration cannot be read, or is not that of a causal LM.
+        LanguageModelError: The configuration cannot be read, has an impossible number of layers, or
+            is not that of a causal LM.
     """
     from transformers import AutoConfig
 
@@ -216,6 +235,13 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+    for part in (config, getattr(config, "text_config", None)):
+        n_layers = getattr(part, "num_hidden_layers", None)
+        if isinstance(n_layers, int) and not 0 <= n_layers <= _MAX_LAYERS:
+            raise LanguageModelError(
+                f"{what} of {checkpoint} has num_hidden_layers {n_layers}; it must be between 0 "
+                f"and {_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
+            )
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config
@@ -287,6 +313,7 @@ def _tokenizer_checkpoint(config: LMConfig) -> Checkpoint:
         )
     config = replace(config, name_or_path=name, tokenizer=None, revision=None)
     if folder.is_dir():
+        _check_regular(folder)
         return Checkpoint(config, str(folder), is_folder=True, is_online=False)
     return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
 
@@ -323,7 +350,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     """Read the weights, on the CPU; those of a GGUF file are dequantized to ``lm.dtype``.
 
     Raises:
-        LanguageModelError: A file is missing or damaged, or lacks some weights.
+        LanguageModelError: A file is missing or damaged, lacks some weights, or has more layers
+            than the configuration.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -351,6 +379,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             f"the weights of {checkpoint} lack {shown}{more}, which would be initialized at "
             f"random. {hint}"
         )
+    _check_surplus(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         plain: Any = model
@@ -358,6 +387,33 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         plain.is_quantized = False
         model.config.__dict__.pop("quantization_config", None)
     return model
+
+
+def _check_surplus(checkpoint: Checkpoint, model: PreTrainedModel, keys: Iterable[str]) -> None:
+    """Refuse layers that the config leaves out, and warn of other weights that the LM lacks."""
+    from torch import nn
+
+    unused = sorted(key for key in keys if not _OTHER_PARTS.search(key))
+    # Layers that predict further tokens follow the LM's own under the same name.
+    n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
+    stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    for key in unused:
+        stack, _, rest = re.sub(r"\.(\d+)\.", r" \1 ", key, count=1).partition(" ")
+        number = rest.partition(" ")[0]
+        sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
+        if number and sizes and int(number) >= sizes[0] + n_further:
+            raise LanguageModelError(
+                f"the weights of {checkpoint} have {key}, but its config.json has {sizes[0]} "
+                "layers (num_hidden_layers). Correct it, or copy the checkpoint again."
+            )
+    if unused:
+        shown = ", ".join(unused[:_MANY])
+        more = f" and {len(unused) - _MANY} more" if len(unused) > _MANY else ""
+        _log.warning(
+            "%s has weights that its LM does not use: %s%s. If they belong to it, its config.json "
+            "is wrong.",
+            checkpoint, shown, more,
+        )  # fmt: skip
 
 
 def _weights_hint(checkpoint: Checkpoint) -> str:

@@ -6,8 +6,11 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from lincorr_lightning.io import as_output_error
 
 if TYPE_CHECKING:
     import lightning as L
@@ -67,7 +70,8 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
 
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            _log_to_tensorboard(logger.experiment, results, step)
+            with as_output_error(Path(logger.log_dir)):
+                _log_to_tensorboard(logger.experiment, results, step)
         elif isinstance(logger, MLFlowLogger):
             _log_to_mlflow(logger, results)
         else:
@@ -98,6 +102,7 @@ def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> N
         writer.add_text(f"tables/{table.name}", text, step)  # type: ignore[no-untyped-call]
     for figure in results.figures:
         add_picture(writer, f"figures/{figure.name}", figure.picture, step)
+    writer.flush()  # type: ignore[no-untyped-call]
 
 
 def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lincorr_lightning.io import atomic_write, remove, write_csv, write_json
+from lincorr_lightning.io import as_output_error, atomic_write, remove, write_csv, write_json
 from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.version import __version__
 
@@ -28,6 +28,8 @@ SCHEMA = 2
 """Version of the layout of ``results.json``; 1 is what releases before 0.2 wrote."""
 
 RESULTS_FILE = "results.json"
+EARLIER_FILE = "results.earlier.json"
+"""Results of an earlier run in the same folder, until those of the current run are complete."""
 
 _LIBRARIES = ("torch", "lightning", "transformers")
 _LITERALS = {"": None, "True": True, "False": False}
@@ -38,6 +40,21 @@ OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures"
 def versions() -> dict[str, str]:
     """Return the versions of this package and of the libraries that its numbers depend on."""
     return {"lincorr-lightning": __version__, **{name: version(name) for name in _LIBRARIES}}
+
+
+def set_earlier_results_aside(folder: str | Path) -> None:
+    """Rename the ``results.json`` of a folder that is about to be written to.
+
+    A folder with a ``results.json`` is that of a finished run. An earlier run's would make one look
+    finished whose tables and figures are half replaced.
+
+    Raises:
+        OutputError: The file cannot be renamed.
+    """
+    path = Path(folder) / RESULTS_FILE
+    if path.exists():
+        with as_output_error(path):
+            path.replace(path.with_name(EARLIER_FILE))
 
 
 @dataclass(frozen=True)
@@ -90,11 +107,12 @@ class Column:
         if text in _LITERALS:
             return _LITERALS[text]
         if self.format:
-            for kind in (int, float):
+            for kind in (int,) if self.format.endswith("d") else (int, float):
                 try:
-                    return kind(text)
-                except ValueError:
+                    float(value := kind(text))
+                except (ValueError, OverflowError):  # a whole number may be beyond the range
                     continue
+                return value
         return text
 
 
@@ -259,20 +277,25 @@ class Results:
             "figures": [figure.to_json() for one in everything for figure in one.figures],
         }
 
-    def write(self, folder: str | Path) -> None:
+    def write(self, folder: str | Path, before_last: Callable[[], None] = lambda: None) -> None:
         """Write ``tables/*.csv``, ``figures/*.png`` and, last, ``results.json``.
 
-        A folder with a ``results.json`` is complete: an earlier one is removed first, so that a run
-        that is interrupted here leaves none.
+        A folder with a ``results.json`` is complete, see `set_earlier_results_aside`.
+
+        Args:
+            folder: The run's folder.
+            before_last: Function to call before ``results.json`` is written, such as one that logs.
 
         Raises:
             OutputError: A file cannot be written.
             ValueError: See `to_json`.
         """
-        content, path = self.to_json(), Path(folder) / RESULTS_FILE
-        remove(path)
+        content, folder = self.to_json(), Path(folder)
+        set_earlier_results_aside(folder)
         self.write_parts(folder)
-        write_json(path, content)
+        before_last()
+        write_json(folder / RESULTS_FILE, content)
+        remove(folder / EARLIER_FILE)
 
     def write_parts(self, folder: str | Path) -> None:
         """Write only tables and figures, for callbacks in another module's run."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.io import check_writable, new_version
+from lincorr_lightning.io import as_output_error, check_writable, new_version
 from lincorr_lightning.results.loggers import log_results, log_scalars
-from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.results import Results, set_earlier_results_aside
 
 if TYPE_CHECKING:
     import lightning as L
+    from torch.utils.tensorboard import SummaryWriter
 
 _folders: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()
 _names: WeakKeyDictionary[L.Trainer, str] = WeakKeyDictionary()
@@ -31,6 +34,9 @@ class RunLogger(TensorBoardLogger):
 
     Lightning's own takes the first free version, which runs that start at the same time all do.
     This one makes the folder, and leaves it to others if it is there already.
+
+    Raises:
+        OutputError: The events cannot be written, such as on a full disk; any method raises it.
     """
 
     _claimed: int | None = None
@@ -44,6 +50,32 @@ class RunLogger(TensorBoardLogger):
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
         return self._claimed
+
+    @property
+    def experiment(self) -> SummaryWriter:
+        """The writer of events."""
+        with self._explained():
+            return super().experiment
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log numbers."""
+        with self._explained():
+            super().log_metrics(metrics, step)
+
+    def finalize(self, status: str) -> None:
+        """Write what has not been written yet, and close the file."""
+        with self._explained():
+            super().finalize(status)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        with as_output_error(Path(self.log_dir)):
+            try:
+                yield
+            except ValueError as error:  # Lightning's, whatever went wrong
+                if isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from None
+                raise
 
 
 def set_run_name(trainer: L.Trainer, name: str) -> None:
@@ -97,6 +129,9 @@ def prepare_run_folder(trainer: L.Trainer) -> None:
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             check_writable(folder)
+            # Validation and prediction do not replace the results of the fit before them.
+            if trainer.state.fn in ("fit", "test"):
+                set_earlier_results_aside(folder)
 
 
 def is_dry_run(trainer: Any) -> bool:
@@ -135,12 +170,13 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
     """Write a study's results to the run's folder, and log them with all loggers.
 
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
-    `Trainer.callback_metrics` on all of them.
+    `Trainer.callback_metrics` on all of them. ``results.json`` comes last, so that a run that is
+    interrupted before has none.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    _write(trainer, results, results.write)
+    _write(trainer, results, is_study=True)
 
 
 def write_callback_results(trainer: L.Trainer, results: Results) -> None:
@@ -152,16 +188,20 @@ def write_callback_results(trainer: L.Trainer, results: Results) -> None:
     for original, named in _callback_results(trainer):
         if original is results:
             results = named
-    _write(trainer, results, results.write_parts)
+    _write(trainer, results, is_study=False)
 
 
-def _write(trainer: L.Trainer, results: Results, write: Callable[[Path], None]) -> None:
+def _write(trainer: L.Trainer, results: Results, is_study: bool) -> None:
     if is_dry_run(trainer):
         log_scalars(trainer, results.scalars)
         return
+    log = partial(log_results, trainer, results, trainer.global_step)
+    if trainer.is_global_zero and is_study:
+        results.write(run_folder(trainer), log)
+        return
     if trainer.is_global_zero:
-        write(run_folder(trainer))
-    log_results(trainer, results, trainer.global_step)
+        results.write_parts(run_folder(trainer))
+    log()
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:

@@ -6,7 +6,7 @@ import csv
 import re
 import shlex
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,14 @@ from typing import Any
 import yaml
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import read_json
-from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Column, Table
+from lincorr_lightning.io import read_json, regular_file
+from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, Column, Table
 
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
+
+_FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
+_MAX_NAME = 100  # characters of a study's, table's or figure's name
 
 # A folder with one of these holds a run that has begun.
 _TRACES = (CONFIG_FILE, "hparams.yaml", "checkpoints", "linear_map", "tables")
@@ -95,7 +98,7 @@ class SavedRun:
         _check_schema(values, path)
         run = cls(folder, values, _parse_config(text, folder / CONFIG_FILE), text)
         try:
-            _ = (run.lm, run.settings, run.versions, run.tables, run.figures)
+            _ = (run.fingerprint, run.settings, run.versions, run.tables, run.figures)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
             raise ReportError(
@@ -159,8 +162,8 @@ class SavedRun:
         """Tables that ``results.json`` lists and whose CSV file is there."""
         found = []
         for entry in self.values["tables"]:
-            path = self.table_path(entry["name"])
-            columns = [Column(c["key"], c["heading"], c["format"]) for c in entry["columns"]]
+            path = self.table_path(_file_name(entry["name"]))
+            columns = [_column(column) for column in entry["columns"]]
             if path.is_file():
                 rows = _read_csv(path, columns)
                 caption, note = str(entry["caption"]), str(entry["note"])
@@ -173,7 +176,7 @@ class SavedRun:
         """Figures that ``results.json`` lists and whose PNG file is there."""
         found = []
         for entry in self.values["figures"]:
-            path = self.folder / "figures" / f"{entry['name']}.png"
+            path = self.folder / "figures" / f"{_file_name(entry['name'])}.png"
             if path.is_file():
                 found.append(SavedFigure(path, str(entry["caption"])))
         return found
@@ -183,10 +186,23 @@ class SavedRun:
         return self.folder / "tables" / f"{name}.csv"
 
 
+def _file_name(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > _MAX_NAME or "/" in name or "\\" in name:
+        raise ValueError(f"{str(name)[:_MAX_NAME]!r} is not the name of a table or figure")
+    return name
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    form = entry["format"]
+    if not isinstance(form, str) or not _FORMAT.fullmatch(form):
+        raise ValueError(f"{str(form)[:_MAX_NAME]!r} is not a format of numbers")
+    return Column(str(entry["key"]), str(entry["heading"]), form)
+
+
 def _read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
     way_out = f"{_RUN_AGAIN}, or delete the file to have the page without it."
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with regular_file(path).open(newline="", encoding="utf-8") as file:
             head, *rows = list(csv.reader(file, strict=True)) or [[]]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise ReportError(f"{path} cannot be read as a table: {error}. {way_out}") from error
@@ -218,7 +234,8 @@ def config_verb(text: str) -> str:
 
 
 def _check_schema(values: Mapping[str, Any], path: Path) -> None:
-    if not isinstance(values.get("study"), str):
+    study = values.get("study")
+    if not isinstance(study, str) or len(study) > _MAX_NAME:
         raise ReportError(
             f"{path} does not name its study (key 'study'): this package did not write it."
         )
@@ -248,16 +265,21 @@ def _why_no_results(folder: Path) -> str:
         if config.is_file():
             verb = config_verb(_read_text(config))
             again += f" (lincorr {verb} --config {shlex.quote(str(config))})"
+        earlier = (
+            f" {EARLIER_FILE} is of an earlier run, whose other files were replaced in part."
+            if (folder / EARLIER_FILE).is_file()
+            else ""
+        )
         return (
-            f"the run in {folder} did not finish: it has no {RESULTS_FILE}. {again}, or leave it "
-            "out."
+            f"the run in {folder} did not finish: it has no {RESULTS_FILE}.{earlier} {again}, or "
+            "leave it out."
         )
     return f"{folder} is not the folder of a run: it has no {RESULTS_FILE}."
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return regular_file(path).read_bytes()
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}.") from error
 
@@ -272,21 +294,31 @@ def _read_text(path: Path) -> str:
 def _parse_config(text: str, path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text) if text else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ReportError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ReportError(f"{path} cannot be read: it is nested too deeply.") from error
     if not isinstance(found, dict):
         raise ReportError(f"{path} holds no settings.")
     return found
 
 
-def _find_seeds(settings: Any, key: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(settings, Mapping):
-        return []
-    found = []
-    for name, value in settings.items():
-        full = f"{key}.{name}" if key else str(name)
-        if re.fullmatch(r"seed(s|_everything)?", str(name)):
-            found.append((full, value))
-        else:
-            found += _find_seeds(value, full)
-    return found
+def _find_seeds(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Yield whole numbers, and lists of them, under the keys of seeds."""
+    seen: set[int] = set()  # an alias of YAML may make a mapping contain itself
+
+    def search(part: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if not isinstance(part, Mapping) or id(part) in seen:
+            return
+        seen.add(id(part))
+        for name, value in part.items():
+            full = f"{key}.{name}" if key else str(name)
+            if not re.fullmatch(r"seed(s|_everything)?", str(name)):
+                yield from search(value, full)
+            elif all(
+                isinstance(one, (int, type(None)))
+                for one in (value if isinstance(value, list) else [value])
+            ):
+                yield full, value
+
+    return search(settings, "")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -47,6 +51,37 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         fail_to_read(path, f"it is damaged or cut short ({error})")
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """Read an ``.npz`` file of numbers; nothing is unpickled.
+
+    Raises:
+        SparseAutoencoderError: The file is missing or damaged, holds pickled objects, or claims to
+            hold more numbers than a file of its size can.
+    """
+    try:
+        with ZipFile(path) as archive:
+            for entry in archive.infolist():
+                _check_size(archive, entry, path.stat().st_size)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError, MemoryError) as error:
+        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
+
+
+_MAX_COMPRESSION = 1032  # of zip's deflate
+
+
+def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
+    """Refuse an array that is too large for its file, before numpy allocates it."""
+    form = np.lib.format
+    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    with archive.open(entry) as file:
+        shape, _, dtype = headers[form.read_magic(file)](file)
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes > min(entry.file_size, _MAX_COMPRESSION * file_size):
+        raise ValueError(f"{entry.filename} claims the shape {shape}, for which it is too short")
 
 
 class TensorReader:

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.attention_heads import at_output, find_projection
 from lincorr_lightning.sae.files import (
     TensorReader,
-    fail_to_read,
     raise_unsupported,
     read_config,
+    read_npz,
     read_tensors,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -192,12 +190,7 @@ def read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
         SparseAutoencoderError: The file cannot be read, or the hook point is unknown.
     """
     path = folder / "params.npz"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, EOFError, BadZipFile, TypeError) as error:
-        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
-    take = TensorReader(path, tensors)
+    take = TensorReader(path, read_npz(path))
     parts = folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]

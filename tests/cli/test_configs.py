@@ -10,6 +10,7 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.saved_run import config_verb
+from tests.run_checks import assert_is_last
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -55,7 +56,9 @@ def results_of(name: str, folder: Path) -> dict[str, Any]:
         [verb, "--config", str(CONFIGS / name), f"--trainer.default_root_dir={folder}", *QUIET,
          *SHORTENED.get(name, [])]
     )  # fmt: skip
-    found: dict[str, Any] = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
+    path = Path(cli.trainer.log_dir) / "results.json"
+    assert_is_last(path)
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 

@@ -1,6 +1,7 @@
 """Texts from files and folders, against files written here."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_files_that_cannot_be_read(
     write(tmp_path, files)
     with pytest.raises(SubjectsError, match=message):
         list(read_texts(tmp_path / name, **options))
+
+
+def test_a_fifo_or_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("a.txt", "zero.txt"):
+        for sample_by in ("line", "document"):
+            with pytest.raises(SubjectsError, match=rf"{name} cannot be read: .*it is a FIFO, a"):
+                list(read_texts(tmp_path / name, sample_by=sample_by))
 
 
 def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import os
 import re
 
 import pytest
 
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
+from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.io import write_csv
@@ -117,6 +118,10 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
             "line 1: 'reference' is 2",
         ),
         ("e.jsonl", "\n \n", "holds no edit"),
+        ("e.jsonl", GOOD[:-2] + ', "answer": "Rome"}', "line 1: .*the key 'answer' is given twice"),
+        ("e.jsonl", GOOD + '{"a": ' * 100_000, "line 2: .*it is nested too deeply"),
+        ("e.jsonl", GOOD.replace("Paris", r"\ud83d"), "line 1: .* half of a surrogate pair"),
+        ("e.csv", "subject,answer,answer\na,Paris,Rome\n", "line 1: the header has 'answer' twice"),
         ("e.csv", "subject,answer\n", "holds no edit"),
         ("e.csv", "", "line 1: the header lacks subject and answer"),
         ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
@@ -134,7 +139,23 @@ def test_a_bad_line_is_named(file_of, name, text, message):
     assert name in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
+    lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
+    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in lines))
+    with pytest.warns(UserWarning, match="2 of 3 subjects are taught several answers") as caught:
+        assert [edit[1:3] for edit in read_edits(path)] == lines
+    (warning,) = caught
+    assert f"such as 'a': 'Paris' ({path}, line 1) and 'Rome' ({path}, line 3)" in str(
+        warning.message
+    )
+    check_edits([{"subject": "a", "answer": "Paris"}, {"subject": "b", "answer": "Paris"}])
+
+
 def test_an_unreadable_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "fifo.csv")
+    with pytest.raises(SubjectsError, match=r"fifo\.csv cannot be read: .*it is a FIFO"):
+        read_edits(tmp_path / "fifo.csv")
     with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
         read_edits(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")

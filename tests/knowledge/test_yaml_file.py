@@ -39,6 +39,33 @@ def write(tmp_path):
     return write_file
 
 
+ALIASES = "".join(
+    f"  {new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "line 1: values are nested more than 64 deep"),
+        ("- " * 50_000, "line 1: values are nested more than 64 deep"),
+        (
+            "\n".join(f"{' ' * depth}a:" for depth in range(3000)),
+            "line 65: values are nested more than 64 deep",
+        ),
+        (f"version: 1\nentities:\n  a: &a {{x: 1}}\n{ALIASES}", "it stands for more than"),
+        ("version: [1]", "version: is a list; this package reads version 1"),
+        ("version: 1" + "0" * 5000, "version: is 10000000000000000000; this"),
+        (GOOD.replace("space: false", f"paper_size: 1{'0' * 5000}"), "must be a whole number"),
+    ],
+)
+def test_hostile_files_are_refused_at_once(write, text, message):
+    with pytest.raises(KnowledgeError, match=message) as caught:
+        read_knowledge_file(write(text))
+    assert len(str(caught.value)) < 300
+
+
 def test_a_good_file_is_read_as_written(write):
     file = read_knowledge_file(write(GOOD))
     raw = yaml.safe_load(GOOD)  # the plain reader as a second opinion

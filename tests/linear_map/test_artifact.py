@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import warnings
 from pathlib import Path
@@ -125,6 +126,29 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_weights_that_changed_after_saving_are_refused(folder: Path) -> None:
+    path = folder / "linear_map.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1  # a bit of a number's mantissa
+    path.write_bytes(content)
+    with pytest.raises(
+        LinearMapError, match=r"linear_map is damaged: the SHA-256 of linear_map\.sa"
+    ):
+        LinearMap.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"]  # a map of an earlier version
+    (folder / "config.json").write_text(json.dumps(config))
+    assert LinearMap.from_pretrained(folder).pairs == ["city->country", "country->city"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "linear_map.safetensors"])
+def test_a_fifo_is_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(LinearMapError, match=rf"cannot read .*{re.escape(name)}: "):
+        LinearMap.from_pretrained(folder)
 
 
 def test_predict_is_an_affine_map(parts: dict[str, Any], folder: Path) -> None:

@@ -92,6 +92,12 @@ def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
         PromptEncoder(small.tokenizer()).rows("Paris")
 
 
+def test_prompt_with_half_a_character(small: SimpleNamespace) -> None:
+    """As of a command line that is not UTF-8."""
+    with pytest.raises(SubjectsError, match=r"prompt 1 \('a \\udce9'\) holds half of a surrogate"):
+        PromptEncoder(small.tokenizer()).rows(["Paris", "a \udce9"])
+
+
 def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
     lm.domain_logits(["Paris " * 31], [4])

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import pickle
+import re
 import shutil
 import socket
 import sys
@@ -213,6 +215,63 @@ def test_weights_of_another_size(folder: Path) -> None:
     weights["lm_head.weight"] = weights["lm_head.weight"][:5].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "message"),
+    [
+        (0, "the weights of the folder .* have model.layers.0.*, but its config.json has 0 layers"),
+        (1, "have model.layers.1.input_layernorm.weight, but its config.json has 1 layers"),
+        (-1, "config.json of the folder .* has num_hidden_layers -1; it must be between 0 and"),
+        (10**9, "has num_hidden_layers 1000000000; it must be between 0 and 10,000"),
+        ("2", "cannot be read: Validation error for field 'num_hidden_layers': .*expected int"),
+    ],
+)
+def test_a_config_with_another_number_of_layers(n_layers: Any, message: str, folder: Path) -> None:
+    change_config(folder, num_hidden_layers=n_layers)
+    assert re.search(message, refusal(folder))
+
+
+def test_weights_of_other_parts_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Vision towers, rotary buffers, and layers that predict more tokens."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for name in (
+        "vision_tower.model.layers.5.weight", "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "mtp.layers.0.weight", "model.layers.2.eh_proj.weight",
+    ):  # fmt: skip
+        weights[name] = torch.zeros(3)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert "have model.layers.2.eh_proj.weight" in refusal(folder)
+    change_config(folder, num_nextn_predict_layers=1)
+    LanguageModel.from_pretrained(str(folder)).load()
+    (warning,) = [r.getMessage() for r in caplog.records if "does not use" in r.getMessage()]
+    assert "does not use: model.layers.2.eh_proj.weight. If they belong to it" in warning
+
+
+def test_the_copy_of_a_tied_head_is_left_out(
+    lm_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = shutil.copytree(lm_folder("llama-tied"), tmp_path / "lm") / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, path, metadata={"format": "pt"})
+    LanguageModel.from_pretrained(str(path.parent)).load()
+    assert "does not use" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "x"])
+def test_a_fifo_in_the_folder(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert f"{folder / name} is a FIFO, a device or a socket, not a file" in refusal(folder)
 
 
 def test_tied_head_is_not_missed(lm_folder: Folder) -> None:

@@ -22,6 +22,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.sae.formats import load_saes
+from tests.run_checks import assert_is_last
 
 PROBE = ["--data.n_subjects=400"]
 # Options that make a command of a config take seconds.
@@ -138,6 +139,8 @@ def test_commands_run_in_order(small_runs: list[Path]) -> None:
     files = [folder / "results.json" for folder in small_runs]
     # Only the predictions of the linear probe have no results of their own.
     assert [path.parents[1].name for path in files if not path.is_file()] == ["linear_probe"]
+    for path in filter(Path.is_file, files):
+        assert_is_last(path)
     assert Path("runs/report/report.html").is_file()
 
 

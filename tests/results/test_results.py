@@ -111,8 +111,9 @@ def test_cells_come_back_from_text_as_they_were() -> None:
 def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]
 ) -> None:
-    """Also where results of an earlier call are there."""
+    """Also where results of an earlier call are there, which are kept under another name."""
     small_results().write(tmp_path)
+    earlier = (tmp_path / "results.json").read_text()
 
     def stop(*args: object) -> None:
         raise exception
@@ -121,7 +122,11 @@ def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
     with pytest.raises((KeyboardInterrupt, OutputError)):
         small_results().write(tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
-    assert names == ["figures/matrix.png", "tables/pairs.csv"]
+    assert names == ["figures/matrix.png", "results.earlier.json", "tables/pairs.csv"]
+    assert (tmp_path / "results.earlier.json").read_text() == earlier
+    monkeypatch.undo()
+    small_results().write(tmp_path)
+    assert not (tmp_path / "results.earlier.json").exists()
 
 
 def test_nothing_is_written_twice() -> None:

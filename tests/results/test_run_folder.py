@@ -1,7 +1,10 @@
 """A run's folder, and what is written to it."""
 
+import errno
 import multiprocessing
+import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,21 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from matplotlib.figure import Figure as MatplotlibFigure
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lincorr_lightning.errors import OutputError
+from lincorr_lightning.errors import OutputError, ReportError
 from lincorr_lightning.results.results import Figure, Results, Table
 from lincorr_lightning.results.run_folder import (
     RunLogger,
     collect_callback_results,
+    prepare_run_folder,
     run_folder,
     set_run_name,
     study_name,
     write_callback_results,
     write_results,
 )
+from lincorr_lightning.results.saved_run import SavedRun
 
 
 class SmallStudy(BoringModel):
@@ -160,9 +166,20 @@ class Watching(L.Callback):
 
 
 class StudyWithCallbacks(BoringModel):
+    def setup(self, stage: str) -> None:
+        prepare_run_folder(self.trainer)
+
     def on_fit_end(self) -> None:
         included = collect_callback_results(self.trainer)
         write_results(self.trainer, Results("study", included=included))
+
+
+def study_trainer(root: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", logger=logger, default_root_dir=root, max_steps=1,
+        callbacks=list(callbacks), limit_val_batches=1, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("logger", [lambda path: False, lambda path: RunLogger(path, name="run")])
@@ -170,11 +187,7 @@ def test_callbacks_of_one_kind_stay_apart(tmp_path: Path, logger: Callable[[Path
     import json
 
     callbacks = [Watching("moved", 0.5), L.Callback(), Watching("moved", 0.25), Watching("x", 1.0)]
-    trainer = L.Trainer(
-        accelerator="cpu", logger=logger(tmp_path), default_root_dir=tmp_path, max_steps=1,
-        callbacks=callbacks, limit_val_batches=0, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = study_trainer(tmp_path, logger(tmp_path), *callbacks)
     trainer.fit(StudyWithCallbacks())
     folder = run_folder(trainer)
     found = json.loads((folder / "results.json").read_text())
@@ -186,3 +199,71 @@ def test_callbacks_of_one_kind_stay_apart(tmp_path: Path, logger: Callable[[Path
         assert (folder / "tables" / f"{name}.csv").read_text() == f"value\n{value}\n"
         assert (folder / "figures" / f"{name}.png").is_file()
     assert float(trainer.callback_metrics["moved/value"]) == 0.25
+
+
+# -- runs that do not finish ---------------------------------------------------------------------
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ReportError, match="did not finish") as caught:
+        SavedRun.read(folder)
+    return str(caught.value)
+
+
+def test_a_disk_that_is_full_at_any_file_leaves_an_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, flush = os.fsync, EventFileWriter.flush
+    n_left = 0
+    complete: list[Path] = []
+
+    def use_space() -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", lambda file: (use_space(), fsync(file)))
+    monkeypatch.setattr(EventFileWriter, "flush", lambda self: (use_space(), flush(self)))
+    for n_files in count():
+        n_left = n_files
+        trainer = study_trainer(
+            tmp_path, RunLogger(tmp_path, name="run"), Watching("a", 0.5), Watching("b", 1.0)
+        )
+        try:
+            trainer.fit(StudyWithCallbacks())
+        except OutputError as error:
+            message = str(error)
+        else:
+            break
+        assert "the disk is full" in message and "\n" not in message
+        folder = run_folder(trainer)
+        assert not [name for name in everything(folder) if ".part-" in name]
+        if "results.json" in everything(folder):  # the logger's last flush, with nothing to write
+            complete.append(folder)
+        elif everything(folder):
+            refused(folder)
+    assert n_files > 10
+    assert all(len(everything(one)) == len(everything(run_folder(trainer))) for one in complete)
+    assert SavedRun.read(run_folder(trainer)).study == "study"
+
+
+def test_an_earlier_run_s_results_do_not_make_a_later_one_look_finished(tmp_path: Path) -> None:
+    def fit(module: L.LightningModule) -> L.Trainer:
+        trainer = study_trainer(tmp_path, CSVLogger(tmp_path, version=0), Watching("a", 0.5))
+        trainer.fit(module)
+        return trainer
+
+    class Failing(StudyWithCallbacks):
+        def on_train_end(self) -> None:
+            raise ValueError("no")
+
+    folder = run_folder(fit(StudyWithCallbacks()))
+    with pytest.raises(ValueError, match="no"):
+        fit(Failing())
+    assert "results.earlier.json is of an earlier run" in refused(folder)
+    trainer = fit(StudyWithCallbacks())
+    assert run_folder(trainer) == folder and SavedRun.read(folder).study == "study"
+    assert not (folder / "results.earlier.json").exists()
+    trainer.validate(StudyWithCallbacks())  # it writes no results
+    assert SavedRun.read(folder).study == "study"

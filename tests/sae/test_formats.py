@@ -1,6 +1,8 @@
 """Folders of other libraries, written here by hand, against those libraries' formulas."""
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +298,17 @@ class _Opened:
         raise AssertionError("a pickle was loaded")
 
 
+def _save_with_shape(path: Path, shape: tuple[int, ...], claimed: int | None) -> None:
+    """Write an archive of one array whose header has another shape than its few numbers."""
+    content = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, header)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("W_enc.npy", content.getvalue() + bytes(64))
+        if claimed is not None:
+            archive.infolist()[0].file_size = claimed
+
+
 def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
     array = np.empty(1, dtype=object)
     array[0] = _Opened()
@@ -309,6 +322,10 @@ def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
     (folder / "params.npz").write_bytes(b"")
     with pytest.raises(SparseAutoencoderError, match=r"params\.npz: it is damaged"):
         load_sae(folder)
+    for claimed in (None, 4 * 10**12):  # in the archive's own directory too
+        _save_with_shape(folder / "params.npz", (10**12,), claimed)
+        with pytest.raises(SparseAutoencoderError, match=r"claims the shape \(1000000000000,\)"):
+            load_sae(folder)
     np.savez(folder / "params.npz", W_enc=_draw(WIDTH, N))
     with pytest.raises(SparseAutoencoderError, match=r"it lacks W_dec \(it has W_enc\)"):
         load_sae(folder)

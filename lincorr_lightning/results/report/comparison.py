@@ -183,10 +183,11 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
         The figure and its caption; None if there are fewer than two LMs or no such numbers.
     """
     place, lines = size_figure()
+    entries = runs[0].values.get("pairs") if runs[0].study == lines[0].study else ()
     pairs = [
-        f"{pair['source']}->{pair['target']}"
-        for pair in runs[0].values.get("pairs", ())
-        if runs[0].study == lines[0].study
+        f"{pair.get('source')}->{pair.get('target')}"
+        for pair in (entries if isinstance(entries, list) else ())
+        if isinstance(pair, Mapping)
     ]
     panels = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
     if len({run.lm_name for run in runs}) < 2 or not panels:
