@@ -59,6 +59,10 @@ class ReportError(LincorrError):
     """The folder of a run cannot be reported, or not on one page with the others."""
 
 
+class CheckpointError(LincorrError):
+    """A checkpoint of a run cannot be read, or does not fit the study."""
+
+
 class OutputError(LincorrError):
     """A file or folder cannot be written."""
 

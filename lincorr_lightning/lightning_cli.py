@@ -35,6 +35,7 @@ import lincorr_lightning.probe
 import lincorr_lightning.sae.module
 from lincorr_lightning.ablation.batches import TrainingPlan
 from lincorr_lightning.callbacks import PredictionWriter
+from lincorr_lightning.checkpoints import check_checkpoint, restoring_error, set_up_checkpoints
 from lincorr_lightning.config_files import check_configs, read_config, use_checked_loader
 from lincorr_lightning.errors import (
     ConfigError,
@@ -165,9 +166,10 @@ class LincorrCLI(LightningCLI):
             raise ConfigError("--ckpt_path is empty. Pass the file of a checkpoint.")
         if path == "best":
             raise ConfigError("--ckpt_path best has no meaning in a new run. Pass the file.")
-        is_file = path and path not in ("last", "hpc") and "://" not in path
-        if is_file and not Path(path).exists():
-            raise ConfigError(f"--ckpt_path {path} does not exist.")
+        if path:
+            model = config.model
+            settings = vars(model.get("init_args", {}))
+            check_checkpoint(path, _class_of(model).__name__, settings, config.weights_only)
 
     def _get_config(self) -> Namespace:
         """Return the settings of the command."""
@@ -222,8 +224,19 @@ class LincorrCLI(LightningCLI):
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
+        set_up_checkpoints(trainer)
         set_run_name(trainer, name)
         return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the study; an error of a checkpoint that does not fit it names the checkpoint."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            explained = restoring_error(error, self.trainer.ckpt_path, type(self.model).__name__)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _describe(self) -> None:
         if self.trainer.is_global_zero and not is_dry_run(self.trainer):

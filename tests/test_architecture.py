@@ -24,7 +24,7 @@ LAYERS = [
     ["sae"],
     ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],
     ["callbacks"],
-    ["config_files", "failure_callbacks", "option_errors", "safe_configs"],
+    ["checkpoints", "config_files", "failure_callbacks", "option_errors", "safe_configs"],
     ["lightning_cli"],
     ["cli"],
     ["__main__"],

@@ -155,6 +155,7 @@ class VocabularyAblation(L.LightningModule):
         self.texts: PooledTexts | None = None
         self.scores: dict[str, list[RunScores]] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self._batch: TextBatch | None = None
         self._started = 0.0
 
     # -- setting up ------------------------------------------------------------------------------
@@ -239,6 +240,7 @@ class VocabularyAblation(L.LightningModule):
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
         del batch_idx
+        self._batch = batch
         texts = self._texts
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
         answers = texts.answers_to(batch.rows)
@@ -274,9 +276,14 @@ class VocabularyAblation(L.LightningModule):
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def on_train_batch_end(self, outputs: Any, batch: TextBatch, batch_idx: int) -> None:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, and score the networks before any callback saves them and their scores."""
+        super().optimizer_step(*args, **kwargs)
+        assert self._batch is not None
+        self._score(self._batch)
+
+    def _score(self, batch: TextBatch) -> None:
         """Score the networks every `score_every` epochs, and at the end of a phase."""
-        del outputs, batch_idx
         every: int = self.hparams["score_every"]
         if not batch.ends_epoch or ((batch.epoch + 1) % every and not batch.ends):
             return
@@ -301,16 +308,19 @@ class VocabularyAblation(L.LightningModule):
             for name, values in shares.items()
             for mapping, value in zip(self.plan.mappings, values, strict=True)
         }
-        log_scalars(self.trainer, scalars, self.global_step)
+        step = self.global_step + 1  # Lightning counts a step after it is done
+        log_scalars(self.trainer, scalars, step)
         for key, value in scalars.items():
-            self.history.setdefault(key, []).append((self.global_step, value))
+            self.history.setdefault(key, []).append((step, value))
 
     def on_train_end(self) -> None:
         """Write the results."""
         if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
             return
         seconds = monotonic() - self._started
-        texts, embedding = self._texts, self.embedding
+        if self.texts is None:  # resumed after the last step
+            self.texts = self._pool(self.trainer.train_dataloader.dataset[0])  # type: ignore[union-attr]
+        texts, embedding = self.texts, self.embedding
         assert embedding is not None
         results = ablation_results(
             texts.corpus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class RecallBatch:
 
 @dataclass(frozen=True)
 class PackedStatements(Dataset[PackedBatch]):
-    """The training batches of all epochs, each made from the seed and its number alone.
+    """The training batches of one rank over all epochs, each made from the seed and its number.
 
     What is drawn for a statement follows from its position in the epoch, not from its batch: ranks
     with smaller batches read what one process reads. As no state is kept, a resumed run continues
@@ -77,6 +78,8 @@ class PackedStatements(Dataset[PackedBatch]):
     Attributes:
         corpus: The statements.
         repeats: How often an epoch has each statement, by kind of knowledge; empty for once.
+        rank: Index of this rank's data shard.
+        n_shards: Number of data shards.
 
     The other attributes are settings of `CorpusDataModule`.
     """
@@ -88,6 +91,18 @@ class PackedStatements(Dataset[PackedBatch]):
     mixup_fraction: float = 0.5
     repeats: Sequence[int] = ()
     seed: int = 0
+    rank: int = 0
+    n_shards: int = 1
+
+    @property
+    def determined_by(self) -> dict[str, Any]:
+        """Settings that determine the content of a step."""
+        names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
+        return {name: getattr(self, name) for name in names} | {
+            "repeats": list(self.repeats),
+            "n_statements": len(self._statements),
+            "n_processes": self.n_shards,
+        }
 
     @cached_property
     def _statements(self) -> list[EncodedStatement]:
@@ -102,15 +117,16 @@ class PackedStatements(Dataset[PackedBatch]):
         return found
 
     def __len__(self) -> int:
-        """Number of batches of one epoch."""
-        return -(-len(self._statements) // self.batch_size)
+        """Number of steps of an epoch, the same on all ranks."""
+        return -(-len(self._statements) // (self.batch_size * self.n_shards))
 
     def __getitem__(self, index: int) -> PackedBatch:
-        """Return a batch by its number over all epochs; below 0, one that does not count."""
-        if index < 0:
-            return replace(self[0], is_padding=True)
-        epoch, batch = divmod(index, len(self))
-        first = batch * self.batch_size
+        """Return a batch by its number over all epochs; one without statements does not count."""
+        epoch, step = divmod(index, len(self))
+        first = (step * self.n_shards + self.rank) * self.batch_size
+        is_padding = first >= len(self._statements)
+        if is_padding:
+            first = 0
         last = min(first + self.batch_size, len(self._statements))
         blocks = range(first // _DRAWN_TOGETHER, -(-last // _DRAWN_TOGETHER))
         drawn = zip(*(self._draw(epoch, block) for block in blocks), strict=True)
@@ -122,7 +138,8 @@ class PackedStatements(Dataset[PackedBatch]):
             self._by_knowledge[statement.knowledge][other]
             for statement, other in zip(chosen, others, strict=True)
         ]
-        return _pack(chosen, in_full, partners, shares, self.row_length)
+        packed = _pack(chosen, in_full, partners, shares, self.row_length)
+        return replace(packed, is_padding=is_padding)
 
     def _draw(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw for a block of an epoch: full loss or not, the partner's share, and its number."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
+from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require
@@ -84,7 +83,6 @@ class CorpusDataModule(L.LightningDataModule):
         self.save_hyperparameters(ignore=["world"])
         self.save_hyperparameters({"world": asdict(self.world_config)})
         self.corpus: Corpus | None = None
-        self._first_epoch = 0
 
     def setup(self, stage: str | None = None) -> None:
         """Generate the world and its statements, identical on all ranks.
@@ -116,49 +114,19 @@ class CorpusDataModule(L.LightningDataModule):
             raise ConfigError("CorpusDataModule has no corpus yet; call its setup() first.")
         return self.corpus
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of completed epochs."""
-        assert self.trainer is not None
-        return {"epoch": self.trainer.fit_loop.epoch_progress.current.processed}  # type: ignore[attr-defined]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the next epoch."""
-        self._first_epoch = int(state_dict["epoch"])
-
-    def train_dataloader(self) -> DataLoader[PackedBatch]:
+    def train_dataloader(self) -> ResumableLoader:
         """Return the packed statements of each epoch."""
-        epoch = self._first_epoch
-        if self.trainer is not None:
-            epoch = max(epoch, self.trainer.current_epoch)
-        settings = {
-            name: self.hparams[name]
-            for name in ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
-        }
-        statements = PackedStatements(self._ready, repeats=self._repeats, **settings)
+        names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
         shard = data_shard(self.trainer)
-        sampler = _ShardedBatches(statements, shard.number, shard.n)
-        # A resumed run takes its first batch before Lightning sets the epoch.
-        sampler.set_epoch(epoch)
-        return DataLoader(statements, batch_size=None, sampler=sampler)
+        statements = PackedStatements(
+            self._ready, repeats=self._repeats, rank=shard.number, n_shards=shard.n,
+            **{name: self.hparams[name] for name in names},
+        )  # fmt: skip
+        return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:
         """Return the prompts, one kind of knowledge per batch."""
         return DataLoader(RecallPrompts(self._ready), batch_size=None)
-
-
-class _ShardedBatches(DistributedSampler[Any]):
-    """Numbers of one rank's batches of an epoch; Lightning sets the epoch.
-
-    A rank without a batch in the last step gets one that does not count (-1).
-    """
-
-    def __init__(self, dataset: PackedStatements, rank: int, n_ranks: int) -> None:
-        super().__init__(dataset, num_replicas=n_ranks, rank=rank, shuffle=False)
-
-    def __iter__(self) -> Iterator[int]:
-        n_batches = len(self.dataset)  # type: ignore[arg-type]
-        for index in range(self.rank, self.total_size, self.num_replicas):
-            yield self.epoch * n_batches + index if index < n_batches else -1
 
 
 def _repeats(repeats: dict[str, int], stated: tuple[str, ...], catalogue: Catalogue) -> list[int]:

@@ -284,8 +284,15 @@ class Pretraining(L.LightningModule):
         )
         write_results(self.trainer, results)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the loss of this epoch so far, and the last recall."""
+        checkpoint["pretraining"] = {
+            "loss": {name: getattr(self._loss, name).clone() for name in self._loss.metric_state},
+            "recall": dict(self._recall),
+        }
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another vocabulary."""
+        """Restore loss and recall; refuse a checkpoint of another vocabulary."""
         stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
         ours = self._ready[0].model.embed_tokens.weight.shape
         if stored != ours:
@@ -293,6 +300,13 @@ class Pretraining(L.LightningModule):
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
                 f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
             )
+        if self.trainer.training:
+            # The schedule's length takes the data, before Lightning restores where the run was.
+            self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+        measured = checkpoint.get("pretraining", {"loss": {}, "recall": {}})
+        for name, value in measured["loss"].items():
+            setattr(self._loss, name, value.to(self.device))
+        self._recall = dict(measured["recall"])
 
 
 def one_cycle(step: int, n_steps: int, warmup: float) -> float:

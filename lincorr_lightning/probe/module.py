@@ -485,6 +485,8 @@ class LinearProbe(FrozenLMModule):
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         """Read what the maps were fitted on."""
+        if self.trainer.training:
+            _check_resumable(checkpoint["loops"]["fit_loop"], self.trainer.max_epochs or -1)
         stored = checkpoint["linear_probe"]
         own = {f"{s}->{t}" for s, t in self.layout.pairs}
         if set(stored["ridges"]) != own:
@@ -510,6 +512,22 @@ class LinearProbe(FrozenLMModule):
         self.fit_subjects = stored["fit_subjects"]
         self.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
         self.n_fit = stored["n_fit"]
+
+
+def _check_resumable(progress: Mapping[str, Any], max_epochs: int) -> None:
+    """Refuse to resume where the statistics of the subjects read so far would be needed."""
+    epochs = progress["epoch_progress"]["current"]
+    is_whole = progress["epoch_loop.batch_progress"]["is_last_batch"]
+    if epochs["started"] > epochs["processed"] and not is_whole:
+        raise ConfigError(
+            "the checkpoint is from the middle of an epoch, and holds no statistics of the "
+            "subjects read so far. Resume from the end of an epoch, or start a new run."
+        )
+    if 0 < max_epochs <= epochs["started"]:
+        raise ConfigError(
+            f"the checkpoint has all {max_epochs} epochs of trainer.max_epochs. Score its maps with"
+            " `lincorr validate`, or raise trainer.max_epochs."
+        )
 
 
 def _modules(maps: nn.ModuleDict) -> Iterator[tuple[str, AffineMap]]:

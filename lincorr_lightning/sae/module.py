@@ -342,7 +342,7 @@ class SparseAutoencoders(FrozenLMModule):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the training curves, and leave the LM out."""
+        """Add the training curves and the last scores, and leave the LM out."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[STUDY] = {
             # Keys with an underscore are LightningCLI's.
@@ -353,10 +353,12 @@ class SparseAutoencoders(FrozenLMModule):
             },
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
+            "scores": [asdict(score) for score in self.scores],
+            "found": self._found and self._found._asdict(),
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the training curves.
+        """Restore the training curves and the last scores.
 
         Raises:
             ConfigError: The checkpoint is of another study, or of SAEs with other settings.
@@ -379,6 +381,9 @@ class SparseAutoencoders(FrozenLMModule):
             tag: [tuple(p) for p in points] for tag, points in stored["history"].items()
         }
         self.n_tokens = stored["n_tokens"]
+        if stored.get("found"):
+            self.scores = [SAEScore(**score) for score in stored["scores"]]
+            self._found = Reconstruction(**stored["found"])
 
 
 def _texts_of(batch: object) -> tuple[TokenRows, int | None]:

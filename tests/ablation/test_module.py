@@ -231,7 +231,7 @@ def test_nothing_but_the_network_is_trained(ablate, small_lm):
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
 
 
-@pytest.mark.parametrize("step", [4, 14, 22])  # in each of the three phases
+@pytest.mark.parametrize("step", [4, 14, 22, 8, 23, 31])  # in each phase, and at the end of each
 def test_resumes_in_any_phase(ablate, tmp_path, step):
     keep = ModelCheckpoint(
         dirpath=tmp_path / "kept", filename="{step}", every_n_train_steps=1, save_top_k=-1

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import console, main
 from lincorr_lightning.errors import (
+    CheckpointError,
     ConfigError,
     KnowledgeError,
     LinearMapError,
@@ -130,7 +131,7 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
         main([*common, "--model.control={} eats"])
     with pytest.raises(LinearMapError, match=r"--model\.lm\.dtype float32"):
         main([*common, "--model.lm.dtype=bfloat16"])
-    with pytest.raises(ConfigError, match=r"nowhere\.ckpt does not exist"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt does not exist"):
         main([*common, "--ckpt_path=nowhere.ckpt"])
 
 

@@ -9,7 +9,7 @@ from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements
-from lincorr_lightning.pretraining.datamodule import CorpusDataModule, _ShardedBatches
+from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from tests.toys import toy_model
 
 CONFIG = WorldConfig(n_people=20, nicknames=False)
@@ -222,12 +222,15 @@ def test_without_mixup_nothing_is_mixed():
 
 
 def test_ranks_share_the_batches_of_a_step():
-    data = make_data(batch_size=16)
-    statements = PackedStatements(data.corpus, batch_size=16)
-    n_batches = len(statements)
-    assert n_batches % 3  # so that the last step has fewer batches than ranks
-    numbers = [list(_ShardedBatches(statements, rank, 3)) for rank in range(3)]
-    assert len({len(own) for own in numbers}) == 1
-    read_ones = [number for step in zip(*numbers, strict=True) for number in step]
-    assert [n for n in read_ones if n >= 0] == list(range(n_batches))
-    assert statements[-1].is_padding and not statements[0].is_padding
+    corpus = make_data().corpus
+    whole = PackedStatements(corpus, batch_size=16)
+    assert len(whole) % 3  # so that the last step has fewer batches than ranks
+    parts = [PackedStatements(corpus, batch_size=16, rank=rank, n_shards=3) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    for epoch in (0, 2):
+        steps = range(epoch * len(parts[0]), (epoch + 1) * len(parts[0]))
+        read_ones = [part[step] for step in steps for part in parts]
+        counted = [batch for batch in read_ones if not batch.is_padding]
+        assert len(counted) == len(whole) < len(read_ones)
+        for i, batch in enumerate(counted):
+            assert torch.equal(batch.input_ids, whole[epoch * len(whole) + i].input_ids)

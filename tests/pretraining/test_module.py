@@ -6,6 +6,7 @@ import json
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -110,28 +111,31 @@ def test_the_written_lm_is_the_trained_one(run):
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
-    def fit(folder, stop, ckpt_path=None):
+    def fit(folder, **options):
         L.seed_everything(0)
         module = Pretraining(SIZE)
-        # The schedule is that of four epochs; the first part stops after two.
-        trainer = make_trainer(folder, 4, limit_val_batches=0, callbacks=[StopAfter(stop)])
+        ckpt_path = options.pop("ckpt_path", None)
+        trainer = make_trainer(folder, 4, **options)
         trainer.fit(module, datamodule=make_corpus(), ckpt_path=ckpt_path)
-        trainer.save_checkpoint(folder / "end.ckpt")
-        return module.lm.state_dict()
+        (path,) = folder.rglob("results.json")
+        results = json.loads(path.read_text())
+        return module.lm.state_dict(), {name: results[name] for name in ("loss", "recall")}
 
-    whole = fit(tmp_path / "whole", 4)
-    fit(tmp_path / "part", 2)
-    resumed = fit(tmp_path / "rest", 4, tmp_path / "part" / "end.ckpt")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-class StopAfter(L.Callback):
-    def __init__(self, n_epochs):
-        self.n_epochs = n_epochs
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        if trainer.current_epoch + 1 == self.n_epochs:
-            trainer.should_stop = True
+    kept = ModelCheckpoint(
+        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
+    )
+    options = {"enable_checkpointing": True, "callbacks": [kept]}
+    weights, results = fit(tmp_path / "whole", check_val_every_n_epoch=3, **options)
+    n_steps = len(list(tmp_path.glob("*.ckpt")))
+    # In the middle of an epoch, at the end of one, in the last, which does not validate.
+    for step in (n_steps // 4 + 2, n_steps // 2, n_steps - 1):
+        resumed = fit(
+            tmp_path / str(step),
+            check_val_every_n_epoch=3,
+            ckpt_path=tmp_path / f"step={step}.ckpt",
+        )
+        assert all(torch.equal(weights[name], resumed[0][name]) for name in weights)
+        assert resumed[1] == results
 
 
 def test_a_checkpoint_of_another_world_is_refused(tmp_path):

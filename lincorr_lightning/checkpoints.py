@@ -1,0 +1,213 @@
+"""Checkpoints: written whole or not at all, and refused in one line if a run cannot use them."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.pytorch.loops.fit_loop import _FitLoop
+
+from lincorr_lightning.errors import CheckpointError, LincorrError
+from lincorr_lightning.io import atomic_write
+from lincorr_lightning.lm.memory import oom_reason
+
+_WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
+_SPECIAL = ("best", "last", "hpc")
+# Lightning's functions that restore a run.
+_RESTORING = {
+    "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
+    "_load_combined_loader_states",
+}  # fmt: skip
+
+
+def set_up_checkpoints(trainer: L.Trainer) -> None:
+    """Let a Trainer write checkpoints atomically, and finish a run that is resumed at its end.
+
+    A `CheckpointIO` of the user's stays.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    trainer.fit_loop.__class__ = ResumableFitLoop
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint completely or not at all, and loads plain data and tensors alone.
+
+    Lightning's own writes to the folder of temporary files and copies the file from there: a
+    process that is killed meanwhile, or a full disk, leaves a part of it under the final name.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint.
+
+        Raises:
+            OutputError: The file cannot be written; an earlier one is still there.
+        """
+        if storage_options is not None or not _is_local_file_protocol(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with atomic_write(path) as part, part.open("wb") as file:
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # torch hides the operating system's error in its own
+                raise (
+                    error.__context__ if isinstance(error.__context__, OSError) else error
+                ) from None
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Callable[..., Any] | None = lambda storage, _: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Raises:
+            CheckpointError: The file cannot be read, or is no checkpoint.
+        """
+        weights_only = weights_only is not False
+        try:
+            checkpoint = super().load_checkpoint(path, map_location, weights_only)
+        except Exception as error:
+            raise CheckpointError(_unreadable(path, error)) from error
+        return _require_checkpoint(path, checkpoint)
+
+
+def check_checkpoint(
+    path: str | Path, study: str, settings: Collection[str], weights_only: bool | None = None
+) -> None:
+    """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
+
+    Tensors are not read. Paths that only Lightning can resolve are not checked: ``best``, ``last``,
+    ``hpc``, a registry, and other URLs.
+
+    Args:
+        path: The value of ``--ckpt_path``.
+        study: Name of the study's class.
+        settings: Names of its settings.
+        weights_only: The value of ``--weights_only``; only if it is False may the file hold other
+            objects than tensors and plain data.
+
+    Raises:
+        CheckpointError: The file cannot be read, or is no checkpoint of this study.
+    """
+    if path in _SPECIAL or re.match(r"\w+:", str(path)):
+        return
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"--ckpt_path {path} does not exist.")
+    if path.is_dir() and (path / "meta.pt").is_file():
+        return  # a folder of shards (save_distributed_checkpoint)
+    if not path.is_file():
+        raise CheckpointError(f"--ckpt_path {path} is no file. {_WAY_OUT}")
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise EOFError
+        checkpoint = torch.load(
+            path, map_location="cpu", weights_only=weights_only is not False, mmap=True
+        )
+    except Exception as error:
+        raise CheckpointError(_unreadable(path, error)) from error
+    own = _require_checkpoint(path, checkpoint).get("hyper_parameters", {})
+    if not isinstance(own, dict):
+        own = {}
+    writer = str(own.get("_class_path", "")).rpartition(".")[2]
+    # Studies that choose their hyper-parameters themselves have no class path among them.
+    other = {name for name in own if not str(name).startswith("_")} - set(settings)
+    if writer != study if writer else other:
+        whose = f"of {writer}, not" if writer else "not one"
+        raise CheckpointError(f"the checkpoint {path} is {whose} of {study}. {_WAY_OUT}")
+
+
+def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
+    for key in ("state_dict", "pytorch-lightning_version"):
+        if not isinstance(content, dict) or key not in content:
+            raise CheckpointError(
+                f"{path} is not the checkpoint of a run: it has no {key}. {_WAY_OUT}"
+            )
+    return content
+
+
+def _unreadable(path: str | Path, error: Exception) -> str:
+    """Return the message for a file that cannot be loaded; torch's would advise to execute it."""
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks where nothing is
+        return f"cannot read the checkpoint {path}: {error.strerror or error}. {_WAY_OUT}"
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            f"the checkpoint {path} holds other objects than tensors and plain data, or is damaged;"
+            f" it is not loaded. {_WAY_OUT}"
+        )
+    return f"{path} is damaged, cut off or no checkpoint. {_WAY_OUT}"
+
+
+def restoring_error(error: Exception, path: str | Path | None, study: str) -> LincorrError | None:
+    """Return an error that names the checkpoint, if one was raised while it was restored.
+
+    Args:
+        error: The error.
+        path: The checkpoint.
+        study: Name of the study's class.
+    """
+    called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+    if not called & _RESTORING or isinstance(error, CheckpointError) or oom_reason(error):
+        return None
+    if isinstance(error, LincorrError):
+        return type(error)(f"--ckpt_path {path}: {error}")
+    text = str(error.args[0]) if error.args else ""
+    if isinstance(error, RuntimeError) and "loading state_dict" not in text:
+        return None  # not about the checkpoint, such as the failure of another rank
+    shapes = re.search(r"size mismatch for (\S+):.*?Size\((.*?)\).*?Size\((.*?)\)", text)
+    if shapes:
+        reason = "{} has the shape {}, that of this run {}".format(*shapes.groups())
+    elif isinstance(error, RuntimeError):
+        reason = "it has other tensors"
+    else:
+        reason = " ".join(text.split()).rstrip(".") or type(error).__name__
+    return CheckpointError(
+        f"the checkpoint {path} does not fit {study} as it is set up: {reason}. Use the settings "
+        "of the run that wrote it (its config.yaml), or start a new run."
+    )
+
+
+class ResumableFitLoop(_FitLoop):
+    """Lightning's fit loop, for a run that is resumed after the last step of an epoch.
+
+    Lightning skips the validation of that epoch and, after the last epoch, also the hooks at the
+    end of training, in which studies write their results.
+    """
+
+    @property
+    def skip(self) -> bool:
+        """Whether there is nothing to train or to finish."""
+        return super().skip and not (self.is_resuming and self.trainer.limit_train_batches)
+
+    def on_run_start(self) -> None:
+        """Call the hooks, and validate where the unbroken run did after its last step."""
+        super().on_run_start()
+        steps = self.epoch_loop
+        epochs: Any = self.epoch_progress.current
+        is_last = 0 < (self.max_epochs or 0) <= epochs.processed
+        if not steps.batch_progress.is_last_batch or not (
+            steps.restarted_on_train_batch_end or (self.is_resuming and is_last)
+        ):
+            return
+        epochs.completed -= 1  # Lightning counts the epoch as completed already
+        if steps._should_check_val_epoch():
+            self.trainer.validating = True
+            steps.val_loop.restarting = False
+            steps.val_loop.run()
+            self.trainer.training = True
+        epochs.completed += 1
