@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.termination import exit_at_signals
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method: name -> (module, function, help).
@@ -33,6 +34,8 @@ TRAINER_COMMANDS = {
     "test": "Score a checkpoint again.",
     "predict": "Predict with a checkpoint, or forecast edits.",
 }
+
+_LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 
 
 def main(args: Sequence[str] | None = None) -> Any:
@@ -138,16 +141,14 @@ def console() -> None:
     # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        main()
+        with exit_at_signals():
+            main()
     except LincorrError as error:
         sys.stderr.write(f"lincorr: error: {error}\n")
         sys.exit(error.exit_status)
     except RuntimeError as error:
         # Messages of gloo and NCCL about another process; its own error is on the screen.
-        if not any(sign in str(error) for sign in ("closed by peer", "remote process exited")):
+        if not any(sign in str(error) for sign in _LOST_RANK):
             raise
         sys.stderr.write("lincorr: error: another process of this run failed; see its error.\n")
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.stderr.write("lincorr: interrupted\n")
-        sys.exit(130)

@@ -8,14 +8,19 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 
+from lincorr_lightning import termination
 from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.termination import Terminated
 
 # Time for a process that failed to write its error.
 _GRACE_S = 5
@@ -65,13 +70,128 @@ class AbortOnRankFailure(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """End the processes that this one started, after some seconds."""
-        del pl_module, exception
+        """End the processes that this one started; after an error, in some seconds."""
+        del pl_module
         end = monotonic() + _GRACE_S
         for process in getattr(trainer.strategy.launcher, "procs", ()):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(end - monotonic(), 0))
+            if not isinstance(exception, Terminated):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=max(end - monotonic(), 0))
             process.kill()
+
+
+class SignalCheckpoint(L.Callback):
+    """Saves a checkpoint when a signal ends training that can be resumed in the middle of an epoch.
+
+    A step under way is finished before, see `Termination`. Several ranks leave after the same step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path: Path | None = None
+        self._is_resumable = False
+        self._n_steps = 0
+        # Lightning's counters after the last step, unless another one has begun.
+        self._progress: dict[str, Any] | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Choose the file, on all ranks."""
+        del pl_module
+        termination.current.launcher = trainer.strategy.launcher
+        if stage == "fit" and not is_dry_run(trainer):
+            self._path = run_folder(trainer) / "checkpoints" / "interrupted.ckpt"
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals again: the Trainer has replaced the handlers."""
+        del trainer, pl_module
+        termination.current.handle_signals()
+
+    on_test_start = on_predict_start = on_sanity_check_start
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find out whether the run can be resumed in the middle of an epoch."""
+        self.on_sanity_check_start(trainer, pl_module)
+        self._is_resumable = (
+            self._path is not None
+            and hasattr(trainer.train_dataloader, "load_state_dict")
+            and getattr(pl_module, "is_resumable", True)
+        )
+        self._n_steps = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let the step end before a signal ends the run."""
+        del batch, batch_idx
+        if self._is_resumable:
+            if trainer.world_size == 1:
+                self._leave_step()
+            termination.current.in_step = True
+            self._progress = None
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save and leave if any rank has received a signal."""
+        del pl_module, outputs, batch, batch_idx
+        # With accumulated gradients, not every batch ends with an optimizer step.
+        if not self._is_resumable or trainer.global_step == self._n_steps:
+            return
+        self._n_steps = trainer.global_step
+        self._progress = deepcopy(trainer.fit_loop.state_dict())
+        is_signalled = termination.current.signum is not None
+        if trainer.strategy.reduce_boolean_decision(is_signalled, all=False):
+            self._save(trainer)
+            raise Terminated
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let a signal end the run."""
+        self._leave_step()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals, which may end the run."""
+        self.on_sanity_check_start(trainer, pl_module)
+        self._leave_step()
+
+    def _leave_step(self) -> None:
+        """Let signals end the run from now on, as one that has come already does."""
+        if self._progress is not None:
+            termination.current.in_step = False
+            termination.current.raise_pending()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Save, unless a step has begun; name the last checkpoint that there is."""
+        if not self._is_resumable or not isinstance(exception, Terminated):
+            return
+        assert self._path is not None
+        if termination.current.checkpoint is None and trainer.world_size == 1 and self._progress:
+            self._save(trainer)
+        if termination.current.checkpoint is None:
+            folder = Path(
+                getattr(trainer.checkpoint_callback, "dirpath", None) or self._path.parent
+            )
+            files = sorted(folder.glob("[!.]*.ckpt"), key=lambda file: file.stat().st_mtime)
+            termination.current.checkpoint = files[-1] if files else trainer.ckpt_path
+
+    def _save(self, trainer: L.Trainer) -> None:
+        assert self._path is not None
+        trainer.save_checkpoint(self._path)
+        termination.current.checkpoint = self._path
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Store the counters as they were after the last step."""
+        # During validation and at the end of training they are those of a run without either.
+        if termination.current.signum is not None and self._progress is not None:
+            checkpoint["loops"]["fit_loop"] = self._progress
 
 
 class OOMHint(L.Callback):

@@ -44,7 +44,12 @@ from lincorr_lightning.errors import (
     OutputError,
     require,
 )
-from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, memory_note
+from lincorr_lightning.failure_callbacks import (
+    AbortOnRankFailure,
+    OOMHint,
+    SignalCheckpoint,
+    memory_note,
+)
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
@@ -215,7 +220,7 @@ class LincorrCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks = config["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        config["callbacks"] = [*callbacks, AbortOnRankFailure(), OOMHint()]
+        config["callbacks"] = [*callbacks, AbortOnRankFailure(), OOMHint(), SignalCheckpoint()]
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])

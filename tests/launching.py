@@ -18,11 +18,12 @@ _CONTEXT.set_forkserver_preload(["lincorr_lightning.lightning_cli"])
 _PATIENCE_S = 240
 
 
-def run_in_two(*arguments: str) -> SimpleNamespace:
+def run_in_two(*arguments: str, prepare: Callable[[int], None] | None = None) -> SimpleNamespace:
     """Run `lincorr` in two processes of one run.
 
     Args:
         arguments: Of the command line; the Trainer's must ask for two devices.
+        prepare: Called first in each process, with its rank.
 
     Returns:
         `returncode`, the first that is not 0; `stderr` of both processes, one after the other.
@@ -31,7 +32,7 @@ def run_in_two(*arguments: str) -> SimpleNamespace:
     with TemporaryDirectory() as folder:
         told = [Path(folder) / str(rank) for rank in range(2)]
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(rank, store.port, arguments, str(path)))
+            _CONTEXT.Process(target=_rank, args=(rank, store.port, arguments, str(path), prepare))
             for rank, path in enumerate(told)
         ]
         for process in ranks:
@@ -47,9 +48,14 @@ def run_in_two(*arguments: str) -> SimpleNamespace:
     return SimpleNamespace(returncode=codes[0] or codes[1], stderr=stderr)
 
 
-def _rank(rank: int, port: int, arguments: tuple[str, ...], told: str) -> None:
+def _rank(
+    rank: int, port: int, arguments: tuple[str, ...], told: str,
+    prepare: Callable[[int], None] | None,
+) -> None:  # fmt: skip
     """One of the processes."""
     _join_run(rank, 2, port)
+    if prepare is not None:
+        prepare(rank)
     with Path(told).open("w") as stderr, Path(os.devnull).open("w") as stdout:
         os.dup2(stderr.fileno(), 2)
         os.dup2(stdout.fileno(), 1)

@@ -12,7 +12,7 @@ PACKAGE = "lincorr_lightning"
 
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
-    ["version", "errors", "yaml_checks"],
+    ["version", "errors", "termination", "yaml_checks"],
     ["io"],
     ["functional"],
     ["distributed"],

@@ -408,6 +408,11 @@ class SourceFinetune(L.LightningModule):
         )
         write_results(self.trainer, results)
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a checkpoint holds the whole run; that of rank 0 lacks the others' own edits."""
+        return not self.is_independent or self.trainer.world_size == 1
+
     def _count_steps(self) -> int:
         """Return the optimizer steps of all ranks; each takes its own in independent training."""
         if not self.is_independent or self.trainer.world_size == 1:
