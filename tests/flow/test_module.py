@@ -26,7 +26,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from tests.toys import toy_sae
+from tests.toys import quiet_trainer, toy_sae
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N, WIDTH = 40, 16
@@ -230,15 +230,11 @@ def test_invalid_settings_are_refused(small_lm: str, texts: str, tmp_path: Path)
 
 def test_other_data_is_refused(small_lm: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    for given in (saes, "null"):
+    lm = LMConfig(small_lm)
+    for module in (FeatureFlow(lm=lm, saes=saes), FeatureFlow(lm=lm, saes=None)):
         match = r"batches of TokenRows .*, not \w+\. Pass --data TextsDataModule"
         with pytest.raises(ConfigError, match=match):
-            main(
-                ["test", "--model=FeatureFlow", f"--model.saes={given}",
-                 "--data=SubjectsDataModule", "--data.n_subjects=40",
-                 f"--model.lm.name_or_path={small_lm}", *QUIET,
-                 f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
-            )  # fmt: skip
+            quiet_trainer(tmp_path).test(module, DataLoader([0, 1]))
 
 
 def test_saes_cannot_be_trained_without_steps(small_lm: str, texts: str, tmp_path: Path) -> None:
