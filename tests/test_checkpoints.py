@@ -114,14 +114,14 @@ class Harmful:
 
 
 DAMAGED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "empty": (_cut(0), "damaged, cut off or no checkpoint"),
-    "half": (_cut(5000), "damaged, cut off or no checkpoint"),
-    "all but a few bytes": (_cut(-5), "damaged, cut off or no checkpoint"),
-    "a text": (lambda path, _: path.write_text("state_dict: 1"), "damaged, cut off or no"),
-    "a folder": (lambda path, _: path.mkdir(), "is no file"),
-    "a pipe": (lambda path, _: os.mkfifo(path), "is no file"),
+    "empty": (_cut(0), "damaged, truncated or not a checkpoint"),
+    "half": (_cut(5000), "damaged, truncated or not a checkpoint"),
+    "all but a few bytes": (_cut(-5), "damaged, truncated or not a checkpoint"),
+    "a text": (lambda path, _: path.write_text("state_dict: 1"), "damaged, truncated or"),
+    "a folder": (lambda path, _: path.mkdir(), "is not a file"),
+    "a pipe": (lambda path, _: os.mkfifo(path), "is not a file"),
     "nothing": (lambda path, _: None, "does not exist"),
-    "a pickle": (lambda path, _: path.write_bytes(pickle.dumps(Harmful())), "damaged, cut off"),
+    "a pickle": (lambda path, _: path.write_bytes(pickle.dumps(Harmful())), "damaged, truncated"),
     "an object": (_saved(Harmful()), "other objects than tensors and plain data"),
     "an object inside": (_saved(checkpoint_of() | {"x": Harmful()}), "other objects than tensors"),
     "a list": (_saved([1, 2]), "it has no state_dict"),
@@ -163,8 +163,26 @@ def test_what_lightning_finds_itself_is_refused_too(kind: str, run: Path, tmp_pa
     assert not Path("harm").exists()
 
 
+def test_memory_that_runs_out_is_no_damage(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(MemoryError):
+        AtomicCheckpointIO().load_checkpoint(written)
+
+
 @pytest.mark.parametrize(
-    "path", ["best", "last", "hpc", "registry:name", "s3://bucket/last.ckpt", "https://host/x.ckpt"]
+    "path",
+    [
+        "best",
+        "last",
+        "hpc",
+        "registry",
+        "registry:name",
+        "s3://bucket/last.ckpt",
+        "https://host/x.ckpt",
+    ],
 )
 def test_special_paths_are_lightnings(path: str) -> None:
     check_checkpoint(path, "Pretraining", SETTINGS)
