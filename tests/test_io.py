@@ -315,12 +315,12 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: st
     ("content", "reason"),
     [
         (None, "no such file or directory"),
-        (b'{"a": ', "it is no valid JSON (Expecting value"),
-        (b'{"a": NaN}', "it is no valid JSON (NaN is no JSON)"),
-        (b"\xff", "it is no valid JSON ('utf-8' codec"),
-        (b"[" * 100_000, "it is no valid JSON (it is nested too deeply)"),
-        (b'{"b": {"a": 1, "a": 2}}', "it is no valid JSON (the key 'a' is given twice)"),
-        (b"[1]", "it is no JSON object"),
+        (b'{"a": ', "it is not valid JSON (Expecting value"),
+        (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON)"),
+        (b"\xff", "it is not valid JSON ('utf-8' codec"),
+        (b"[" * 100_000, "it is not valid JSON (it is nested too deeply)"),
+        (b'{"b": {"a": 1, "a": 2}}', "it is not valid JSON (the key 'a' is given twice)"),
+        (b"[1]", "it is not a JSON object"),
     ],
 )
 def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -344,7 +344,7 @@ def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
 
 
 def test_half_a_surrogate_pair_is_refused_where_a_text_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"'\\ud83d' is half of a surrogate pair"):
+    with pytest.raises(ValueError, match=r"'\\ud83d' is an unpaired surrogate"):
         parse_json(r'{"text": "\ud83d"}', allow_surrogates=False)
     assert parse_json(r'["\ud83d\ude00"]', allow_surrogates=False) == ["\U0001f600"]
     assert parse_json(r'["\ud83d"]') == ["\ud83d"]
