@@ -1,4 +1,4 @@
-"""Checkpoints are written whole or not at all; one that a run cannot use is refused in one line."""
+"""Checkpoints are written completely or not at all; unusable ones are refused in one line."""
 
 import os
 import pickle
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(written: Path) -> None:
     assert_unharmed(written)
 
 
-def test_a_checkpoint_io_of_the_users_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_io_of_the_user_is_kept(tmp_path: Path) -> None:
     from lincorr_lightning.checkpoints import set_up_checkpoints
 
     class Own(TorchCheckpointIO):
@@ -107,7 +107,7 @@ def _saved(content: Any) -> Callable[[Path, Path], None]:
 
 
 class Harmful:
-    """What is executed when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("harm",)
@@ -163,7 +163,9 @@ def test_what_lightning_finds_itself_is_refused_too(kind: str, run: Path, tmp_pa
     assert not Path("harm").exists()
 
 
-def test_memory_that_runs_out_is_no_damage(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_not_reported_as_damage(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any, **more: Any) -> None:
         raise MemoryError
 
@@ -184,11 +186,11 @@ def test_memory_that_runs_out_is_no_damage(written: Path, monkeypatch: pytest.Mo
         "https://host/x.ckpt",
     ],
 )
-def test_special_paths_are_lightnings(path: str) -> None:
+def test_special_paths_are_left_to_lightning(path: str) -> None:
     check_checkpoint(path, "Pretraining", SETTINGS)
 
 
-def test_a_folder_of_shards_is_lightnings(tmp_path: Path) -> None:
+def test_a_folder_of_shards_is_left_to_lightning(tmp_path: Path) -> None:
     (tmp_path / "meta.pt").touch()
     check_checkpoint(tmp_path, "Pretraining", SETTINGS)
 

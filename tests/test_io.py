@@ -87,7 +87,7 @@ with atomic_folder(folder, {"a"}) as new, atomic_write(new / "a") as part:
 
 
 @pytest.mark.parametrize("when", ["while", "between"])
-def test_parts_of_killed_processes_are_cleaned_up(tmp_path: Path, when: str) -> None:
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path, when: str) -> None:
     folder = tmp_path / "linear_map"
     folder.mkdir()
     (folder / "a").write_text("old")
@@ -100,7 +100,7 @@ def test_parts_of_killed_processes_are_cleaned_up(tmp_path: Path, when: str) -> 
     assert (folder / "a").read_text() == "old"
 
 
-def test_parts_of_others_stay(tmp_path: Path) -> None:
+def test_temporary_files_of_other_processes_are_kept(tmp_path: Path) -> None:
     """Those of living processes, of other machines and of older versions."""
     with atomic_write(tmp_path / "a") as part:
         machine, pid = part.name.split("-")[1:3]
@@ -343,7 +343,7 @@ def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_bytes() == b"path\r\ncaf\\udce9\r\n"
 
 
-def test_half_a_surrogate_pair_is_refused_where_a_text_is_needed() -> None:
+def test_an_unpaired_surrogate_is_refused_where_text_is_needed() -> None:
     with pytest.raises(ValueError, match=r"'\\ud83d' is an unpaired surrogate"):
         parse_json(r'{"text": "\ud83d"}', allow_surrogates=False)
     assert parse_json(r'["\ud83d\ude00"]', allow_surrogates=False) == ["\U0001f600"]

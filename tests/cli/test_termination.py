@@ -1,4 +1,4 @@
-"""Signals end a run in seconds, with one line, and what can be resumed is."""
+"""Signals end a run in seconds, with one line and, where possible, a checkpoint to resume from."""
 
 import ctypes
 import json

@@ -20,7 +20,7 @@ KNOWLEDGE = "test --config knowledge_geometry.yaml"
 PRETRAINING = "fit --config pretraining.yaml"
 FORECAST = "predict --config forecast.yaml"
 
-# Words of jsonargparse, Python and this package's inside that mean nothing to a user.
+# Internal words of jsonargparse, Python and this package, which mean nothing to users.
 JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",
           "_Unquoted", "object at 0x", "Traceback", "functools")  # fmt: skip
 
@@ -218,7 +218,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ("audit", "--knowledge_files 3", "knowledge_files is 3; it must be a list"),
 ]  # fmt: skip
 
-# What is right in itself, but cannot be done: status 1.
+# Valid settings that cannot be run: status 1.
 LATER: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.default_root_dir {t}/file", "is a file where a folder is needed"),
     (PROBE, "--trainer.default_root_dir {t}/taken", "is a file where a folder is needed"),
