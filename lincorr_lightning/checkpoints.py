@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and refused in one line if a run cannot use them."""
+"""Checkpoints: written completely or not at all, and refused in one line if unusable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lincorr_lightning.io import atomic_write
 from lincorr_lightning.lm.memory import oom_reason
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
-_SPECIAL = ("best", "last", "hpc")
+_SPECIAL = ("best", "last", "hpc", "registry")
 # Lightning's functions that restore a run.
 _RESTORING = {
     "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
@@ -33,7 +33,7 @@ _RESTORING = {
 def set_up_checkpoints(trainer: L.Trainer) -> None:
     """Let a Trainer write checkpoints atomically, and finish a run that is resumed at its end.
 
-    A `CheckpointIO` of the user's stays.
+    A `CheckpointIO` that the user passed is kept.
     """
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
@@ -41,10 +41,10 @@ def set_up_checkpoints(trainer: L.Trainer) -> None:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint completely or not at all, and loads plain data and tensors alone.
+    """Writes a checkpoint completely or not at all, and loads only tensors and plain data.
 
-    Lightning's own writes to the folder of temporary files and copies the file from there: a
-    process that is killed meanwhile, or a full disk, leaves a part of it under the final name.
+    Lightning's own copies the file from the system's temporary folder: if the process is killed
+    meanwhile or the disk is full, a truncated file is left under the final name.
     """
 
     def save_checkpoint(
@@ -75,12 +75,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Load a checkpoint.
 
         Raises:
-            CheckpointError: The file cannot be read, or is no checkpoint.
+            CheckpointError: The file cannot be read, or is not a checkpoint.
         """
         weights_only = weights_only is not False
         try:
             checkpoint = super().load_checkpoint(path, map_location, weights_only)
         except Exception as error:
+            if oom_reason(error):
+                raise
             raise CheckpointError(_unreadable(path, error)) from error
         return _require_checkpoint(path, checkpoint)
 
@@ -101,7 +103,7 @@ def check_checkpoint(
             objects than tensors and plain data.
 
     Raises:
-        CheckpointError: The file cannot be read, or is no checkpoint of this study.
+        CheckpointError: The file cannot be read, or is not a checkpoint of this study.
     """
     if path in _SPECIAL or re.match(r"\w+:", str(path)):
         return
@@ -111,7 +113,7 @@ def check_checkpoint(
     if path.is_dir() and (path / "meta.pt").is_file():
         return  # a folder of shards (save_distributed_checkpoint)
     if not path.is_file():
-        raise CheckpointError(f"--ckpt_path {path} is no file. {_WAY_OUT}")
+        raise CheckpointError(f"--ckpt_path {path} is not a file. {_WAY_OUT}")
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
@@ -121,15 +123,15 @@ def check_checkpoint(
         )
     except Exception as error:
         raise CheckpointError(_unreadable(path, error)) from error
-    own = _require_checkpoint(path, checkpoint).get("hyper_parameters", {})
-    if not isinstance(own, dict):
-        own = {}
-    writer = str(own.get("_class_path", "")).rpartition(".")[2]
-    # Studies that choose their hyper-parameters themselves have no class path among them.
-    other = {name for name in own if not str(name).startswith("_")} - set(settings)
-    if writer != study if writer else other:
-        whose = f"of {writer}, not" if writer else "not one"
-        raise CheckpointError(f"the checkpoint {path} is {whose} of {study}. {_WAY_OUT}")
+    hparams = _require_checkpoint(path, checkpoint).get("hyper_parameters", {})
+    if not isinstance(hparams, dict):
+        hparams = {}
+    writer = str(hparams.get("_class_path", "")).rpartition(".")[2]
+    # Studies that save their hyper-parameters themselves have no class path among them.
+    unknown = {name for name in hparams if not str(name).startswith("_")} - set(settings)
+    if writer != study if writer else unknown:
+        origin = f"of {writer}, not" if writer else "not one"
+        raise CheckpointError(f"the checkpoint {path} is {origin} of {study}. {_WAY_OUT}")
 
 
 def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
@@ -142,19 +144,20 @@ def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
 
 
 def _unreadable(path: str | Path, error: Exception) -> str:
-    """Return the message for a file that cannot be loaded; torch's would advise to execute it."""
-    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks where nothing is
+    """Return the message for a file that cannot be loaded, without torch's advice to trust it."""
+    # For truncated files, torch seeks to an invalid position (EINVAL).
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:
         return f"cannot read the checkpoint {path}: {error.strerror or error}. {_WAY_OUT}"
     if isinstance(error, pickle.UnpicklingError):
         return (
             f"the checkpoint {path} holds other objects than tensors and plain data, or is damaged;"
             f" it is not loaded. {_WAY_OUT}"
         )
-    return f"{path} is damaged, cut off or no checkpoint. {_WAY_OUT}"
+    return f"{path} is damaged, truncated or not a checkpoint. {_WAY_OUT}"
 
 
 def restoring_error(error: Exception, path: str | Path | None, study: str) -> LincorrError | None:
-    """Return an error that names the checkpoint, if one was raised while it was restored.
+    """Return an error that names the checkpoint, if `error` was raised while restoring it.
 
     Args:
         error: The error.
@@ -183,10 +186,10 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
 
 
 class ResumableFitLoop(_FitLoop):
-    """Lightning's fit loop, for a run that is resumed after the last step of an epoch.
+    """Lightning's fit loop, also for runs that are resumed after the last step of an epoch.
 
-    Lightning skips the validation of that epoch and, after the last epoch, also the hooks at the
-    end of training, in which studies write their results.
+    Lightning skips the validation of that epoch and, after the last epoch, the hooks at the end of
+    training, in which studies write their results.
     """
 
     @property
@@ -195,7 +198,7 @@ class ResumableFitLoop(_FitLoop):
         return super().skip and not (self.is_resuming and self.trainer.limit_train_batches)
 
     def on_run_start(self) -> None:
-        """Call the hooks, and validate where the unbroken run did after its last step."""
+        """Call the hooks, and run the validation that follows the last step of an epoch."""
         super().on_run_start()
         steps = self.epoch_loop
         epochs: Any = self.epoch_progress.current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.yaml_checks import SafeLoader, check_yaml
+from lincorr_lightning.yaml_checks import check_yaml, load_yaml
 
 
 @cache
 def use_checked_loader() -> None:
-    """Let jsonargparse check all that it reads as YAML, in values and config files."""
+    """Let jsonargparse check all YAML that it loads, in values and config files."""
     load = get_loader("yaml")
 
     def load_checked(text: str) -> Any:
@@ -34,11 +35,11 @@ def check_configs(args: Sequence[str], sections: Collection[str]) -> None:
         sections: Keys that a config may have.
 
     Raises:
-        ConfigError: A file is missing, is no text, no YAML or no mapping, or has an empty section
-            of an unknown name, which jsonargparse ignores; the message names the file.
+        ConfigError: A file is missing, is not text, YAML or a mapping, or has an empty section
+            with an unknown name, which jsonargparse ignores; the message names the file.
     """
     for value in _config_values(args):
-        if "://" in value:  # jsonargparse reads those of a server
+        if "://" in value or _is_pipe(value):  # only jsonargparse reads these
             continue
         unknown = [key for key, content in read_config(value).items() if not content]
         for key in set(unknown) - set(sections):
@@ -55,14 +56,13 @@ def read_config(value: str) -> dict[str, Any]:
         value: Path of the file, or the config itself as YAML or JSON text.
 
     Raises:
-        ConfigError: It cannot be read, or is no mapping.
+        ConfigError: It cannot be read, or is not a mapping.
     """
     is_text = value.lstrip().startswith("{") or "\n" in value
     name = "the config on the command line" if is_text else f"the config {value}"
     try:
         text = value if is_text else Path(value).read_text(encoding="utf-8")
-        check_yaml(text)
-        content = yaml.load(text, Loader=SafeLoader)
+        content = load_yaml(text)
     except FileNotFoundError:
         raise ConfigError(
             f"{name} does not exist. Pass a file, or one of the package as configs/NAME.yaml; "
@@ -85,9 +85,16 @@ def _config_values(args: Sequence[str]) -> Iterator[str]:
             yield value if equals else following
 
 
+def _is_pipe(value: str) -> bool:
+    """Return whether a config is a pipe, such as ``<(command)``, which can be read only once."""
+    with suppress(OSError):
+        return Path(value).is_fifo()
+    return False
+
+
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return "it is not text in UTF-8"
+        return "it is not UTF-8 text"
     return getattr(error, "strerror", None) or str(error)
 
 

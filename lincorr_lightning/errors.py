@@ -14,8 +14,8 @@ class LincorrError(Exception):
     """Base class of all errors that this package raises on purpose.
 
     Attributes:
-        exit_status: Status with which the program ends: 2 for a wrong command line or config, else
-            1. What is refused before the Trainer runs counts as the former.
+        exit_status: Exit status of the program: 2 for a wrong command line or config, else 1.
+            Errors that are raised before the Trainer runs count as the former.
     """
 
     exit_status = 1

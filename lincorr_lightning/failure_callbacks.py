@@ -70,7 +70,7 @@ class AbortOnRankFailure(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """End the processes that this one started; after an error, in some seconds."""
+        """End the processes that this one started; after an error, let them exit first."""
         del pl_module
         end = monotonic() + _GRACE_S
         for process in getattr(trainer.strategy.launcher, "procs", ()):
@@ -81,9 +81,9 @@ class AbortOnRankFailure(L.Callback):
 
 
 class SignalCheckpoint(L.Callback):
-    """Saves a checkpoint when a signal ends training that can be resumed in the middle of an epoch.
+    """Saves a checkpoint when a signal ends a run that can be resumed in the middle of an epoch.
 
-    A step under way is finished before, see `Termination`. Several ranks leave after the same step.
+    The current step is finished first, see `Termination`. All ranks stop after the same step.
     """
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class SignalCheckpoint(L.Callback):
         self._path: Path | None = None
         self._is_resumable = False
         self._n_steps = 0
-        # Lightning's counters after the last step, unless another one has begun.
+        # Lightning's counters after the last step; None while a step is running.
         self._progress: dict[str, Any] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Choose the file, on all ranks."""
+        """Choose the checkpoint's path, on all ranks."""
         del pl_module
         termination.current.launcher = trainer.strategy.launcher
         if stage == "fit" and not is_dry_run(trainer):
@@ -109,7 +109,7 @@ class SignalCheckpoint(L.Callback):
     on_test_start = on_predict_start = on_sanity_check_start
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find out whether the run can be resumed in the middle of an epoch."""
+        """Determine whether the run can be resumed in the middle of an epoch."""
         self.on_sanity_check_start(trainer, pl_module)
         self._is_resumable = (
             self._path is not None
@@ -121,7 +121,7 @@ class SignalCheckpoint(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Let the step end before a signal ends the run."""
+        """Delay signals until the step has ended."""
         del batch, batch_idx
         if self._is_resumable:
             if trainer.world_size == 1:
@@ -137,7 +137,7 @@ class SignalCheckpoint(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save and leave if any rank has received a signal."""
+        """Save a checkpoint and end the run if any rank has received a signal."""
         del pl_module, outputs, batch, batch_idx
         # With accumulated gradients, not every batch ends with an optimizer step.
         if not self._is_resumable or trainer.global_step == self._n_steps:
@@ -146,20 +146,21 @@ class SignalCheckpoint(L.Callback):
         self._progress = deepcopy(trainer.fit_loop.state_dict())
         is_signalled = termination.current.signum is not None
         if trainer.strategy.reduce_boolean_decision(is_signalled, all=False):
+            termination.current.accept()
             self._save(trainer)
             raise Terminated
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a signal end the run."""
+        """End the run if a signal has been received."""
         self._leave_step()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Handle signals, which may end the run."""
+        """Handle signals again, and end the run if one has been received."""
         self.on_sanity_check_start(trainer, pl_module)
         self._leave_step()
 
     def _leave_step(self) -> None:
-        """Let signals end the run from now on, as one that has come already does."""
+        """Let signals end the run from now on, including one that has been received."""
         if self._progress is not None:
             termination.current.in_step = False
             termination.current.raise_pending()
@@ -167,29 +168,32 @@ class SignalCheckpoint(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Save, unless a step has begun; name the last checkpoint that there is."""
-        if not self._is_resumable or not isinstance(exception, Terminated):
+        """Save a checkpoint, unless a step is running; if none is saved, name the last one."""
+        if not self._is_resumable or termination.current.signum is None:
             return
         assert self._path is not None
-        if termination.current.checkpoint is None and trainer.world_size == 1 and self._progress:
-            self._save(trainer)
-        if termination.current.checkpoint is None:
-            folder = Path(
-                getattr(trainer.checkpoint_callback, "dirpath", None) or self._path.parent
-            )
-            files = sorted(folder.glob("[!.]*.ckpt"), key=lambda file: file.stat().st_mtime)
-            termination.current.checkpoint = files[-1] if files else trainer.ckpt_path
+        try:
+            if isinstance(exception, Terminated) and trainer.world_size == 1 and self._progress:
+                self._save(trainer)
+        finally:
+            if termination.current.checkpoint is None:
+                folder = Path(
+                    getattr(trainer.checkpoint_callback, "dirpath", None) or self._path.parent
+                )
+                files = sorted(folder.glob("[!.]*.ckpt"), key=lambda file: file.stat().st_mtime)
+                termination.current.checkpoint = files[-1] if files else trainer.ckpt_path
 
     def _save(self, trainer: L.Trainer) -> None:
         assert self._path is not None
-        trainer.save_checkpoint(self._path)
-        termination.current.checkpoint = self._path
+        if termination.current.checkpoint is None:
+            trainer.save_checkpoint(self._path)
+            termination.current.checkpoint = self._path
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Store the counters as they were after the last step."""
-        # During validation and at the end of training they are those of a run without either.
+        # Lightning's own would skip the rest of validation, and the hooks at the end of training.
         if termination.current.signum is not None and self._progress is not None:
             checkpoint["loops"]["fit_loop"] = self._progress
 

@@ -1,4 +1,4 @@
-"""Files and folders: written whole or not at all, and read without blocking."""
+"""Files and folders: written completely or not at all, and read without blocking."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ _PART = re.compile(
 
 
 def _new_part(parent: Path, suffix: str = "") -> Path:
-    """Return a makeshift name in a folder, and remove what killed processes left there."""
+    """Return a temporary path in a folder, and remove those that killed processes left there."""
     for part in parent.glob(".part-*"):
         name = _PART.fullmatch(part.name)
-        if name is None or _may_live(name["machine"], int(name["pid"])):
+        if name is None or _may_be_running(name["machine"], int(name["pid"])):
             continue
         replaced = part.with_name(name["replaced"] or part.name)
         with suppress(OSError):
@@ -112,15 +112,15 @@ def _new_part(parent: Path, suffix: str = "") -> Path:
 
 @cache
 def _machine() -> str:
-    """Return a hash of this machine and, in a container, of its numbering of processes."""
+    """Return a hash of the host name and the PID namespace, which containers have of their own."""
     try:
-        numbering = Path("/proc/self/ns/pid").stat().st_ino
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
-        numbering = 0
-    return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
+        namespace = 0
+    return f"{zlib.crc32(f'{platform.node()} {namespace}'.encode()):08x}"
 
 
-def _may_live(machine: str, pid: int) -> bool:
+def _may_be_running(machine: str, pid: int) -> bool:
     # On Windows, signal 0 would end the process.
     if machine != _machine() or os.name != "posix":
         return True
@@ -128,8 +128,8 @@ def _may_live(machine: str, pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # a process of somebody else
-        return True
+    except OSError:  # a process of another user
+        pass
     return True
 
 
@@ -138,7 +138,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
-    Parts of files that killed processes left in the folder are removed.
+    Temporary files that killed processes left in the folder are removed.
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
@@ -210,10 +210,10 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that names the way out.
+    """Turn an error of the operating system into an `OutputError` that says what to do.
 
     Raises:
-        OutputError: The block failed to write; the message names `path`.
+        OutputError: Writing failed in the ``with`` block; the message names `path`.
     """
     try:
         yield
@@ -251,7 +251,7 @@ def regular_file(path: str | Path) -> Path:
     """
     path = Path(path)
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder has an error of its own
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder fails on its own
         raise OSError(errno.EINVAL, "it is a FIFO, a device or a socket, not a file", str(path))
     return path
 
@@ -262,15 +262,15 @@ def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True
     Args:
         text: The JSON.
         finite: Whether NaN, Infinity and numbers beyond the range of a float are refused.
-        allow_surrogates: Whether a text may hold one half alone of a pair such as
-            ``\ud83d\ude00``, which is no character and has no token.
+        allow_surrogates: Whether strings may have unpaired surrogates such as ``\ud83d``, which are
+            not characters and have no tokens.
 
     Raises:
-        ValueError: The text is no JSON, is nested too deeply or holds what is refused.
+        ValueError: The text is not JSON, is nested too deeply, or has a value that is refused.
     """
 
     def refuse(literal: str) -> NoReturn:
-        raise ValueError(f"{literal} is no JSON")
+        raise ValueError(f"{literal} is not JSON")
 
     def within_range(kind: type) -> Callable[[str], float]:
         def parse(literal: str) -> float:
@@ -301,7 +301,7 @@ def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True
         raise ValueError("it is nested too deeply") from error
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise ValueError(f"{half!r} is half of a surrogate pair, not a character") from error
+        raise ValueError(f"{half!r} is an unpaired surrogate, not a character") from error
     return content
 
 
@@ -314,7 +314,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         way_out: What the user can do about it: the last sentence of the message.
 
     Raises:
-        LincorrError: The file is missing or damaged, or holds no object; the message says which.
+        LincorrError: The file is missing, damaged or not a JSON object; the message says which.
     """
     try:
         content = parse_json(regular_file(path).read_text(encoding="utf-8"), finite=True)
@@ -323,9 +323,9 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         reason = reason[:1].lower() + reason[1:]
         raise error(f"cannot read {path}: {reason}. {way_out}") from cause
     except ValueError as cause:
-        raise error(f"cannot read {path}: it is no valid JSON ({cause}). {way_out}") from cause
+        raise error(f"cannot read {path}: it is not valid JSON ({cause}). {way_out}") from cause
     if not isinstance(content, dict):
-        raise error(f"cannot read {path}: it is no JSON object. {way_out}")
+        raise error(f"cannot read {path}: it is not a JSON object. {way_out}")
     return content
 
 

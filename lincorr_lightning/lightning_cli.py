@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import logging
+import pkgutil
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import lightning as L
@@ -38,6 +39,7 @@ from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.checkpoints import check_checkpoint, restoring_error, set_up_checkpoints
 from lincorr_lightning.config_files import check_configs, read_config, use_checked_loader
 from lincorr_lightning.errors import (
+    CheckpointError,
     ConfigError,
     LanguageModelError,
     LincorrError,
@@ -51,7 +53,7 @@ from lincorr_lightning.failure_callbacks import (
     memory_note,
 )
 from lincorr_lightning.finetune.batches import EditSchedule
-from lincorr_lightning.io import atomic_write, check_writable
+from lincorr_lightning.io import as_output_error, atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.option_errors import OptionParser, explain, sections_of
 from lincorr_lightning.results.console import describe_run
@@ -77,9 +79,9 @@ _TRAINER_RANGES: dict[str, dict[str, float]] = {
 }
 SAFE = "--safe"
 _CONFIGS_ARE_CODE = (
-    f"A config is code: the classes that it names are imported and made. Pass {SAFE} with a config "
-    "that you do not trust; it allows only classes of this package, Lightning and torch, and no "
-    "code of an LM."
+    f"A config is code: the classes that it names are imported and instantiated. Pass {SAFE} with "
+    "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
+    "and no code of an LM."
 )
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -134,12 +136,10 @@ class LincorrCLI(LightningCLI):
         )  # fmt: skip
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the command line without `--safe`, which holds before parsing begins."""
+        """Parse the command line without `--safe`, which takes effect before parsing."""
         del args
-        arguments = [each for each in sys.argv[1:] if each != SAFE]
-        sections = {
-            name for each in self._subcommand_parsers.values() for name in sections_of(each)
-        }
+        arguments = [argument for argument in sys.argv[1:] if argument != SAFE]
+        sections = set().union(*map(sections_of, self._subcommand_parsers.values()))
         check_configs(arguments, sections | self.subcommands().keys())
         self.config = parser.parse_args(arguments)
 
@@ -174,7 +174,11 @@ class LincorrCLI(LightningCLI):
         if path:
             model = config.model
             settings = vars(model.get("init_args", {}))
-            check_checkpoint(path, _class_of(model).__name__, settings, config.weights_only)
+            try:
+                check_checkpoint(path, _class_of(model).__name__, settings, config.weights_only)
+            except CheckpointError as error:
+                error.exit_status = 2
+                raise
 
     def _get_config(self) -> Namespace:
         """Return the settings of the command."""
@@ -197,7 +201,7 @@ class LincorrCLI(LightningCLI):
         """
 
     def instantiate_classes(self) -> None:
-        """Make the study, its data and the Trainer, with their own error messages.
+        """Instantiate the study, its data and the Trainer, with their own error messages.
 
         Raises:
             LincorrError: A setting is wrong.
@@ -206,7 +210,7 @@ class LincorrCLI(LightningCLI):
             super().instantiate_classes()
         except Exception as error:
             refused = next((e for e in _causes(error) if isinstance(e, LincorrError)), None)
-            if refused is None and _is_of_a_library(error):
+            if refused is None and _is_raised_by_library(error):
                 *_, first = _causes(error)
                 refused = ConfigError(explain(str(first), ()))
             if refused is None:
@@ -234,7 +238,7 @@ class LincorrCLI(LightningCLI):
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run the study; an error of a checkpoint that does not fit it names the checkpoint."""
+        """Run the study; errors while a checkpoint is restored name the checkpoint."""
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
@@ -255,8 +259,8 @@ def check_datamodule(
 ) -> None:
     """Refuse a datamodule whose batches are those of another study.
 
-    Studies and datamodules of this package name their batch as `batch_type`. Others do not: what
-    they yield is known when they run.
+    Studies and datamodules of this package have their batch's class as `batch_type`. Those without
+    one are not checked.
 
     Raises:
         ConfigError: The batches differ; the message names a datamodule that fits.
@@ -276,18 +280,17 @@ def check_datamodule(
 
 
 def _class_of(config: Namespace) -> type[Any]:
-    module, _, name = config.class_path.rpartition(".")
-    kind: type[Any] = getattr(importlib.import_module(module), name)
+    kind: type[Any] = pkgutil.resolve_name(config.class_path)
     return kind
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a config with their keys, as ``data.seed``."""
+    """Yield the settings of a config with their keys, such as ``data.seed``."""
     if isinstance(config, Namespace):
         config = vars(config)
     if isinstance(config, Mapping):
         for name, value in config.items():
-            # The user's keys have no init_args.
+            # On the command line, keys have no init_args.
             yield from _leaves(value, prefix if name == "init_args" else f"{prefix}.{name}")
     elif isinstance(config, list) and any(isinstance(each, Namespace) for each in config):
         for each in config:
@@ -309,14 +312,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _is_of_a_library(error: BaseException) -> bool:
-    """Return whether Lightning or jsonargparse refuses a setting; a user's own class may not."""
+def _is_raised_by_library(error: BaseException) -> bool:
+    """Return whether Lightning or jsonargparse raised an error, and not a class of the user."""
     *_, first = _causes(error)
-    traceback = first.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
-    return module.partition(".")[0] in ("lightning", "jsonargparse")
+    *_, (frame, _) = walk_tb(first.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("lightning", "jsonargparse")
 
 
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
@@ -347,7 +347,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     Raises:
         LanguageModelError: A training step does not fit the memory.
         ConfigError: A config cannot be read, or Lightning refuses a setting.
-        OutputError: The disk is full.
+        OutputError: The disk is full, or the user's quota is used up.
         LincorrError: Error of the study.
         SystemExit: The command line cannot be parsed.
     """
@@ -385,17 +385,15 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
-        raise OutputError(
-            f"cannot write {error.filename or 'a file of the run'}: the disk is full. Free some "
-            "space, or choose another folder with --trainer.default_root_dir."
-        ) from error
+        with as_output_error(Path(str(error.filename or "a file of the run"))):
+            raise
     finally:
         sys.argv = own
         threading.excepthook = hook
 
 
 def _report_thread(args: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, unless its error is also raised in the main thread."""
+    """Print the traceback of a thread, except of a full disk, which the main thread reports."""
     if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _DISK_FULL):
         threading.__excepthook__(args)
 

@@ -1,4 +1,4 @@
-"""Error messages for wrong options, classes and values, in one line and the user's words."""
+"""Error messages for wrong options, classes and values, in one line of plain words."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OPTION_ERRORS = (
 )
 
 
-# Longer messages of libraries are cut.
+# Longer messages of libraries are truncated.
 _MAX_LENGTH = 400
 
 
@@ -136,7 +136,7 @@ _CLASSES = {
 
 
 def _explain_value(message: str, args: Sequence[str]) -> str:
-    """Return one line about a value of a wrong type, or else the message in one line."""
+    """Return one line about a wrong value; other messages are joined to one line."""
     if "subcommand" in message:
         return "name a command first: lincorr fit, validate, test, predict, audit or report."
     if "argument after ** must be a mapping" in message:
@@ -145,8 +145,8 @@ def _explain_value(message: str, args: Sequence[str]) -> str:
     refused = _first(r"Importing '([^']+)' is not allowed", message)
     if refused:
         return (
-            f"--safe refuses {refused}{_origin(refused, args)}: it is no class of this package, "
-            "Lightning or torch that a config may name. Leave --safe out if you trust the config."
+            f"--safe refuses {refused}{_origin(refused, args)}: it is not a class of this package, "
+            "Lightning or torch that is allowed. Leave --safe out if you trust the config."
         )
     missing = _first(r"the following arguments are required: ([^\n]+)", message)
     if missing in ("model", "data") or re.search(r"\.(model|data)$", missing):
@@ -174,7 +174,7 @@ def _explain_value(message: str, args: Sequence[str]) -> str:
 
 
 def _deepest(message: str) -> tuple[str, str]:
-    """Return the full key that jsonargparse refuses, and what it says about its value."""
+    """Return the full key that jsonargparse refuses, and its message about the value."""
     parts: list[str] = []
     indent, reason = -1, message
     for found in re.finditer(r'^([ -]*)Parser key "([^"]+)":', message, re.MULTILINE):
@@ -193,7 +193,7 @@ def _value(message: str, reason: str) -> str:
     nested = _first(r"^NestedArg\(key='[^']*', val=(.*)\)$", value)
     value = nested.strip("'") or value
     if not value or "Namespace(" in value or len(value) > 100:
-        return "not right" if value else "empty"
+        return "invalid" if value else "empty"
     return value
 
 
@@ -225,7 +225,7 @@ def _explain_class(name: str, key: str, args: Sequence[str]) -> str:
     bases = {"model": L.LightningModule, "data": L.LightningDataModule}
     known = {
         kind.__name__
-        for kind in _subclasses(bases.get(key, L.Callback))
+        for kind in subclasses(bases.get(key, L.Callback))
         if kind.__module__.startswith("lincorr_lightning")
     }
     where = f"{key}: there is no class {name}{_origin(name, args)}"
@@ -277,10 +277,11 @@ def _origin(name: str, args: Sequence[str]) -> str:
     return ""
 
 
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yield all direct and indirect subclasses of a class."""
     for below in type.__subclasses__(kind):
         yield below
-        yield from _subclasses(below)
+        yield from subclasses(below)
 
 
 def _parameters(class_path: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The option `--safe`: a config may name only known classes, and runs no other code."""
+"""The option `--safe`: a config may name only known classes, and run no other code."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.option_errors import subclasses
 
 _BASES = (
     L.LightningModule,
@@ -50,12 +51,12 @@ _PACKAGES = (
 
 
 def allow_known_classes_only() -> None:
-    """Refuse, for the rest of the process, all other classes and functions that a config names.
+    """Refuse unknown classes and all functions in configs, for the rest of the process.
 
     They are refused before their modules are imported. The allowed classes are those of this
     package, of Lightning (callbacks, strategies, plugins, profilers, and the loggers that write to
-    the disk), and of torch (optimizers, schedulers, layers). Functions are never allowed, so that
-    options that take a callable have no use, and neither has `LambdaCallback`.
+    the disk), and of torch (optimizers, schedulers, layers). Functions are never allowed, so
+    options that take a callable cannot be used, nor can `LambdaCallback`.
     """
     set_parsing_settings(
         import_path_denylist=["*"],
@@ -78,9 +79,9 @@ def check_settings(settings: Iterator[tuple[str, Any]]) -> None:
         if name == "trust_remote_code" and value:
             raise ConfigError(f"--safe refuses {key}, which runs code that comes with the LM.")
         if name == "attn_implementation" and "/" in str(value):
-            raise ConfigError(f"--safe refuses {key} {value}, which runs code of a hub.")
+            raise ConfigError(f"--safe refuses {key} {value}, which runs code from a hub.")
         if name == "weights_only" and value is False:
-            raise ConfigError(f"--safe refuses {key}, which runs code of a checkpoint.")
+            raise ConfigError(f"--safe refuses {key}, which runs code from a checkpoint.")
 
 
 def _allowed_paths() -> Iterator[str]:
@@ -88,7 +89,7 @@ def _allowed_paths() -> Iterator[str]:
     allowed = {
         kind
         for base in _BASES
-        for kind in (base, *_subclasses(base))
+        for kind in (base, *subclasses(base))
         if kind.__module__.startswith(_PACKAGES) and not issubclass(kind, LambdaCallback)
     }
     for name, module in list(sys.modules.items()):
@@ -96,9 +97,3 @@ def _allowed_paths() -> Iterator[str]:
             for attribute, value in vars(module).items():
                 if isinstance(value, type) and value in allowed:
                     yield f"{name}.{attribute}"
-
-
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    for below in type.__subclasses__(kind):
-        yield below
-        yield from _subclasses(below)

@@ -1,4 +1,4 @@
-"""End a run from the command line at SIGTERM and SIGINT: in seconds, with one line and a status."""
+"""Handling of SIGTERM and SIGINT: a run ends within seconds, with one line and its own status."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
 
-# A training step under way has this long to end, so that a checkpoint can be saved after it.
+from lincorr_lightning.errors import LincorrError
+
+# The current training step has this long to end, so that a checkpoint can be saved after it.
 _STEP_S = 2.0
-# Whatever the main thread is doing then, such as one long operation of torch, the process ends.
+# Then the process ends, even if the main thread is in one long operation of torch.
 _GRACE_S = 4.0
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
@@ -28,15 +30,15 @@ class Terminated(BaseException):
 
 
 class Termination:
-    """What happens in a process at SIGTERM and SIGINT.
+    """Handler of SIGTERM and SIGINT in a process.
 
-    The first signal raises `Terminated` in the main thread, in a training step only once it has
-    ended or `_STEP_S` are over. A thread ends the process if that took too long. Signals that
-    follow change nothing.
+    The first signal raises `Terminated` in the main thread; during a training step, only when the
+    step has ended or `_STEP_S` have passed. If that takes too long, a thread ends the process.
+    Later signals are ignored.
 
     Attributes:
         signum: The signal that ends the run, once there is one.
-        in_step: Whether a training step is under way that a checkpoint can follow.
+        in_step: Whether a training step is running after which a checkpoint can be saved.
         checkpoint: Path of the checkpoint to resume from, if there is one.
         launcher: Lightning's launcher of the other ranks on this machine, if there is one.
     """
@@ -49,8 +51,8 @@ class Termination:
         self._is_installed = self._is_over = self._in_overtime = self._has_reported = False
 
     def install(self) -> None:
-        """Handle the signals from now on; processes that are forked off do not."""
-        # Python's handlers run in the main thread, between two bytecodes; a socket learns at once.
+        """Handle the signals from now on, except in forked processes."""
+        # Python's handlers wait for the main thread; the socket is written to immediately.
         signals, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
@@ -60,13 +62,13 @@ class Termination:
         self.handle_signals()
 
     def handle_signals(self) -> None:
-        """Handle the signals, which a Trainer that starts takes over, if this is installed."""
+        """Handle the signals again after a Trainer has replaced the handlers, if installed."""
         for signum in _OUTCOMES if self._is_installed else ():
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # such as under nohup
                 signal.signal(signum, self._on_signal)
 
     def uninstall(self) -> None:
-        """Leave the signals to Python."""
+        """Restore Python's default handlers."""
         if not self._is_installed:
             return
         self._is_installed = False
@@ -76,17 +78,18 @@ class Termination:
         self._sender.close()
 
     def raise_pending(self) -> None:
-        """Raise `Terminated` if there was a signal.
-
-        Raises:
-            Terminated: There was one.
-        """
+        """Raise `Terminated` if a signal has been received."""
         if self.signum is not None:
-            self._is_over = True
+            self.accept()
             raise Terminated
 
+    def accept(self) -> None:
+        """Ignore signals from now on, as one ends the run; another rank may have received it."""
+        self.signum = self.signum or signal.SIGTERM
+        self._is_over = True
+
     def exit(self) -> NoReturn:
-        """Report the end and exit."""
+        """Report the signal and exit."""
         self._is_over = True
         self._report()
         sys.exit(self._status)
@@ -117,7 +120,7 @@ class Termination:
 
     @property
     def _status(self) -> int:
-        """The status by which shells report a process that a signal ended."""
+        """Exit status, as shells report it for a process that a signal ended."""
         assert self.signum is not None
         return 128 + self.signum
 
@@ -134,20 +137,25 @@ class Termination:
         os.write(2, f"{line}\n".encode())
 
 
-# Of this process; installed by the program `lincorr` alone.
+# The handler of this process; only the program `lincorr` installs it.
 current = Termination()
 
 
 @contextmanager
 def exit_at_signals() -> Iterator[None]:
-    """Exit with one line at SIGTERM (status 143) and SIGINT (130) in the ``with`` block."""
+    """Exit with one line on SIGTERM (status 143) and SIGINT (130) in the ``with`` block.
+
+    An error of this package, such as a checkpoint that cannot be written, is reported first.
+    """
     current.install()
     try:
         yield
-    except BaseException:
-        # What failed because of the signal, such as a collective operation, is no error.
+    except BaseException as error:
         if current.signum is None:
             raise
+        # Other errors are usually due to the signal, such as those of collective operations.
+        if isinstance(error, LincorrError):
+            os.write(2, f"lincorr: error: {error}\n".encode())
     finally:
         if current.signum is None:
             current.uninstall()

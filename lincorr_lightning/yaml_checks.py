@@ -1,4 +1,4 @@
-"""YAML that is refused before it is loaded."""
+"""Checks of YAML text before it is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_DEPTH = 64
 # Aliases can make a few lines stand for billions of values.
 _MAX_NODES = 1_000_000
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's safe loader, in C where it is there."""
+"""PyYAML's safe loader, in C if PyYAML was built with libyaml."""
 
 
 @dataclass
@@ -29,10 +29,10 @@ class _Collection:
 def check_yaml(text: str) -> None:
     """Refuse YAML or JSON with repeated keys, deep nesting, or aliases that multiply its size.
 
-    PyYAML takes the last of repeated keys without a word, and deep nesting ends the process.
+    PyYAML silently keeps the last of repeated keys, and deep nesting crashes the process.
 
     Raises:
-        yaml.YAMLError: The text is one of these, or not YAML.
+        yaml.YAMLError: The text has one of these, or is not YAML.
     """
     stack: list[_Collection] = []
     sizes: dict[str, int] = {}
@@ -47,7 +47,7 @@ def check_yaml(text: str) -> None:
             anchor, n_nodes = closed.anchor, closed.n_nodes
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                _refuse(f"the alias *{event.anchor} stands for nothing, or for itself", event)
+                _refuse(f"the alias *{event.anchor} is undefined or refers to itself", event)
             anchor, n_nodes = None, sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             anchor, n_nodes = event.anchor, 1
@@ -59,12 +59,23 @@ def check_yaml(text: str) -> None:
             _add_child(stack[-1], event, n_nodes)
 
 
+def load_yaml(text: str, loader: Any = SafeLoader) -> Any:
+    """Check and load YAML or JSON.
+
+    Raises:
+        yaml.YAMLError: See `check_yaml`.
+        ValueError: A value is not valid for its YAML type, such as a date.
+    """
+    check_yaml(text)
+    return yaml.load(text, Loader=loader)
+
+
 def _add_child(parent: _Collection, event: yaml.Event, n_nodes: int) -> None:
     is_key = parent.is_mapping and parent.n_children % 2 == 0
     parent.n_children += 1
     parent.n_nodes += n_nodes
     if parent.n_nodes > _MAX_NODES:
-        _refuse(f"it stands for more than {_MAX_NODES:,} values", event)
+        _refuse(f"there are more than {_MAX_NODES:,} values", event)
     if is_key and isinstance(event, yaml.ScalarEvent):
         if event.value in parent.keys:
             _refuse(f"the key {event.value!r} is given twice", event)

@@ -12,8 +12,8 @@ PACKAGE = "lincorr_lightning"
 
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
-    ["version", "errors", "termination", "yaml_checks"],
-    ["io"],
+    ["version", "errors", "yaml_checks"],
+    ["io", "termination"],
     ["functional"],
     ["distributed"],
     ["lm"],
@@ -24,7 +24,8 @@ LAYERS = [
     ["sae"],
     ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],
     ["callbacks"],
-    ["checkpoints", "config_files", "failure_callbacks", "option_errors", "safe_configs"],
+    ["checkpoints", "config_files", "failure_callbacks", "option_errors"],
+    ["safe_configs"],
     ["lightning_cli"],
     ["cli"],
     ["__main__"],

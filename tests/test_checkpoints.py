@@ -1,4 +1,4 @@
-"""Checkpoints are written whole or not at all; one that a run cannot use is refused in one line."""
+"""Checkpoints are written completely or not at all; unusable ones are refused in one line."""
 
 import os
 import pickle
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(written: Path) -> None:
     assert_unharmed(written)
 
 
-def test_a_checkpoint_io_of_the_users_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_io_of_the_user_is_kept(tmp_path: Path) -> None:
     from lincorr_lightning.checkpoints import set_up_checkpoints
 
     class Own(TorchCheckpointIO):
@@ -107,21 +107,21 @@ def _saved(content: Any) -> Callable[[Path, Path], None]:
 
 
 class Harmful:
-    """What is executed when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("harm",)
 
 
 DAMAGED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "empty": (_cut(0), "damaged, cut off or no checkpoint"),
-    "half": (_cut(5000), "damaged, cut off or no checkpoint"),
-    "all but a few bytes": (_cut(-5), "damaged, cut off or no checkpoint"),
-    "a text": (lambda path, _: path.write_text("state_dict: 1"), "damaged, cut off or no"),
-    "a folder": (lambda path, _: path.mkdir(), "is no file"),
-    "a pipe": (lambda path, _: os.mkfifo(path), "is no file"),
+    "empty": (_cut(0), "damaged, truncated or not a checkpoint"),
+    "half": (_cut(5000), "damaged, truncated or not a checkpoint"),
+    "all but a few bytes": (_cut(-5), "damaged, truncated or not a checkpoint"),
+    "a text": (lambda path, _: path.write_text("state_dict: 1"), "damaged, truncated or"),
+    "a folder": (lambda path, _: path.mkdir(), "is not a file"),
+    "a pipe": (lambda path, _: os.mkfifo(path), "is not a file"),
     "nothing": (lambda path, _: None, "does not exist"),
-    "a pickle": (lambda path, _: path.write_bytes(pickle.dumps(Harmful())), "damaged, cut off"),
+    "a pickle": (lambda path, _: path.write_bytes(pickle.dumps(Harmful())), "damaged, truncated"),
     "an object": (_saved(Harmful()), "other objects than tensors and plain data"),
     "an object inside": (_saved(checkpoint_of() | {"x": Harmful()}), "other objects than tensors"),
     "a list": (_saved([1, 2]), "it has no state_dict"),
@@ -163,14 +163,34 @@ def test_what_lightning_finds_itself_is_refused_too(kind: str, run: Path, tmp_pa
     assert not Path("harm").exists()
 
 
+def test_out_of_memory_is_not_reported_as_damage(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(MemoryError):
+        AtomicCheckpointIO().load_checkpoint(written)
+
+
 @pytest.mark.parametrize(
-    "path", ["best", "last", "hpc", "registry:name", "s3://bucket/last.ckpt", "https://host/x.ckpt"]
+    "path",
+    [
+        "best",
+        "last",
+        "hpc",
+        "registry",
+        "registry:name",
+        "s3://bucket/last.ckpt",
+        "https://host/x.ckpt",
+    ],
 )
-def test_special_paths_are_lightnings(path: str) -> None:
+def test_special_paths_are_left_to_lightning(path: str) -> None:
     check_checkpoint(path, "Pretraining", SETTINGS)
 
 
-def test_a_folder_of_shards_is_lightnings(tmp_path: Path) -> None:
+def test_a_folder_of_shards_is_left_to_lightning(tmp_path: Path) -> None:
     (tmp_path / "meta.pt").touch()
     check_checkpoint(tmp_path, "Pretraining", SETTINGS)
 

@@ -87,7 +87,7 @@ with atomic_folder(folder, {"a"}) as new, atomic_write(new / "a") as part:
 
 
 @pytest.mark.parametrize("when", ["while", "between"])
-def test_parts_of_killed_processes_are_cleaned_up(tmp_path: Path, when: str) -> None:
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path, when: str) -> None:
     folder = tmp_path / "linear_map"
     folder.mkdir()
     (folder / "a").write_text("old")
@@ -100,7 +100,7 @@ def test_parts_of_killed_processes_are_cleaned_up(tmp_path: Path, when: str) -> 
     assert (folder / "a").read_text() == "old"
 
 
-def test_parts_of_others_stay(tmp_path: Path) -> None:
+def test_temporary_files_of_other_processes_are_kept(tmp_path: Path) -> None:
     """Those of living processes, of other machines and of older versions."""
     with atomic_write(tmp_path / "a") as part:
         machine, pid = part.name.split("-")[1:3]
@@ -315,12 +315,12 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: st
     ("content", "reason"),
     [
         (None, "no such file or directory"),
-        (b'{"a": ', "it is no valid JSON (Expecting value"),
-        (b'{"a": NaN}', "it is no valid JSON (NaN is no JSON)"),
-        (b"\xff", "it is no valid JSON ('utf-8' codec"),
-        (b"[" * 100_000, "it is no valid JSON (it is nested too deeply)"),
-        (b'{"b": {"a": 1, "a": 2}}', "it is no valid JSON (the key 'a' is given twice)"),
-        (b"[1]", "it is no JSON object"),
+        (b'{"a": ', "it is not valid JSON (Expecting value"),
+        (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON)"),
+        (b"\xff", "it is not valid JSON ('utf-8' codec"),
+        (b"[" * 100_000, "it is not valid JSON (it is nested too deeply)"),
+        (b'{"b": {"a": 1, "a": 2}}', "it is not valid JSON (the key 'a' is given twice)"),
+        (b"[1]", "it is not a JSON object"),
     ],
 )
 def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -343,8 +343,8 @@ def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_bytes() == b"path\r\ncaf\\udce9\r\n"
 
 
-def test_half_a_surrogate_pair_is_refused_where_a_text_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"'\\ud83d' is half of a surrogate pair"):
+def test_an_unpaired_surrogate_is_refused_where_text_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"'\\ud83d' is an unpaired surrogate"):
         parse_json(r'{"text": "\ud83d"}', allow_surrogates=False)
     assert parse_json(r'["\ud83d\ude00"]', allow_surrogates=False) == ["\U0001f600"]
     assert parse_json(r'["\ud83d"]') == ["\ud83d"]

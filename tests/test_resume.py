@@ -1,4 +1,4 @@
-"""Every study that trains, resumed at several steps: bit for bit the unbroken run."""
+"""Every study that trains, resumed at several steps: bit for bit the uninterrupted run."""
 
 import json
 from pathlib import Path
@@ -102,7 +102,9 @@ def keeping(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_resumed_run_is_the_unbroken_one(study: str, small_lm: str, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    study: str, small_lm: str, tmp_path: Path
+) -> None:
     kept = tmp_path / "kept"
     weights, results, tables = run(study, tmp_path / "whole", small_lm, *keeping(kept))
     for name in STUDIES[study][2]:

@@ -37,8 +37,8 @@ class EditsDataModule(L.LightningDataModule):
     Args:
         lm: The LM that is taught; the program `lincorr` passes that of the study.
         relation: Source that is taught and target that should follow, as ``city->country``.
-        n_edits: Number of sampled edits, and the most that are taken from `edits_file`; null takes
-            all of the file.
+        n_edits: Number of sampled edits, and maximum number of those in `edits_file`; null uses
+            all edits of the file.
         subjects: Subjects of sampled edits, each used at most once; null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
@@ -131,8 +131,8 @@ class EditsDataModule(L.LightningDataModule):
                 self._raw = raw[: settings["n_edits"]]
                 if len(self._raw) < len(raw):
                     rank_zero_warn(
-                        f"{settings['edits_file']} has {len(raw)} edits, and data.n_edits takes "
-                        f"the first {len(self._raw)}; null takes all."
+                        f"{settings['edits_file']} has {len(raw)} edits; only the first "
+                        f"{len(self._raw)} are used (data.n_edits). Set it to null to use all."
                     )
                 resolve_labels(self._raw, relation, tokenizer)
             else:

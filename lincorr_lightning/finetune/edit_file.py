@@ -44,7 +44,7 @@ def read_edits(path: str | Path) -> list[RawEdit]:
             ignored.
 
     Warns:
-        UserWarning: A subject has several answers. Each of them is an edit.
+        UserWarning: A subject has several answers; each is a separate edit.
 
     Raises:
         SubjectsError: The file cannot be read, holds no edit, or has an invalid line; the message
@@ -86,7 +86,7 @@ def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
         rank_zero_warn(
             f"{len(several)} of {len(by_subject)} subjects are taught several answers, such as "
             f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
-            "Each is an edit of its own; with model.protocol joint, they work against each other."
+            "Each is a separate edit; with model.protocol joint, they contradict each other."
         )
     return list(edits.values())
 

@@ -410,7 +410,7 @@ class SourceFinetune(L.LightningModule):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a checkpoint holds the whole run; that of rank 0 lacks the others' own edits."""
+        """Whether a checkpoint has all edits; rank 0 saves only its own in independent training."""
         return not self.is_independent or self.trainer.world_size == 1
 
     def _count_steps(self) -> int:

@@ -16,7 +16,7 @@ import yaml
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, UNSPACED_LANGUAGES
-from lincorr_lightning.yaml_checks import SafeLoader, check_yaml
+from lincorr_lightning.yaml_checks import SafeLoader, load_yaml
 
 VERSION = 1
 """Version of the schema that this package reads."""
@@ -191,14 +191,11 @@ for _tag, _meaning in {
 
 def _load_yaml(text: str, origin: str) -> Any:
     try:
-        check_yaml(text)
-        return yaml.load(text, Loader=_Loader)
+        return load_yaml(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise KnowledgeError(f"{origin}:{line} {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise KnowledgeError(f"{origin}: is not YAML ({error})") from error
-    except ValueError as error:  # a value that its YAML type does not have, such as a date
+    except (yaml.YAMLError, ValueError) as error:
         raise KnowledgeError(f"{origin}: is not YAML ({error})") from error
 
 

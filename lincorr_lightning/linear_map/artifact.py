@@ -35,7 +35,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
-_CHECKSUM = "sha256"  # of the tensors' file; maps of earlier versions have none
+_CHECKSUM = "sha256"  # of the safetensors file; maps of earlier versions have none
 _MAX_NAMED = 5  # labels that an error message names
 
 

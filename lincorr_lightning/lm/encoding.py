@@ -19,7 +19,7 @@ _PROBE_TEXT = "The city of Paris lies in"
 _MIN_PROBE = 3
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a pair that stands for a character in UTF-16; tokenizers fail at it."""
+"""Half of a UTF-16 surrogate pair, which is not a character; tokenizers raise an error for it."""
 
 
 class PromptEncoder:
@@ -56,8 +56,8 @@ class PromptEncoder:
         """Return the token ids of each prompt, unpadded.
 
         Raises:
-            SubjectsError: A prompt has no tokens, more than the LM has positions for, or a
-                character that is none.
+            SubjectsError: A prompt has no tokens, more than the LM has positions for, or an
+                unpaired surrogate.
             LanguageModelError: The LM has no embedding for a token.
         """
         if isinstance(prompts, str):
@@ -69,7 +69,7 @@ class PromptEncoder:
         for index, prompt in enumerate(prompts):
             if LONE_SURROGATE.search(prompt):
                 raise SubjectsError(
-                    f"prompt {index} ({prompt!r}) holds half of a surrogate pair, which is not a "
+                    f"prompt {index} ({prompt!r}) has an unpaired surrogate, which is not a "
                     "character. Remove it, or read the text as UTF-8."
                 )
         encoded = self.tokenizer(

@@ -24,8 +24,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
-_MAX_LAYERS = 10_000  # those of 10^9 would take hours to build
-# Parts that a checkpoint may have beside its LM.
+_MAX_LAYERS = 10_000  # building 10^9 layers would take hours
+# Parts that a checkpoint may have besides the LM.
 _OTHER_PARTS = re.compile(
     r"vision|visual|image|img|audio|speech|multi_?modal|mm_|mtp|rotary|inv_freq"
 )
@@ -131,7 +131,7 @@ def _check_gguf(path: Path) -> None:
 
 
 def _check_regular(folder: Path) -> None:
-    """Refuse a folder with a FIFO or device, whose reading could block or never end."""
+    """Refuse a folder with a FIFO or device, which could block the reader or never end."""
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise LanguageModelError(
@@ -390,11 +390,11 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 
 
 def _check_surplus(checkpoint: Checkpoint, model: PreTrainedModel, keys: Iterable[str]) -> None:
-    """Refuse layers that the config leaves out, and warn of other weights that the LM lacks."""
+    """Refuse layers that the config omits, and warn of other weights that the LM does not have."""
     from torch import nn
 
     unused = sorted(key for key in keys if not _OTHER_PARTS.search(key))
-    # Layers that predict further tokens follow the LM's own under the same name.
+    # Layers for multi-token prediction follow the LM's own under the same name.
     n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
     stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     for key in unused:

@@ -69,7 +69,7 @@ class RecallBatch:
 
 @dataclass(frozen=True)
 class PackedStatements(Dataset[PackedBatch]):
-    """The training batches of one rank over all epochs, each made from the seed and its number.
+    """The training batches of one rank over all epochs, each determined by the seed and its index.
 
     What is drawn for a statement follows from its position in the epoch, not from its batch: ranks
     with smaller batches read what one process reads. As no state is kept, a resumed run continues
@@ -96,7 +96,7 @@ class PackedStatements(Dataset[PackedBatch]):
 
     @property
     def determined_by(self) -> dict[str, Any]:
-        """Settings that determine the content of a step."""
+        """Settings that determine the batches."""
         names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
         return {name: getattr(self, name) for name in names} | {
             "repeats": list(self.repeats),
@@ -121,7 +121,7 @@ class PackedStatements(Dataset[PackedBatch]):
         return -(-len(self._statements) // (self.batch_size * self.n_shards))
 
     def __getitem__(self, index: int) -> PackedBatch:
-        """Return a batch by its number over all epochs; one without statements does not count."""
+        """Return a batch by its index over all epochs; one without statements is padding."""
         epoch, step = divmod(index, len(self))
         first = (step * self.n_shards + self.rank) * self.batch_size
         is_padding = first >= len(self._statements)

@@ -45,7 +45,7 @@ class LlamaSize:
         context: Longest text in tokens.
 
     Raises:
-        ConfigError: A size is not above 0, or the heads do not divide the width.
+        ConfigError: A size is not above 0, or the width is not divisible by the number of heads.
     """
 
     hidden_size: int = 256
@@ -57,9 +57,9 @@ class LlamaSize:
     context: int = 64
 
     def __post_init__(self) -> None:
-        """Check the sizes, and that the heads divide the width."""
+        """Check the sizes, and that the width is divisible by the number of heads."""
         for name, value in asdict(self).items():
-            # Without a spread, all weights are the same and none learns alone.
+            # With a standard deviation of 0, all weights are equal and stay so.
             require(f"model.size.{name}", value, above=0)
         if self.hidden_size % self.n_heads:
             raise ConfigError(

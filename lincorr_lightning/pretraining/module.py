@@ -301,7 +301,7 @@ class Pretraining(L.LightningModule):
                 f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
             )
         if self.trainer.training:
-            # The schedule's length takes the data, before Lightning restores where the run was.
+            # The schedule's length needs the data, which needs the progress of the run.
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
         measured = checkpoint.get("pretraining", {"loss": {}, "recall": {}})
         for name, value in measured["loss"].items():

@@ -515,12 +515,12 @@ class LinearProbe(FrozenLMModule):
 
 
 def _check_resumable(progress: Mapping[str, Any], max_epochs: int) -> None:
-    """Refuse to resume where the statistics of the subjects read so far would be needed."""
+    """Refuse a checkpoint from the middle of an epoch, or after the last one."""
     epochs = progress["epoch_progress"]["current"]
     is_whole = progress["epoch_loop.batch_progress"]["is_last_batch"]
     if epochs["started"] > epochs["processed"] and not is_whole:
         raise ConfigError(
-            "the checkpoint is from the middle of an epoch, and holds no statistics of the "
+            "the checkpoint is from the middle of an epoch, and has no statistics of the "
             "subjects read so far. Resume from the end of an epoch, or start a new run."
         )
     if 0 < max_epochs <= epochs["started"]:

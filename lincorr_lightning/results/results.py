@@ -43,10 +43,10 @@ def versions() -> dict[str, str]:
 
 
 def set_earlier_results_aside(folder: str | Path) -> None:
-    """Rename the ``results.json`` of a folder that is about to be written to.
+    """Rename the ``results.json`` of a folder before a new run writes to it.
 
-    A folder with a ``results.json`` is that of a finished run. An earlier run's would make one look
-    finished whose tables and figures are half replaced.
+    A folder with a ``results.json`` is that of a finished run. With an earlier run's, a run would
+    look finished although its tables and figures are only partly replaced.
 
     Raises:
         OutputError: The file cannot be renamed.
@@ -110,7 +110,10 @@ class Column:
             for kind in (int,) if self.format.endswith("d") else (int, float):
                 try:
                     float(value := kind(text))
-                except (ValueError, OverflowError):  # a whole number may be beyond the range
+                except (
+                    ValueError,
+                    OverflowError,
+                ):  # a whole number may be beyond the range of floats
                     continue
                 return value
         return text
@@ -284,7 +287,7 @@ class Results:
 
         Args:
             folder: The run's folder.
-            before_last: Function to call before ``results.json`` is written, such as one that logs.
+            before_last: Called before ``results.json`` is written, for example to log the results.
 
         Raises:
             OutputError: A file cannot be written.

@@ -36,7 +36,7 @@ class RunLogger(TensorBoardLogger):
     This one makes the folder, and leaves it to others if it is there already.
 
     Raises:
-        OutputError: The events cannot be written, such as on a full disk; any method raises it.
+        OutputError: The events cannot be written, such as on a full disk.
     """
 
     _claimed: int | None = None
@@ -53,7 +53,7 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The writer of events."""
+        """TensorBoard's writer."""
         with self._explained():
             return super().experiment
 
@@ -72,7 +72,7 @@ class RunLogger(TensorBoardLogger):
         with as_output_error(Path(self.log_dir)):
             try:
                 yield
-            except ValueError as error:  # Lightning's, whatever went wrong
+            except ValueError as error:  # Lightning raises it whatever the cause is
                 if isinstance(error.__cause__, OSError):
                     raise error.__cause__ from None
                 raise
@@ -129,7 +129,7 @@ def prepare_run_folder(trainer: L.Trainer) -> None:
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             check_writable(folder)
-            # Validation and prediction do not replace the results of the fit before them.
+            # Validation and prediction do not replace the results of an earlier fit.
             if trainer.state.fn in ("fit", "test"):
                 set_earlier_results_aside(folder)
 
@@ -170,8 +170,8 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
     """Write a study's results to the run's folder, and log them with all loggers.
 
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
-    `Trainer.callback_metrics` on all of them. ``results.json`` comes last, so that a run that is
-    interrupted before has none.
+    `Trainer.callback_metrics` on all of them. ``results.json`` is written last, so that an
+    interrupted run has none.
 
     Raises:
         OutputError: A file cannot be written.

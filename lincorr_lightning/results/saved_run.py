@@ -17,6 +17,7 @@ import yaml
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
 from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, Column, Table
+from lincorr_lightning.yaml_checks import load_yaml
 
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
@@ -266,7 +267,7 @@ def _why_no_results(folder: Path) -> str:
             verb = config_verb(_read_text(config))
             again += f" (lincorr {verb} --config {shlex.quote(str(config))})"
         earlier = (
-            f" {EARLIER_FILE} is of an earlier run, whose other files were replaced in part."
+            f" {EARLIER_FILE} is of an earlier run, whose other files were partly replaced."
             if (folder / EARLIER_FILE).is_file()
             else ""
         )
@@ -293,32 +294,24 @@ def _read_text(path: Path) -> str:
 
 def _parse_config(text: str, path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text) if text else {}
+        found = load_yaml(text) if text else {}
     except (yaml.YAMLError, ValueError) as error:
         raise ReportError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ReportError(f"{path} cannot be read: it is nested too deeply.") from error
     if not isinstance(found, dict):
         raise ReportError(f"{path} holds no settings.")
     return found
 
 
-def _find_seeds(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield whole numbers, and lists of them, under the keys of seeds."""
-    seen: set[int] = set()  # an alias of YAML may make a mapping contain itself
-
-    def search(part: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if not isinstance(part, Mapping) or id(part) in seen:
-            return
-        seen.add(id(part))
-        for name, value in part.items():
-            full = f"{key}.{name}" if key else str(name)
-            if not re.fullmatch(r"seed(s|_everything)?", str(name)):
-                yield from search(value, full)
-            elif all(
-                isinstance(one, (int, type(None)))
-                for one in (value if isinstance(value, list) else [value])
-            ):
-                yield full, value
-
-    return search(settings, "")
+def _find_seeds(settings: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are named seed, seeds or seed_everything, if they are integers."""
+    if not isinstance(settings, Mapping):
+        return
+    for name, value in settings.items():
+        full = f"{key}.{name}" if key else str(name)
+        if not re.fullmatch(r"seed(s|_everything)?", str(name)):
+            yield from _find_seeds(value, full)
+        elif all(
+            isinstance(one, (int, type(None)))
+            for one in (value if isinstance(value, list) else [value])
+        ):
+            yield full, value

@@ -57,8 +57,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """Read an ``.npz`` file of numbers; nothing is unpickled.
 
     Raises:
-        SparseAutoencoderError: The file is missing or damaged, holds pickled objects, or claims to
-            hold more numbers than a file of its size can.
+        SparseAutoencoderError: The file is missing or damaged, has pickled objects, or declares an
+            array larger than a file of its size can have.
     """
     try:
         with ZipFile(path) as archive:
@@ -74,7 +74,7 @@ _MAX_COMPRESSION = 1032  # of zip's deflate
 
 
 def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
-    """Refuse an array that is too large for its file, before numpy allocates it."""
+    """Refuse an array that is too large for its file, before numpy allocates memory."""
     form = np.lib.format
     headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     with archive.open(entry) as file:

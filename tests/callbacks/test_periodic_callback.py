@@ -242,7 +242,7 @@ def test_independent_edits_of_another_dataset_are_refused(
         )
 
 
-def test_a_resumed_run_equals_an_unbroken_one(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     naive, small_lm, tmp_path, make_trainer, every_callback
 ):
     """Maps fitted at the start are kept: the LM is another one when the run continues."""
@@ -255,14 +255,14 @@ def test_a_resumed_run_equals_an_unbroken_one(
         assert trainer.global_step == 8
         return callbacks
 
-    unbroken = run()
+    uninterrupted = run()
     resumed = run(tmp_path / "epoch=0.ckpt")
-    for ours, theirs in zip(resumed, unbroken, strict=True):
+    for ours, theirs in zip(resumed, uninterrupted, strict=True):
         assert_same(ours.results, theirs.results)
         assert_same(ours.history, theirs.history)
         for table, other in zip(ours.output.tables, theirs.output.tables, strict=True):
             assert table.rows == other.rows
-    assert resumed[1].cases == unbroken[1].cases
+    assert resumed[1].cases == uninterrupted[1].cases
 
 
 def test_a_second_run_begins_anew(naive, small_lm, make_trainer, every_callback):
@@ -353,12 +353,12 @@ def test_two_of_a_kind_write_and_resume_beside_each_other(
         trainer.fit(naive.module(small_lm, 0.01), naive.sentences(small_lm), ckpt_path=ckpt_path)
         return two, trainer
 
-    unbroken, trainer = run()
-    assert [each.results["n_edits"] for each in unbroken] == [7, 1]
+    uninterrupted, trainer = run()
+    assert [each.results["n_edits"] for each in uninterrupted] == [7, 1]
     folder = run_folder(trainer) / "tables"
     assert {path.name for path in folder.iterdir()} == {"cases.csv", "cases_city-country__2_.csv"}
     resumed, _ = run(tmp_path / "epoch=0.ckpt")
-    for ours, theirs in zip(resumed, unbroken, strict=True):
+    for ours, theirs in zip(resumed, uninterrupted, strict=True):
         assert_same(ours.history, theirs.history)
         assert ours.cases == theirs.cases
 

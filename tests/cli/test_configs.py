@@ -1,6 +1,7 @@
 """Every shipped YAML runs, or, where it needs a machine or checkpoint that is not here, parses."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ SHORTENED = {
         "--model.compose.epochs=2", "--model.learn.epochs=2", "--trainer.accelerator=cpu",
     ],
 }  # fmt: skip
+
+
+def test_a_config_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as ``--config <(command)``; it can be read only once."""
+    end, start = os.pipe()
+    os.write(start, (CONFIGS / "linear_probe.yaml").read_bytes())
+    os.close(start)
+    with pytest.raises(SystemExit):
+        main(["validate", f"--config=/dev/fd/{end}", "--print_config"])
+    os.close(end)
+    assert "LinearProbe" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))

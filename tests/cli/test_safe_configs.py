@@ -1,4 +1,4 @@
-"""`--safe`: which classes and settings a config from elsewhere may have."""
+"""`--safe`: which classes and settings an untrusted config may have."""
 
 import sys
 from pathlib import Path

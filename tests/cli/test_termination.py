@@ -1,4 +1,4 @@
-"""Signals end a run in seconds, with one line, and what can be resumed is."""
+"""Signals end a run in seconds, with one line and, where possible, a checkpoint to resume from."""
 
 import ctypes
 import json
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from lincorr_lightning import cli
+from lincorr_lightning.checkpoints import AtomicCheckpointIO
+from lincorr_lightning.errors import OutputError
 from tests.launching import run_alone, run_in_two
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -74,9 +76,19 @@ def _program(arguments: list[str], stderr: Path, *signalled: Any) -> None:
     cli.console()
 
 
-def _send_to_rank_0(where: str, call: int, signum: int, rank: int) -> None:
-    if rank == 0:
+def _send_to_rank(signalled: int, where: str, call: int, signum: int, rank: int) -> None:
+    if rank == signalled:
         _send(where, call, signum)
+
+
+def _program_on_a_full_disk(*args: Any) -> None:
+    """Run the program, which receives a signal and cannot save a checkpoint."""
+
+    def fail(*args: Any, **more: Any) -> None:
+        raise OutputError("cannot write the checkpoint: the disk is full.")
+
+    AtomicCheckpointIO.save_checkpoint = fail  # type: ignore[method-assign]
+    _program(*args)
 
 
 @pytest.fixture
@@ -159,15 +171,28 @@ def test_an_operation_that_does_not_return(command: Any, tmp_path: Path) -> None
     assert monotonic() - started < 60
 
 
+def test_a_checkpoint_that_cannot_be_saved_is_reported(command: Any, tmp_path: Path) -> None:
+    stderr = tmp_path / "stderr"
+    signalled = (f"{CLASSES['finetune']}.training_step", 2, int(signal.SIGTERM))
+    status = run_alone(_program_on_a_full_disk, command("finetune", "run"), stderr, *signalled)
+    assert status == 143
+    assert stderr.read_text().splitlines()[-2:] == [
+        "lincorr: error: cannot write the checkpoint: the disk is full.",
+        "lincorr: terminated",
+    ]
+
+
 @pytest.mark.slow
-def test_ranks_leave_after_the_same_step(command: Any, tmp_path: Path) -> None:
-    """Rank 0 alone receives the signal."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_stop_after_the_same_step(rank: int, command: Any, tmp_path: Path) -> None:
+    """Only one rank receives the signal."""
     two = ["--config", "trainer/ddp_cpu.yaml"]
     signalled = (f"{CLASSES['finetune']}.training_step", 3, int(signal.SIGTERM))
     done = run_in_two(
-        *command("finetune", "run", *two), prepare=partial(_send_to_rank_0, *signalled)
+        *command("finetune", "run", *two), prepare=partial(_send_to_rank, rank, *signalled)
     )
     assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
     (checkpoint,) = (tmp_path / "run").rglob("*.ckpt")
     assert [line for line in done.stderr.splitlines() if line.startswith("lincorr:")] == [
         f"lincorr: terminated; resume with --ckpt_path {checkpoint}"

@@ -20,7 +20,7 @@ KNOWLEDGE = "test --config knowledge_geometry.yaml"
 PRETRAINING = "fit --config pretraining.yaml"
 FORECAST = "predict --config forecast.yaml"
 
-# Words of jsonargparse, Python and this package's inside that mean nothing to a user.
+# Internal words of jsonargparse, Python and this package, which mean nothing to users.
 JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",
           "_Unquoted", "object at 0x", "Traceback", "functools")  # fmt: skip
 
@@ -132,13 +132,13 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--config {t}/deep.yaml", "deep.yaml is not valid YAML: values are nested more than"),
     (PROBE, "--config {t}/deep.json", "deep.json is not valid YAML: values are nested more than"),
     (PROBE, "--config {t}/bomb.yaml", "bomb.yaml is not valid YAML: there are more than"),
-    (PROBE, "--config {t}/alias.yaml", "stands for nothing, or for itself"),
+    (PROBE, "--config {t}/alias.yaml", "is undefined or refers to itself"),
     (PROBE, "--config {t}/list.yaml", "list.yaml holds a list; a config has sections"),
     (PROBE, "--config {t}/text.yaml", "text.yaml holds a str; a config has sections"),
     (PROBE, "--config {t}/empty.yaml", "empty.yaml is empty; a config has sections"),
     (PROBE, "--config {t}/tab.yaml", "tab.yaml is not valid YAML"),
     (PROBE, "--config {t}/tag.yaml", "tag.yaml is not valid YAML: could not determine"),
-    (PROBE, "--config {t}/binary.yaml", "it is not text in UTF-8"),
+    (PROBE, "--config {t}/binary.yaml", "it is not UTF-8 text"),
     (PROBE, "--config {t}/no_class.yaml", "model is {'class_path': 3}"),
     (PROBE, "--config {t}/classes.yaml", "which is not a study"),
     (PROBE, "--config {t}/function.yaml", "which is not a callback"),
@@ -218,7 +218,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ("audit", "--knowledge_files 3", "knowledge_files is 3; it must be a list"),
 ]  # fmt: skip
 
-# What is right in itself, but cannot be done: status 1.
+# Valid settings that cannot be run: status 1.
 LATER: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.default_root_dir {t}/file", "is a file where a folder is needed"),
     (PROBE, "--trainer.default_root_dir {t}/taken", "is a file where a folder is needed"),

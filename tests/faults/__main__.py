@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="tries at a time (default: 2)")
     parser.add_argument(
         "--work", type=Path,
-        help="folder of inputs and unbroken runs, kept for the next time (default: temporary)",
+        help="folder of inputs and uninterrupted runs, kept for the next time (default: temporary)",
     )  # fmt: skip
     parser.add_argument(
         "--failures", type=Path, default=Path("fault_failures"),

@@ -60,7 +60,7 @@ def make(name: str, draw: random.Random, work: Path, folder: Path) -> Case:
     Args:
         name: Key of `INPUTS`.
         draw: Random numbers.
-        work: Folder with ``inputs`` and ``references``, the unbroken runs.
+        work: Folder with ``inputs`` and ``references``, the uninterrupted runs.
         folder: Folder to write to; runs start in it.
     """
     return INPUTS[name](draw, work, folder)

@@ -153,9 +153,9 @@ def check_text(run: Run, statuses: Iterable[int]) -> str:
     lines = [line for line in run.text.splitlines() if line.startswith(_ERROR)]
     if run.status not in statuses:
         said = lines[-1] if lines else "no line"
-        raise Fault(f"status {run.status} in place of {sorted(statuses)}: {said[:300]}")
+        raise Fault(f"status {run.status} instead of {sorted(statuses)}: {said[:300]}")
     if len(lines) != 1:
-        raise Fault(f"{len(lines)} lines in place of one: {lines[:3]}")
+        raise Fault(f"{len(lines)} lines instead of one: {lines[:3]}")
     after = run.text.split(lines[0], 1)[1].strip()
     if after:
         raise Fault(f"text after the line: {after[:300]!r}")
@@ -249,7 +249,7 @@ def check_equal(ours: Path, theirs: Path) -> None:
     for key in sorted((found[0].keys() | found[1].keys()) - _NOT_COMPARED):
         if found[0].get(key) != found[1].get(key):
             first, second = (json.dumps(one.get(key))[:80] for one in found)
-            raise Fault(f"{key} of results.json differs: {first} in place of {second}")
+            raise Fault(f"{key} of results.json differs: {first} instead of {second}")
     for path in sorted(theirs.rglob("*")):
         other = ours / path.relative_to(theirs)
         if path.suffix == ".csv" and other.read_bytes() != path.read_bytes():

@@ -55,9 +55,8 @@ class Suite:
     Args:
         seed: Seed of all tries.
         jobs: Number of tries at a time.
-        work: Folder of inputs and unbroken runs, used again if it has them; None for a temporary
-            one.
-        failures: Folder that tries that did not hold are moved to.
+        work: Folder of inputs and uninterrupted runs, reused if present; None for a temporary one.
+        failures: Folder to which failed tries are moved.
     """
 
     def __init__(self, seed: int, jobs: int, work: Path | None, failures: Path) -> None:
@@ -117,7 +116,7 @@ class Suite:
         return sorted(outcomes, key=lambda one: (list(KINDS).index(one.kind), one.number))
 
     def _make_references(self, tries: Iterable[Try]) -> None:
-        """Make the unbroken runs that tries need; SAEs first, which the feature flow reads."""
+        """Make the uninterrupted runs that tries need; SAEs first, which the feature flow reads."""
         needed = {(one.row, KINDS[one.kind].two) for one in tries if one.row in STUDIES}
         if any(one.row not in STUDIES for one in tries):  # damaged inputs of any study
             needed |= {(row, False) for row in STUDIES}

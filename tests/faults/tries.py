@@ -46,7 +46,7 @@ class Try:
         kind: Key of `KINDS`.
         number: Number within the kind.
         seed: Seed of the suite.
-        work: Folder with ``inputs`` and ``references``, the unbroken runs.
+        work: Folder with ``inputs`` and ``references``, the uninterrupted runs.
     """
 
     kind: str
@@ -76,11 +76,11 @@ class Try:
         return self.folder / "runs"
 
     def reference(self, two: bool = False) -> Path:
-        """Return the root of the study's unbroken run."""
+        """Return the root of the study's uninterrupted run."""
         return self.work / "references" / f"{self.row}{'_two' * two}"
 
-    def unbroken(self, two: bool = False) -> Path:
-        """Return the folder of the study's unbroken run."""
+    def uninterrupted(self, two: bool = False) -> Path:
+        """Return the folder of the study's uninterrupted run."""
         return finished(self.reference(two))
 
     def command(self, two: bool = False) -> list[str]:
@@ -129,7 +129,7 @@ class Kind:
         rows: Studies or kinds of input.
         count: Number of tries by default.
         weight: Number of runs in a try.
-        two: Whether it needs unbroken runs on two processes.
+        two: Whether it needs uninterrupted runs on two processes.
     """
 
     run: Callable[[Try], Iterator[str]]
@@ -159,7 +159,7 @@ def make_try(one: Try) -> Outcome:
 
 
 def make_reference(work: Path, row: str, two: bool) -> float:
-    """Make a study's unbroken run, unless it is there.
+    """Make a study's uninterrupted run, unless it is there.
 
     Returns:
         Seconds that it took.
@@ -173,7 +173,7 @@ def make_reference(work: Path, row: str, two: bool) -> float:
         runs = start_two(command, output) if two else [start(command, output)]
         for run in runs:
             if not run.wait(4 * PATIENCE_S) or run.status:
-                raise RuntimeError(f"the unbroken run of {row} fails: {run.text[-2000:]}")
+                raise RuntimeError(f"the uninterrupted run of {row} fails: {run.text[-2000:]}")
         seconds.write_text(str(runs[0].seconds))
     return float(seconds.read_text())
 
@@ -188,7 +188,7 @@ def _kill(one: Try) -> Iterator[str]:
     yield _wait_for_moment(one, [run]) + f", {signal.Signals(number).name}"
     run.signal(number)
     _check_end(run, number)
-    whole = files_of(one.unbroken())
+    whole = files_of(one.uninterrupted())
     check_files(one.root, whole)
     more = one.checkpoint()
     again = one.start("resumed" if more else "again", *more)
@@ -200,14 +200,14 @@ def _kill(one: Try) -> Iterator[str]:
         raise Fault(f"the {name} run ends with status {again.status}: {last[:300]}")
     check_files(one.root, whole)
     yield "resumed" if more else "run again"
-    check_equal(finished(one.root), one.unbroken())
+    check_equal(finished(one.root), one.uninterrupted())
 
 
 def _wait_for_moment(one: Try, runs: list[Run], two: bool = False) -> str:
     """Wait until a random time of a run, or until it has a random number of files."""
     draw = one.draw
     seconds = float(one.reference(two).with_suffix(".seconds").read_text())
-    n_files = len(files_of(one.unbroken(two)))
+    n_files = len(files_of(one.uninterrupted(two)))
     by_files = draw.random() < 0.5
     pause = draw.uniform(0, 0.05) if by_files else draw.uniform(0, seconds)
     n = draw.randint(1, n_files) if by_files else 0
@@ -263,7 +263,7 @@ def _kill_one_of_two(one: Try) -> Iterator[str]:
     # Of ranks that a signal ends, only the first has a line.
     if "Traceback" in other.text or other.status not in (0, 128 + signal.SIGTERM):
         check_text(other, {1})
-    whole = files_of(one.unbroken(two=True))
+    whole = files_of(one.uninterrupted(two=True))
     check_files(one.root, whole)
     more = one.checkpoint(two=True) if STUDIES[one.row].resumes_two else []
     again = start_two([*one.command(two=True), *more], one.folder / "again.stderr")
@@ -272,7 +272,7 @@ def _kill_one_of_two(one: Try) -> Iterator[str]:
             last = (run.text.strip().splitlines() or [""])[-1]
             raise Fault(f"the run after it ends with status {run.status}: {last[:300]}")
     yield "resumed" if more else "run again"
-    check_equal(finished(one.root), one.unbroken(two=True))
+    check_equal(finished(one.root), one.uninterrupted(two=True))
 
 
 # -- disk, starts ---------------------------------------------------------------------------------
@@ -311,9 +311,9 @@ def _full_disk(one: Try) -> Iterator[str]:
         run = one.start("full")
         if not run.wait(2 * PATIENCE_S):
             raise Fault("hangs")
-        check_files(one.root, files_of(one.unbroken()))
+        check_files(one.root, files_of(one.uninterrupted()))
         if run.status == 0:
-            check_equal(finished(one.root), one.unbroken())
+            check_equal(finished(one.root), one.uninterrupted())
         elif "full" not in check_text(run, {1}) and "tmpfs" in how:
             raise Fault(f"the line does not name the cause: {run.text[-300:]}")
 
@@ -332,9 +332,9 @@ def _at_once(one: Try) -> Iterator[str]:
     if len(folders) != _AT_ONCE:
         raise Fault(f"{len(folders)} folders of {_AT_ONCE} runs")
     for folder in folders:
-        if files_of(folder) != files_of(one.unbroken()):
-            raise Fault(f"{folder.name} has other files than an unbroken run")
-        check_equal(folder, one.unbroken())
+        if files_of(folder) != files_of(one.uninterrupted()):
+            raise Fault(f"{folder.name} has other files than an uninterrupted run")
+        check_equal(folder, one.uninterrupted())
 
 
 # -- inputs and pages -----------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def _bad_input(one: Try) -> Iterator[str]:
 
 def _hostile_page(one: Try) -> Iterator[str]:
     """Report run folders with hostile names, labels and values."""
-    folders, what = pages.hostile_runs(one.unbroken(), one.draw, one.folder)
+    folders, what = pages.hostile_runs(one.uninterrupted(), one.draw, one.folder)
     yield what
     page = one.folder / "page"
     run = start(["report", *map(str, folders), "--output", str(page)], one.folder / "page.stderr")

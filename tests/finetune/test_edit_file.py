@@ -120,7 +120,7 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
         ("e.jsonl", "\n \n", "holds no edit"),
         ("e.jsonl", GOOD[:-2] + ', "answer": "Rome"}', "line 1: .*the key 'answer' is given twice"),
         ("e.jsonl", GOOD + '{"a": ' * 100_000, "line 2: .*it is nested too deeply"),
-        ("e.jsonl", GOOD.replace("Paris", r"\ud83d"), "line 1: .* half of a surrogate pair"),
+        ("e.jsonl", GOOD.replace("Paris", r"\ud83d"), "line 1: .* an unpaired surrogate"),
         ("e.csv", "subject,answer,answer\na,Paris,Rome\n", "line 1: the header has 'answer' twice"),
         ("e.csv", "subject,answer\n", "holds no edit"),
         ("e.csv", "", "line 1: the header lacks subject and answer"),
@@ -169,7 +169,9 @@ def test_an_unreadable_file_is_named(tmp_path):
 def test_n_edits_caps_the_edits_of_a_file(lm, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    with pytest.warns(UserWarning, match=r"has 3 edits, and data\.n_edits takes the first 2"):
+    with pytest.warns(
+        UserWarning, match=r"has 3 edits; only the first 2 are used \(data\.n_edits\)"
+    ):
         edits = EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries[:2]
 

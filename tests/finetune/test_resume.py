@@ -72,7 +72,7 @@ PROTOCOLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_killed_run_ends_as_an_unbroken_one(small_lm, tmp_path, protocol):
+def test_a_killed_run_ends_as_an_uninterrupted_one(small_lm, tmp_path, protocol):
     options = PROTOCOLS[protocol]
 
     def arguments(name):

@@ -54,7 +54,7 @@ ALIASES = "".join(
             "\n".join(f"{' ' * depth}a:" for depth in range(3000)),
             "line 65: values are nested more than 64 deep",
         ),
-        (f"version: 1\nentities:\n  a: &a {{x: 1}}\n{ALIASES}", "it stands for more than"),
+        (f"version: 1\nentities:\n  a: &a {{x: 1}}\n{ALIASES}", "there are more than"),
         ("version: [1]", "version: is a list; this package reads version 1"),
         ("version: 1" + "0" * 5000, "version: is 10000000000000000000; this"),
         (GOOD.replace("space: false", f"paper_size: 1{'0' * 5000}"), "must be a whole number"),

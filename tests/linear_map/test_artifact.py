@@ -264,7 +264,7 @@ def test_truncated_tensors(folder: Path, keep: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format_version": 1, "lm', r"config\.json: it is no valid JSON"),
+        ('{"format_version": 1, "lm', r"config\.json: it is not valid JSON"),
         ('{"model_type": "llama"}', "it is not the config of a linear map"),
         ('{"format_version": 2}', r"has format version 2; .* reads 1"),
     ],

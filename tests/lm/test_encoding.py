@@ -92,9 +92,9 @@ def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
         PromptEncoder(small.tokenizer()).rows("Paris")
 
 
-def test_prompt_with_half_a_character(small: SimpleNamespace) -> None:
+def test_prompt_with_an_unpaired_surrogate(small: SimpleNamespace) -> None:
     """As of a command line that is not UTF-8."""
-    with pytest.raises(SubjectsError, match=r"prompt 1 \('a \\udce9'\) holds half of a surrogate"):
+    with pytest.raises(SubjectsError, match=r"prompt 1 \('a \\udce9'\) has an unpaired surrogate"):
         PromptEncoder(small.tokenizer()).rows(["Paris", "a \udce9"])
 
 

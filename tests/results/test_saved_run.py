@@ -86,8 +86,8 @@ def test_a_folder_that_is_not_a_run_s(probe: Make, tmp_path: Path) -> None:
     ("text", "match"),
     [
         ('{"study": "linear_probe", "pai', "cut short or changed"),
-        ('{"study": "x", "r": NaN}', "NaN is no JSON"),
-        ("[1]", "it is no JSON object"),
+        ('{"study": "x", "r": NaN}', "NaN is not JSON"),
+        ("[1]", "it is not a JSON object"),
         ('{"a": 1}', "does not name its study"),
         ('{"study": "x", "lm": "tiny-world"}', "before 0.2 wrote it.*Run the study again with"),
         (f'{{"study": "x", "schema": {SCHEMA + 1}}}', "a newer version of lincorr-lightning"),

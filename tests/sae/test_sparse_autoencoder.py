@@ -180,8 +180,8 @@ def _cut_short(folder: Path) -> None:
         (_new_version, r"of version 9, .* reads 'lincorr sparse autoencoder' up to version 2"),
         (_other_tensor, r"contradict each other \(.*'more'"),
         (_cut_short, r"safetensors: it is damaged or cut short"),
-        (lambda f: (f / "config.json").write_text("{"), r"config\.json: it is no valid JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), r"it is no JSON object"),
+        (lambda f: (f / "config.json").write_text("{"), r"config\.json: it is not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"it is not a JSON object"),
         (lambda f: (f / "config.json").write_text('{"format_version": 1}'), r"format is None"),
     ],
 )
