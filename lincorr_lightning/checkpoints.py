@@ -169,6 +169,8 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
         return None
     if isinstance(error, LincorrError):
         return type(error)(f"--ckpt_path {path}: {error}")
+    if path in _SPECIAL:
+        return CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
     text = str(error.args[0]) if error.args else ""
     if isinstance(error, RuntimeError) and "loading state_dict" not in text:
         return None  # not about the checkpoint, such as the failure of another rank
@@ -177,8 +179,10 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
         reason = "{} has the shape {}, that of this run {}".format(*shapes.groups())
     elif isinstance(error, RuntimeError):
         reason = "it has other tensors"
+    elif isinstance(error, (TypeError, AttributeError)) or " " not in text:
+        reason = "its content is incomplete or damaged"
     else:
-        reason = " ".join(text.split()).rstrip(".") or type(error).__name__
+        reason = " ".join(text.split()).rstrip(".")
     return CheckpointError(
         f"the checkpoint {path} does not fit {study} as it is set up: {reason}. Use the settings "
         "of the run that wrote it (its config.yaml), or start a new run."

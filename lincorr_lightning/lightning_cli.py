@@ -251,7 +251,8 @@ class LincorrCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
-            explained = restoring_error(error, self.trainer.ckpt_path, type(self.model).__name__)
+            path = self.trainer.ckpt_path or self._get_config().get("ckpt_path")
+            explained = restoring_error(error, path, type(self.model).__name__)
             if explained is None:
                 raise
             raise explained from error

@@ -80,7 +80,8 @@ class OptionParser(LightningArgumentParser):
 
 def sections_of(parser: LightningArgumentParser) -> set[str]:
     """Return the keys that a config of a command may have."""
-    return {action.dest.partition(".")[0] for action in parser._actions}
+    found = {action.dest.partition(".")[0] for action in parser._actions}
+    return found - {"config", "help", "print_config"}
 
 
 def explain(message: str, options: Collection[str], args: Sequence[str] = ()) -> str:
@@ -162,7 +163,8 @@ def _explain_value(message: str, args: Sequence[str]) -> str:
     value = _value(message, reason)
     if kind:
         owner = _CLASSES.get(kind, f"a {kind}")
-        return f"{key} is {value}, which is not {owner}. Give a class, or class_path and init_args."
+        which = f"{value}, which is not" if value not in ("invalid", "empty") else "not"
+        return f"{key} is {which} {owner}. Give a class, or class_path and init_args."
     where = _origin(key.rpartition(".")[2], args)
     if "Unable to load config" in reason:
         unread = _first(r"Unable to load config ['\"](.*)['\"]", reason)

@@ -72,10 +72,12 @@ def check_settings(settings: Iterator[tuple[str, Any]]) -> None:
         settings: Keys and values of a parsed config.
 
     Raises:
-        ConfigError: A setting runs code of an LM, a hub or a checkpoint.
+        ConfigError: A setting may run code of an LM, a hub, a checkpoint or the config itself.
     """
     for key, value in settings:
         name = key.rpartition(".")[2]
+        if ".dict_kwargs." in key:
+            raise ConfigError(f"--safe refuses {key}, which runs code with unchecked arguments.")
         if name == "trust_remote_code" and value:
             raise ConfigError(f"--safe refuses {key}, which runs code that comes with the LM.")
         if name == "attn_implementation" and "/" in str(value):

@@ -21,6 +21,8 @@ from lincorr_lightning.errors import LincorrError
 _STEP_S = 2.0
 # Then the process ends, even if the main thread is in one long operation of torch.
 _GRACE_S = 4.0
+# A signal in a finalizer is raised again after this time.
+_AGAIN_S = 0.01
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
@@ -58,6 +60,7 @@ class Termination:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(signals,), daemon=True).start()
         os.register_at_fork(after_in_child=self.uninstall)
+        sys.unraisablehook = self._on_unraisable
         self._is_installed = True
         self.handle_signals()
 
@@ -73,6 +76,7 @@ class Termination:
             return
         self._is_installed = False
         signal.set_wakeup_fd(-1)
+        sys.unraisablehook = sys.__unraisablehook__
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._sender.close()
@@ -99,6 +103,14 @@ class Termination:
         self.signum = self.signum or signum
         if not self._is_over and (self._in_overtime or not self.in_step):
             self.raise_pending()
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Raise again what was raised in a finalizer, whose exceptions Python ignores."""
+        if self.signum is None or not isinstance(unraisable.exc_value, Terminated):
+            sys.__unraisablehook__(unraisable)
+            return
+        self._is_over = False
+        threading.Timer(_AGAIN_S, signal.raise_signal, [self.signum]).start()
 
     def _watch(self, signals: socket.socket) -> None:
         signum = 0

@@ -186,6 +186,8 @@ def _can_ask_hub(config: LMConfig) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, (ArithmeticError, LookupError, TypeError, AttributeError)):
+        return "it has a value that is impossible or missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].endswith(":"):
         lines[0] = " ".join(lines[:2])
@@ -213,6 +215,12 @@ def _explained(checkpoint: Checkpoint, what: str, hint: Callable[[], str]) -> It
         ) from error
 
 
+def _has_own_code(checkpoint: Checkpoint) -> bool:
+    """Return whether the folder of a checkpoint names Python code that comes with it."""
+    path = Path(checkpoint.location) / "config.json"
+    return checkpoint.is_folder and b'"auto_map"' in path.read_bytes()
+
+
 def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
     """Read config.json.
 
@@ -228,8 +236,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
             "If the file was cut short, download it again; if it is complete, this transformers "
             "version may not know its architecture."
         )
-    elif not checkpoint.config.trust_remote_code:
-        hint += " If it comes with Python code that you trust, set lm.trust_remote_code."
+    elif not checkpoint.config.trust_remote_code and _has_own_code(checkpoint):
+        hint += " It comes with Python code; if you trust that, set lm.trust_remote_code."
     what = "config.json" if checkpoint.gguf_file is None else "the metadata"
     with _explained(checkpoint, what, lambda: hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(

@@ -300,7 +300,7 @@ class Pretraining(L.LightningModule):
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
                 f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
             )
-        if self.trainer.training:
+        if self._trainer is not None and self.trainer.training:
             # The schedule's length needs the data, which needs the progress of the run.
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
         measured = checkpoint.get("pretraining", {"loss": {}, "recall": {}})

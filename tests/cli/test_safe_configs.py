@@ -78,6 +78,14 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
         {"model": {"init_args": {"lm": {"trust_remote_code": True}}}},
         {"model": {"init_args": {"lm": {"attn_implementation": "kernels-community/attention"}}}},
         {"weights_only": False},
+        {
+            "trainer": {
+                "profiler": {
+                    "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
+                    "dict_kwargs": {"on_trace_ready": {"class_path": "hostile.Hostile"}},
+                }
+            }
+        },
     ],
 )
 def test_settings_that_run_other_code_are_refused(config: dict[str, Any], tmp_path: Path) -> None:

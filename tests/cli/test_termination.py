@@ -81,6 +81,23 @@ def _send_to_rank(signalled: int, where: str, call: int, signum: int, rank: int)
         _send(where, call, signum)
 
 
+def _audit_with_a_finalizer(arguments: list[str], stderr: Path) -> None:
+    """Run ``lincorr audit``, which receives a signal in a finalizer and goes on."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            monotonic()
+
+    def audit(lm: str = "any") -> None:
+        Finalized()
+        while True:
+            monotonic()
+
+    pkgutil.resolve_name("lincorr_lightning.knowledge.audit").audit = audit
+    _program(arguments, stderr, "time:monotonic", 0, 0)
+
+
 def _program_on_a_full_disk(*args: Any) -> None:
     """Run the program, which receives a signal and cannot save a checkpoint."""
 
@@ -160,6 +177,13 @@ def test_commands_without_a_trainer(command_name: str, small_lm: str, tmp_path: 
     stderr = tmp_path / "stderr"
     signalled = (f"{module}:{function}", 1, int(signal.SIGINT))
     assert run_alone(_program, [command_name, *arguments], stderr, *signalled) == 130
+    assert stderr.read_text() == "lincorr: interrupted\n"
+
+
+def test_a_signal_in_a_finalizer(tmp_path: Path) -> None:
+    """Python ignores what is raised there, and reports it."""
+    stderr = tmp_path / "stderr"
+    assert run_alone(_audit_with_a_finalizer, ["audit"], stderr) == 130
     assert stderr.read_text() == "lincorr: interrupted\n"
 
 

@@ -10,13 +10,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from torch import multiprocessing
+from tqdm import tqdm
 
 from tests.faults.runs import finished
 from tests.faults.studies import STUDIES, make_inputs
@@ -95,24 +95,25 @@ class Suite:
 
         Args:
             numbers: Numbers of the tries of each kind.
-            progress: Whether to show each try that does not hold on stderr.
+            progress: Whether to show progress, and each try that does not hold, on stderr. Ctrl-C
+                then ends the tries, and returns what there is.
         """
         tries = [
             Try(kind, number, self._seed, self._work)
             for kind, some in numbers.items() for number in some
         ]  # fmt: skip
         self._make_references(tries)
-        began, outcomes = time.monotonic(), []
-        for outcome in self._pool.imap_unordered(make_try, tries):
-            outcomes.append(outcome)
-            if outcome.faults:
-                self._keep(outcome, outcomes)
-            if progress and outcome.faults:
-                seconds = time.monotonic() - began
-                sys.stderr.write(
-                    f"[{len(outcomes)}/{len(tries)}, {seconds:.0f} s] {outcome.kind} "
-                    f"{outcome.number}, {outcome.row}: {outcome.what}: {outcome.faults[0]}\n"
-                )
+        outcomes: list[Outcome] = []
+        bar = tqdm(total=len(tries), unit="try", disable=not progress)
+        with contextlib.suppress(*[KeyboardInterrupt] if progress else ()):
+            for outcome in self._pool.imap_unordered(make_try, tries):
+                outcomes.append(outcome)
+                bar.update()
+                if outcome.faults:
+                    self._keep(outcome, outcomes)
+                    what = f"{outcome.kind} {outcome.number}, {outcome.row}: {outcome.what}"
+                    bar.write(f"{what}: {outcome.faults[0]}", file=sys.stderr)
+        bar.close()
         return sorted(outcomes, key=lambda one: (list(KINDS).index(one.kind), one.number))
 
     def _make_references(self, tries: Iterable[Try]) -> None:

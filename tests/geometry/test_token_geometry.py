@@ -250,9 +250,7 @@ def test_a_plain_dataloader_will_do(finished, small_lm, texts, make_trainer):
 
 def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
     """No correlation, no overlap, and no crash."""
-    folder = str(make_lm(tmp_path / "lm"))
-    config = json.loads((Path(folder) / "config.json").read_text())
-    (Path(folder) / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    folder = str(make_lm(tmp_path / "lm", num_hidden_layers=1))
     profiles = run(folder, texts, make_trainer(), data={"n_texts": 1}).profiles
     assert profiles.overlap.shape[2] == 0
     (folder,) = (tmp_path / "lightning_logs").iterdir()
