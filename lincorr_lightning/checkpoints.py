@@ -170,7 +170,9 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
     if isinstance(error, LincorrError):
         return type(error)(f"--ckpt_path {path}: {error}")
     if path in _SPECIAL:
-        return CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
+        missing = CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
+        missing.exit_status = 2
+        return missing
     text = str(error.args[0]) if error.args else ""
     if isinstance(error, RuntimeError) and "loading state_dict" not in text:
         return None  # not about the checkpoint, such as the failure of another rank
