@@ -101,7 +101,15 @@ def keeping(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study, marks=pytest.mark.nightly)
+        if study in ("independent", "joint", "joint LoRA", "formation")
+        else study
+        for study in STUDIES
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     study: str, small_lm: str, tmp_path: Path
 ) -> None:
