@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import faulthandler
 import json
 import os
 import re
@@ -116,6 +117,7 @@ def _become_program(arguments: Sequence[str], output: Path, environment: dict[st
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
+    faulthandler.dump_traceback_later(PATIENCE_S - 5)  # of a run that hangs
     os.chdir(output.parent)
     os.environ.update(environment)
     sys.argv = ["lincorr", *arguments]
