@@ -196,7 +196,7 @@ def _load_yaml(text: str, origin: str) -> Any:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise KnowledgeError(f"{origin}:{line} {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise KnowledgeError(f"{origin}: is not YAML ({error})") from error
+        raise KnowledgeError(f"{origin}: is not YAML ({' '.join(str(error).split())})") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 MODEL_FOLDER = "model"
 
 
+# Of `MeanMetric`: sums of the weighted values, and of the weights.
+_LOSS_STATE = ("mean_value", "weight")
+
+
 class Pretraining(L.LightningModule):
     """Trains a Llama from random weights on statements about a tiny world.
 
@@ -285,9 +289,10 @@ class Pretraining(L.LightningModule):
         write_results(self.trainer, results)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the loss of this epoch so far, and the last recall."""
+        """Add the loss of this epoch so far on each rank, and the last recall."""
+        state = torch.stack([getattr(self._loss, name) for name in _LOSS_STATE])
         checkpoint["pretraining"] = {
-            "loss": {name: getattr(self._loss, name).clone() for name in self._loss.metric_state},
+            "loss": self.all_gather(state).reshape(-1, len(_LOSS_STATE)).cpu(),
             "recall": dict(self._recall),
         }
 
@@ -303,10 +308,15 @@ class Pretraining(L.LightningModule):
         if self._trainer is not None and self.trainer.training:
             # The schedule's length needs the data, which needs the progress of the run.
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
-        measured = checkpoint.get("pretraining", {"loss": {}, "recall": {}})
-        for name, value in measured["loss"].items():
+        if "pretraining" not in checkpoint:  # of an earlier version
+            return
+        self._recall = dict(checkpoint["pretraining"]["recall"])
+        ranks = checkpoint["pretraining"]["loss"]
+        rank, n_ranks = (self.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
+        if n_ranks != len(ranks):
+            ranks = ranks.sum(0) * torch.eye(n_ranks, 1)
+        for name, value in zip(_LOSS_STATE, ranks[rank], strict=True):
             setattr(self._loss, name, value.to(self.device))
-        self._recall = dict(measured["recall"])
 
 
 def one_cycle(step: int, n_steps: int, warmup: float) -> float:

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 PATIENCE_S = 60
 """A run that takes longer hangs."""
@@ -117,6 +119,8 @@ def _become_program(arguments: Sequence[str], output: Path, environment: dict[st
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
+    # The lock that all processes share would stay locked by a run that is killed.
+    tqdm.set_lock(threading.RLock())
     faulthandler.dump_traceback_later(PATIENCE_S - 5)  # of a run that hangs
     os.chdir(output.parent)
     os.environ.update(environment)

@@ -32,14 +32,12 @@ def _warm() -> None:
     import torch
     import torch.utils.tensorboard
     from docstring_parser.attrdoc import AttributeDocstrings
-    from tqdm import tqdm
 
     from lincorr_lightning.cli import main
     from lincorr_lightning.knowledge import Catalogue
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # and end the try's runs
     torch.set_num_threads(1)
-    tqdm.get_lock()
     read = AttributeDocstrings.get_attr_docs
     read_once = functools.cache(lambda component: read(AttributeDocstrings(), component))
     AttributeDocstrings.get_attr_docs = lambda self, component: read_once(component)

@@ -48,6 +48,7 @@ ALIASES = "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("version: 1\0", r"not YAML \(unacceptable character .* position 10\)$"),
         ("[" * 100_000, "line 1: values are nested more than 64 deep"),
         ("- " * 50_000, "line 1: values are nested more than 64 deep"),
         (
