@@ -69,7 +69,7 @@ class OutputError(LincorrError):
 
 def require(
     name: str,
-    value: float,
+    value: float | None,
     *,
     at_least: float | None = None,
     above: float | None = None,
@@ -80,7 +80,7 @@ def require(
 
     Args:
         name: The setting as the user writes it, such as ``data.n_edits``.
-        value: Its value.
+        value: Its value; null is refused, as jsonargparse passes it even for numbers.
         at_least: Lowest value.
         above: Value that it must exceed.
         at_most: Highest value.
@@ -104,7 +104,9 @@ def require(
         ("below", below, operator.lt),
     ]
     given = [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
-    if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in given):
+    number = math.nan if value is None else value
+    if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):
         return
     allowed = " and ".join(f"{word} {bound}" for word, bound, _ in given) or "finite"
-    raise ConfigError(f"{name} is {value}; it must be {allowed}.")
+    shown = "null" if value is None else value
+    raise ConfigError(f"{name} is {shown}; it must be {allowed}.")

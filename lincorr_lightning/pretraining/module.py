@@ -291,8 +291,9 @@ class Pretraining(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the loss of this epoch so far on each rank, and the last recall."""
         state = torch.stack([getattr(self._loss, name) for name in _LOSS_STATE])
+        ranks: Any = self.all_gather(state)
         checkpoint["pretraining"] = {
-            "loss": self.all_gather(state).reshape(-1, len(_LOSS_STATE)).cpu(),
+            "loss": ranks.reshape(-1, len(_LOSS_STATE)).cpu(),
             "recall": dict(self._recall),
         }
 
