@@ -101,4 +101,5 @@ def _reason(error: OSError | ValueError) -> str:
 def _yaml_reason(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 1}" if mark is not None else ""
-    return f"{getattr(error, 'problem', None) or error}{where}"
+    reason = str(getattr(error, "problem", None) or error)
+    return f"{' '.join(reason.split())}{where}"

@@ -173,6 +173,9 @@ class LincorrCLI(LightningCLI):
             value = config.trainer.get(name)
             if isinstance(value, (int, float)):
                 require(f"trainer.{name}", value, **allowed)
+        limits = (config.trainer.max_epochs, config.trainer.max_time, self.subcommand == "fit")
+        if limits == (None, None, True) and config.trainer.max_steps == -1:
+            raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
         self._check_folders(config)
         check_datamodule(_class_of(config.model), _class_of(config.data))
         path = config.get("ckpt_path")

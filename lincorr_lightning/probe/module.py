@@ -196,10 +196,10 @@ class LinearProbe(FrozenLMModule):
         super().setup(stage)
         if self.hparams["solver"] == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
-        elif stage == "fit" and self.trainer.max_epochs != 1 and self.trainer.max_steps == -1:
+        elif stage == "fit" and self.trainer.max_epochs == self.trainer.max_steps == -1:
             raise ConfigError(
-                f"trainer.max_epochs is {self.trainer.max_epochs}; the closed form reads every "
-                "subject once. Set it to 1."
+                "trainer.max_epochs is -1, so the run would never end; the closed form needs one "
+                "epoch. Set it to 1."
             )
         halves = 3 if self.hparams["ridge"] == "auto" else 2
         numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
