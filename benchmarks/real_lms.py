@@ -5,8 +5,8 @@
 
 FOLDER holds a folder for each LM. The numbers of each run go to
 ``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends; a run
-that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a CPU can do it;
-every file and table says how many. A run that fails leaves its error as its result.
+that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a CPU
+can do it; every file and table says how many. A run that fails leaves its error as its result.
 """
 
 from __future__ import annotations
