@@ -4,7 +4,7 @@
     python benchmarks/fetch_texts.py FOLDER
 
 downloads ``sae-probes`` (45 MB, MIT) with pip, which is neither installed nor run, and prints the
-path of a ``.jsonl`` file of about 18,000 texts: news, essays and encyclopedic passages, shuffled.
+path of a ``.jsonl`` file of 15,249 texts: news, essays and encyclopedic passages, shuffled.
 """
 
 from __future__ import annotations
