@@ -18,7 +18,6 @@ from lincorr_lightning.io import atomic_write, read_json
 from lincorr_lightning.knowledge import Domain, build_domain
 from lincorr_lightning.lm.vocabulary import sample_subjects
 
-CONTROL = "One day, {} saw a"
 _PART = 500
 
 
@@ -31,14 +30,12 @@ class DomainLogits:
         lm: Fingerprint of the LM that they were read from.
         domains: Domains by name.
         logits: Logits after each prompt at its own domain's tokens, ``(n_subjects, n_labels)``.
-        control: Logits after the control prompt at the same tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
     lm: Mapping[str, str]
     domains: Mapping[str, Domain]
     logits: Mapping[str, Tensor]
-    control: Mapping[str, Tensor]
 
 
 def read_domain_logits(
@@ -58,10 +55,10 @@ def read_domain_logits(
     built = {name: build_domain(catalogue[name], model.tokenizer) for name in names}
     domains = {name: domain for name, domain in built.items() if len(domain.token_ids) >= 3}
     subjects = sample_subjects(model.tokenizer, n_subjects, seed=seed)
-    union = [token for domain in domains.values() for token in domain.token_ids]
+    tokens = [domain.token_ids for domain in domains.values()]
     key = {
-        "fingerprint": model.fingerprint, "seed": seed, "n_subjects": n_subjects, "tokens": union,
-        "templates": [*(domain.knowledge.template for domain in domains.values()), CONTROL],
+        "fingerprint": model.fingerprint, "seed": seed, "n_subjects": n_subjects, "tokens": tokens,
+        "templates": [domain.knowledge.template for domain in domains.values()],
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     made_for = folder / "made_for.json"
@@ -75,7 +72,6 @@ def read_domain_logits(
         if not file.exists():
             chosen = subjects[start : start + _PART]
             prompts = [[t.replace("{}", s, 1) for s in chosen] for t in key["templates"]]
-            tokens = [*(domain.token_ids for domain in domains.values()), union]
             rows = torch.cat(
                 [
                     model.joint_logits([p[i : i + 64] for p in prompts], tokens).float()
@@ -85,12 +81,10 @@ def read_domain_logits(
             with atomic_write(file) as path:
                 save_file({"rows": rows}, path)
         parts.append(load_file(file)["rows"])
-    own, control = torch.cat(parts).chunk(2, dim=1)
-    sizes = [len(domain.token_ids) for domain in domains.values()]
+    split = torch.cat(parts).split([len(ids) for ids in tokens], dim=1)
     return DomainLogits(
         tokenizer=model.tokenizer,
         lm=model.fingerprint,
         domains=domains,
-        logits=dict(zip(domains, own.split(sizes, 1), strict=True)),
-        control=dict(zip(domains, control.split(sizes, 1), strict=True)),
+        logits=dict(zip(domains, split, strict=True)),
     )
