@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.io import atomic_write, read_json
+from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Domain, build_domain
 from lincorr_lightning.lm.vocabulary import sample_subjects
 
@@ -62,7 +62,7 @@ def read_domain_logits(
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     made_for = folder / "made_for.json"
-    if made_for.exists() and read_json(made_for) != key:
+    if made_for.exists() and json.loads(made_for.read_text(encoding="utf-8")) != key:
         raise SystemExit(f"{folder} holds logits of another LM or of other prompts: delete it.")
     with atomic_write(made_for) as path:
         path.write_text(json.dumps(key), encoding="utf-8")

@@ -27,7 +27,7 @@ import torch
 from jsonargparse import auto_cli
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lincorr_lightning.io import atomic_write, read_json
+from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.tables import markdown_table
 
 BENCHMARKS = Path(__file__).parent
@@ -184,6 +184,12 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     if "pairs" in kept:
         kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
     return kept
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a file."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
