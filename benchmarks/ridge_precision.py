@@ -122,6 +122,15 @@ def relation_results(
     }
 
 
+def rounded(value: Any) -> Any:
+    """Return numbers with four digits, within lists and mappings."""
+    if isinstance(value, dict):
+        return {key: rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [rounded(entry) for entry in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
 def table(results: Sequence[dict[str, Any]], way: str) -> str:
     """Return the table of one direction: r and Hit@1 of the plain map, of auto and of the best."""
     rows = []
@@ -180,7 +189,7 @@ def main(
     if output is not None:
         content = {"lm": Path(lm).name, "fingerprint": read.lm, "relations": results}
         with atomic_write(output) as path:
-            path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            path.write_text(json.dumps(rounded(content)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
