@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from domain_logits import DomainLogits, read_domain_logits
 from jsonargparse import auto_cli
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from lincorr_lightning import Catalogue
@@ -33,6 +34,15 @@ from lincorr_lightning.functional import (
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution, tuning_rows
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    finish,
+    new_figure,
+    panels_of,
+    plain_axes,
+)
 from lincorr_lightning.results.tables import markdown_table
 
 RELATIONS = (
@@ -43,6 +53,8 @@ RELATIONS = (
 TOLERANCE = 0.02
 SIZES = (1000, 2000, 4000)
 WAYS = ("influenced", "influencing")
+_N_PANELS = 9
+_ZERO = 0.03  # where a logarithmic axis has the ridge of 0
 BOUNDS = torch.tensor([0.025, 0.975], dtype=torch.float64)
 
 
@@ -155,6 +167,36 @@ def table(results: Sequence[dict[str, Any]], way: str) -> str:
     return markdown_table(columns, rows)
 
 
+def draw(lm: str, results: Sequence[dict[str, Any]]) -> Figure:
+    """Draw r and Hit@1 along the ridge, a line for each number of subjects."""
+    shown = results[:_N_PANELS]
+    figure = new_figure(
+        9.6,
+        2.7 * -(-len(shown) // 3),
+        f"The ridge makes W precise, more subjects do not: {lm}",
+        "Solid: Hit@1 of influenced targets. Dashed: r of other subjects. Darker: more subjects. "
+        "Band: 95 % over bootstrap samples of the most subjects. Dotted: what auto takes.",
+    )
+    for axes, found in zip(panels_of(figure, len(shown), 3), shown, strict=True):
+        strengths = [max(ridge, _ZERO) for ridge in HALF_DECADES]
+        for step, (size, at) in enumerate(found["sizes"].items(), start=1):
+            strength = step / len(found["sizes"])
+            hits = [point["influenced"]["1"] for point in at["path"]]
+            axes.plot(strengths, hits, color=BLUE, alpha=strength, linewidth=1.4,
+                      label=f"{int(size):,}")  # fmt: skip
+            axes.plot(strengths, [point["r"] for point in at["path"]], color=ORANGE,
+                      alpha=strength, linewidth=1, linestyle="--")  # fmt: skip
+        bounds = [interval["influenced"] for interval in found["intervals"]]
+        axes.fill_between(strengths, *zip(*bounds, strict=True), color=BLUE, alpha=0.15, lw=0)
+        axes.axvline(at["auto"], color=GREY, linestyle=":", linewidth=1)
+        plain_axes(axes, found["relation"].replace("->", " → "), "ridge", "")
+        axes.set_xscale("log")
+        axes.set_xticks([_ZERO, 1, 100, 1e4, 1e6], ["0", "1", "100", "10⁴", "10⁶"])
+        axes.minorticks_off()
+        axes.set_ylim(0, 1)
+    return finish(figure)
+
+
 def main(
     lm: str = "tiny-world",
     n_subjects: int = 2000,
@@ -171,7 +213,7 @@ def main(
         n_subjects: Number of subjects; half of them fit.
         relations: Relations; those that this LM's vocabulary has no labels for are left out.
         logits: Folder that keeps the logits; null keeps none.
-        output: File of the numbers, JSON; null writes none.
+        output: File of the numbers, JSON; a figure is beside it. Null writes none.
         n_bootstrap: Number of samples for the intervals.
         seed: Seed of the sample of subjects.
     """
@@ -190,6 +232,8 @@ def main(
         content = {"lm": Path(lm).name, "fingerprint": read.lm, "relations": results}
         with atomic_write(output) as path:
             path.write_text(json.dumps(rounded(content)) + "\n", encoding="utf-8")
+        with atomic_write(Path(output).with_suffix(".png")) as path:
+            draw(Path(lm).name, results).savefig(path)
 
 
 if __name__ == "__main__":
