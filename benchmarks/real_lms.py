@@ -1,0 +1,358 @@
+"""Every study on pretrained LMs of several sizes, and the tables that README.md shows of them.
+
+    python benchmarks/real_lms.py FOLDER --texts TEXTS
+    python benchmarks/real_lms.py FOLDER --show
+
+FOLDER holds a folder for each LM. The numbers of each run go to
+``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends; a run
+that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a CPU
+can do it; every file and table says how many. A run that fails leaves its error as its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import torch
+from jsonargparse import auto_cli
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lincorr_lightning.io import atomic_write
+from lincorr_lightning.results.tables import markdown_table
+
+BENCHMARKS = Path(__file__).parent
+RESULTS = BENCHMARKS / "results" / "real_lms"
+KNOWLEDGE = (
+    "city", "country", "continent", "language", "birthplace", "landmark", "ceo", "company", "color",
+    "pet", "gender", "sport", "food", "job", "music", "city_es", "country_es", "X+1", "X+2", "X*2",
+)  # fmt: skip
+EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+PAIR_KEYS = (
+    "source", "target", "label_mean", "permuted_label_mean", "control_label_mean", "excess_error",
+    "q", "partial_label_mean", "n_labels", "precision",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much an LM can be asked for on a CPU.
+
+    Attributes:
+        n_parameters: Largest number of parameters that this is for.
+        n_subjects: Subjects of the probe.
+        n_ridge: Subjects of the ridge path.
+        n_edits: Edits of each relation with LoRA.
+        n_full: The same with all weights; 0 skips them.
+        geometry: Texts of the token geometry.
+    """
+
+    n_parameters: float
+    n_subjects: int
+    n_ridge: int
+    n_edits: int
+    n_full: int
+    geometry: int
+
+
+SIZES = (
+    Size(2e8, n_subjects=2000, n_ridge=10000, n_edits=150, n_full=40, geometry=100),
+    Size(4e8, n_subjects=2000, n_ridge=4000, n_edits=100, n_full=20, geometry=50),
+    Size(8e8, n_subjects=1000, n_ridge=2000, n_edits=50, n_full=0, geometry=20),
+    Size(1e11, n_subjects=500, n_ridge=1000, n_edits=20, n_full=0, geometry=10),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of `lincorr`.
+
+    Attributes:
+        name: Name of its file of results.
+        options: Its command and options.
+        keep: Keys of results.json to keep.
+        figures: Figures to keep.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    keep: tuple[str, ...]
+    figures: tuple[str, ...] = ()
+
+
+def plan(size: Size, texts: str | None) -> Iterator[Run]:
+    """Yield the runs on one LM."""
+    yield Run(
+        "probe",
+        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
+         f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_subjects}",
+         "--model.partial_out=[pet]", "--data.batch_size=128"),
+        ("n_fit", "n_test", "control", "pairs"),
+        ("correlation_matrix", "nulls", "ridge_path"),
+    )  # fmt: skip
+    yield Run(
+        "ablation",
+        ("fit", "--config", "configs/vocabulary_ablation.yaml", "--model.seeds=[0,1,2]"),
+        ("relation", "mappings", "n_paired", "n_source_labels", "n_target_labels", "n"),
+        ("training",),
+    )
+    if texts is not None:
+        yield Run(
+            "token_geometry",
+            ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
+             "--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2",
+             "--data.sample_by=document", "--model.embedding_layer=false"),
+            ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
+            ("profiles",),
+        )  # fmt: skip
+    for method, config, n_edits in (
+        ("lora", "configs/source_finetune_lora.yaml", size.n_edits),
+        ("full", "configs/source_finetune.yaml", size.n_full),
+    ):
+        own = (
+            () if method == "lora" else ("--model.learning_rate=5e-6", "--model.steps_per_edit=10")
+        )
+        for relation in EDITED if n_edits else ():
+            yield Run(
+                f"{method}_{relation.replace('->', '_to_')}",
+                ("fit", "--config", config, f"--data.relation={relation}",
+                 f"--data.n_edits={n_edits}", *own),
+                ("relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
+                 "ambiguous_hallucinated", "unchanged", "random", "controls", "causes",
+                 "gradient_correlation", "logit_correlation", "gradients", "forecast"),
+            )  # fmt: skip
+
+
+def execute(run: Run, lm: Path, folder: Path) -> None:
+    """Do one run, and write its numbers, or its error."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            *run.options, f"--model.lm.name_or_path={lm}", "--model.lm.dtype=float32",
+            "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={scratch}",
+        ]  # fmt: skip
+        errors = Path(scratch) / "stderr"
+        with errors.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lincorr_lightning", *command],
+                cwd=BENCHMARKS.parent, stdout=subprocess.DEVNULL, stderr=stderr,
+            )  # fmt: skip
+            _, status, usage = os.wait4(process.pid, 0)
+        content: dict[str, Any] = {
+            "options": [
+                option for option in command if str(lm) not in option and scratch not in option
+            ],
+            "seconds": round(time.perf_counter() - start),
+            "peak_gib": round(usage.ru_maxrss / 2**20, 2),
+            "threads": torch.get_num_threads(),
+        }
+        if status:
+            content["error"] = errors.read_text(encoding="utf-8").strip().splitlines()[-1]
+        else:
+            (found,) = Path(scratch).glob("*/version_0/results.json")
+            content["results"] = shorten(run, read_json(found))
+            for figure in run.figures:
+                for file in found.parent.glob(f"figures/{figure}.png"):
+                    copyfile(file, folder / f"{run.name}_{figure}.png")
+    with atomic_write(folder / f"{run.name}.json") as path:
+        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def run_ridge(lm: Path, n_subjects: int, folder: Path) -> None:
+    """Measure the ridge path (benchmarks/ridge_precision.py); the logits stay for another call."""
+    logits = Path(tempfile.gettempdir()) / "lincorr_logits" / lm.name
+    subprocess.run(
+        [sys.executable, str(BENCHMARKS / "ridge_precision.py"), f"--lm={lm}",
+         f"--n_subjects={n_subjects}", f"--logits={logits}", f"--output={folder / 'ridge.json'}"],
+        stdout=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+
+
+def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the results that the tables are made of."""
+    kept = {key: results[key] for key in (*run.keep, "lm") if key in results}
+    kept["lm"] = {**kept["lm"], "name_or_path": Path(kept["lm"]["name_or_path"]).name}
+    if "pairs" in kept:
+        kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
+    return kept
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a file."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
+    """Return the results of a run, or None if it failed or was not made."""
+    file = results / lm / f"{run}.json"
+    content = read_json(file) if file.exists() else {}
+    found: dict[str, Any] | None = content.get("results")
+    return found
+
+
+def pair_of(probe: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the scores of one pair."""
+    pairs = (p for p in probe["pairs"] if f"{p['source']}->{p['target']}" == name)
+    return next(pairs, None)
+
+
+def two(value: float | None) -> str:
+    """Return a number with two digits."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent."""
+    return "" if value is None else f"{value:.0%}"
+
+
+def probe_table(lms: list[str], results: Path) -> str:
+    """Return r of some pairs beside that of the control prompt."""
+    names = ("city->country", "country->continent", "country->language", "ceo->company",
+             "city->color", "country->pet", "X+1->X+2")  # fmt: skip
+    rows = []
+    for lm in lms:
+        probe = load(lm, "probe", results)
+        if probe is None:
+            continue
+        cells = []
+        for name in names:
+            pair = pair_of(probe, name)
+            if pair is None:
+                cells.append("no labels")
+            else:
+                r, control = pair["label_mean"], pair["control_label_mean"]
+                cells.append(f"{two(r)} ({two(control)})")
+        rows.append([lm, probe["n_fit"] + probe["n_test"], *cells])
+    columns = ("LM", "subjects", *(name.replace("->", "→") for name in names))
+    return markdown_table(columns, rows)
+
+
+def ridge_table(lms: list[str], results: Path) -> str:
+    """Return Hit@1 of city to country: plain, auto, with intervals, by number of subjects."""
+    rows = []
+    for lm in lms:
+        file = results / lm / "ridge.json"
+        for found in read_json(file)["relations"] if file.exists() else ():
+            size, at = list(found["sizes"].items())[-1]
+            auto = next(i for i, step in enumerate(at["path"]) if step["ridge"] == at["auto"])
+            row = [lm, found["relation"].replace("->", "→"), f"{int(size):,}"]
+            for i in (0, auto):
+                low, high = found["intervals"][i]["influenced"]
+                step = at["path"][i]
+                hit = f"{two(step['influenced']['1'])} ({two(low)}–{two(high)})"
+                row += [f"{step['r']:.3f}", hit]
+            row += [two(at["path"][auto]["permuted"]["influenced"]["1"]),
+                    two(max(step["influenced"]["1"] for step in at["path"]))]  # fmt: skip
+            rows.append(row)
+    columns = ("LM", "relation", "subjects", "r, plain", "Hit@1, plain", "r, auto", "Hit@1, auto",
+               "permuted, auto", "best of the path")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def edit_table(lms: list[str], results: Path) -> str:
+    """Return the outcomes of edits."""
+    rows = []
+    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
+    for lm in lms:
+        for method in ("lora", "full"):
+            for relation in EDITED:
+                found = load(lm, f"{method}_{relation.replace('->', '_to_')}", results)
+                if found is not None:
+                    rows.append(
+                        [lm, method, relation.replace("->", "→"), found["n_edits"],
+                         *(percent(found[share]) for share in shares),
+                         two(found["gradient_correlation"])]
+                    )  # fmt: skip
+    columns = ("LM", "method", "relation", "edits", "learned", "generalized", "random",
+               "hallucinated", "unchanged", "gradient r")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def ablation_table(lms: list[str], results: Path) -> str:
+    """Return what the vocabulary alone gives, for each mapping."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "ablation", results)
+        if found is not None:
+            by_mapping = {one["mapping"]: one for one in found["mappings"]}
+            cells = [
+                f"{percent(one['generalized'])} ± {100 * (one['std'] or 0):.0f}"
+                for one in (by_mapping[name] for name in ("reference", "permuted", "letters"))
+            ]
+            rows.append([lm, f"{found['n_source_labels']} / {found['n_target_labels']}", *cells])
+    return markdown_table(("vocabulary", "labels", "reference", "permuted", "letters"), rows)
+
+
+def cost_table(lms: list[str], results: Path) -> str:
+    """Return time and memory of every run, and what failed."""
+    rows = []
+    for lm in lms:
+        for file in sorted((results / lm).glob("*.json")):
+            content = read_json(file)
+            if "seconds" in content:
+                rows.append([lm, file.stem, content["seconds"], two(content["peak_gib"]),
+                             content.get("error", "")])  # fmt: skip
+    return markdown_table(("LM", "run", "seconds", "GiB", "error"), rows)
+
+
+TABLES = (probe_table, ridge_table, edit_table, ablation_table, cost_table)
+
+
+def main(
+    folder: str,
+    texts: str | None = None,
+    only: tuple[str, ...] = (),
+    show: bool = False,
+    output: str = str(RESULTS),
+) -> None:
+    """Make the missing runs and print the tables.
+
+    Args:
+        folder: Folder that holds a folder for each LM.
+        texts: File or folder of texts for the token geometry; null leaves it out.
+        only: Beginnings of names of runs, such as probe; null makes all.
+        show: Whether to print the tables of the runs that there are, and make none.
+        output: Folder of the results.
+    """
+    results = Path(output)
+    found = [path.parent for path in Path(folder).glob("**/config.json")]
+    sized = sorted((count_parameters(lm), lm) for lm in found)
+    for n_parameters, lm in sized if not show else ():
+        size = next(size for size in SIZES if n_parameters <= size.n_parameters)
+        missing = [
+            run
+            for run in (*plan(size, texts), Run("ridge", (), ()))
+            if (not only or run.name.startswith(only))
+            and not (results / lm.name / f"{run.name}.json").exists()
+        ]
+        for run in missing:
+            print(f"{lm.name}: {run.name}", flush=True)
+            if run.name == "ridge":
+                run_ridge(lm, size.n_ridge, results / lm.name)
+            else:
+                execute(run, lm, results / lm.name)
+    names = [lm.name for _, lm in sized]
+    for table in TABLES:
+        print(f"\n{table(names, results)}")
+
+
+def count_parameters(lm: Path) -> int:
+    """Return the number of parameters of an LM, without reading them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(lm))
+    return int(model.num_parameters())
+
+
+if __name__ == "__main__":
+    auto_cli(main)
