@@ -238,10 +238,15 @@ def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
 def split_names(names: Sequence[str] | str) -> list[str]:
     """Return a list of names; a string is split at its commas.
 
+    Raises:
+        KnowledgeError: The names are null.
+
     Example:
         >>> split_names("city, country")
         ['city', 'country']
     """
     if isinstance(names, str):
         return [name.strip() for name in names.split(",") if name.strip()]
+    if names is None:  # jsonargparse passes null even where it is not allowed
+        raise KnowledgeError("knowledge is null. Name some, such as [city, country], or all.")
     return list(names)

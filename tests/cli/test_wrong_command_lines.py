@@ -69,6 +69,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--data.seed abc", "data.seed is abc; it must be a whole number."),
     (ABLATION, "--model.seeds [99999999999999999999]", "model.seeds is 99999999999999999999"),
     (TOKENS, "--model.seed -1", "model.seed is -1"),
+    ("test --config knowledge_geometry.yaml", "--model.knowledge null", "knowledge is null"),
     (TOKENS, "--model.seed null", "model.seed is null; it must be at least 0"),
     # Trainer
     (PROBE, "--trainer.devices 0", "devices"),
