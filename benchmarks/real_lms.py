@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 from jsonargparse import auto_cli
+from numbers_file import read_numbers, write_numbers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.tables import markdown_table
 
 BENCHMARKS = Path(__file__).parent
@@ -159,12 +159,11 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
             content["error"] = errors.read_text(encoding="utf-8").strip().splitlines()[-1]
         else:
             (found,) = Path(scratch).glob("*/version_0/results.json")
-            content["results"] = shorten(run, read_json(found))
+            content["results"] = shorten(run, read_numbers(found))
             for figure in run.figures:
                 for file in found.parent.glob(f"figures/{figure}.png"):
                     copyfile(file, folder / f"{run.name}_{figure}.png")
-    with atomic_write(folder / f"{run.name}.json") as path:
-        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    write_numbers(folder / f"{run.name}.json", content)
 
 
 def run_ridge(lm: Path, n_subjects: int, folder: Path) -> None:
@@ -186,16 +185,10 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a file."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
 def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
     """Return the results of a run, or None if it failed or was not made."""
     file = results / lm / f"{run}.json"
-    content = read_json(file) if file.exists() else {}
+    content = read_numbers(file) if file.exists() else {}
     found: dict[str, Any] | None = content.get("results")
     return found
 
@@ -239,11 +232,11 @@ def probe_table(lms: list[str], results: Path) -> str:
 
 
 def ridge_table(lms: list[str], results: Path) -> str:
-    """Return Hit@1 of city to country: plain, auto, with intervals, by number of subjects."""
+    """Return Hit@1 of every relation with a reference: plain and auto, with intervals."""
     rows = []
     for lm in lms:
         file = results / lm / "ridge.json"
-        for found in read_json(file)["relations"] if file.exists() else ():
+        for found in read_numbers(file)["relations"] if file.exists() else ():
             size, at = list(found["sizes"].items())[-1]
             auto = next(i for i, step in enumerate(at["path"]) if step["ridge"] == at["auto"])
             row = [lm, found["relation"].replace("->", "→"), f"{int(size):,}"]
@@ -299,7 +292,7 @@ def cost_table(lms: list[str], results: Path) -> str:
     rows = []
     for lm in lms:
         for file in sorted((results / lm).glob("*.json")):
-            content = read_json(file)
+            content = read_numbers(file)
             if "seconds" in content:
                 rows.append([lm, file.stem, content["seconds"], two(content["peak_gib"]),
                              content.get("error", "")])  # fmt: skip

@@ -11,7 +11,6 @@ Hit@1, which only somebody who has the answers can choose.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from domain_logits import DomainLogits, read_domain_logits
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
+from numbers_file import write_numbers
 from torch import Tensor
 
 from lincorr_lightning import Catalogue
@@ -134,15 +134,6 @@ def relation_results(
     }
 
 
-def rounded(value: Any) -> Any:
-    """Return numbers with four digits, within lists and mappings."""
-    if isinstance(value, dict):
-        return {key: rounded(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [rounded(entry) for entry in value]
-    return round(value, 4) if isinstance(value, float) else value
-
-
 def table(results: Sequence[dict[str, Any]], way: str) -> str:
     """Return the table of one direction: r and Hit@1 of the plain map, of auto and of the best."""
     rows = []
@@ -230,8 +221,7 @@ def main(
         print(f"\n{Path(lm).name}, {way}\n\n{table(results, way)}")
     if output is not None:
         content = {"lm": Path(lm).name, "fingerprint": read.lm, "relations": results}
-        with atomic_write(output) as path:
-            path.write_text(json.dumps(rounded(content)) + "\n", encoding="utf-8")
+        write_numbers(output, content)
         with atomic_write(Path(output).with_suffix(".png")) as path:
             draw(Path(lm).name, results).savefig(path)
 

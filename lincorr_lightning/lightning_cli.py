@@ -161,12 +161,13 @@ class LincorrCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the settings that no study checks, before anything is loaded."""
         config = self._get_config()
+        settings = list(_leaves(config))
         if SAFE in sys.argv:
-            check_settings(_leaves(config))
+            check_settings(settings)
         # Lightning would run the code of a checkpoint that it downloads.
         if config.weights_only is None:
             config.weights_only = True
-        for key, value in _leaves(config):
+        for key, value in settings:
             if key.rpartition(".")[2] in ("seed", "seeds"):
                 _require_seeds(key, value)
         for name, allowed in _TRAINER_RANGES.items():
@@ -184,10 +185,9 @@ class LincorrCLI(LightningCLI):
         if path == "best":
             raise ConfigError("--ckpt_path best has no meaning in a new run. Pass the file.")
         if path:
-            model = config.model
-            settings = vars(model.get("init_args", {}))
+            names = vars(config.model.get("init_args", {}))
             try:
-                check_checkpoint(path, _class_of(model).__name__, settings, config.weights_only)
+                check_checkpoint(path, _class_of(config.model).__name__, names, config.weights_only)
             except CheckpointError as error:
                 error.exit_status = 2
                 raise

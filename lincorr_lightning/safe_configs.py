@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning as L
@@ -65,7 +65,7 @@ def allow_known_classes_only() -> None:
     )
 
 
-def check_settings(settings: Iterator[tuple[str, Any]]) -> None:
+def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
     """Refuse settings that run code from elsewhere.
 
     Args:
