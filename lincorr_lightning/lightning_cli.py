@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
+import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import (
@@ -125,6 +126,14 @@ class LincorrCLI(LightningCLI):
             default=None,
             help="Folder of the runs below trainer.default_root_dir; null takes the study's name.",
         )
+        parser.add_argument(
+            "--matmul_precision",
+            type=Literal["highest", "high", "medium"] | None,
+            default=None,
+            help="Precision of products of float32 matrices: highest, high (TensorFloat-32 on "
+            "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
+            "torch's own, highest.",
+        )
         parser.set_defaults({"trainer.default_root_dir": "runs"})
         # A datamodule that samples subjects or tokenizes texts takes the LM as `lm`.
         parser.link_arguments(
@@ -167,6 +176,8 @@ class LincorrCLI(LightningCLI):
         # Lightning would run the code of a checkpoint that it downloads.
         if config.weights_only is None:
             config.weights_only = True
+        if config.matmul_precision is not None:
+            torch.set_float32_matmul_precision(config.matmul_precision)
         for key, value in settings:
             if key.rpartition(".")[2] in ("seed", "seeds"):
                 _require_seeds(key, value)
@@ -374,6 +385,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
     hook, threading.excepthook = threading.excepthook, _report_thread
+    precision = torch.get_float32_matmul_precision()
     try:
         return LincorrCLI(
             L.LightningModule,
@@ -403,6 +415,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
     finally:
         sys.argv = own
         threading.excepthook = hook
+        torch.set_float32_matmul_precision(precision)
 
 
 def _report_thread(args: threading.ExceptHookArgs) -> None:

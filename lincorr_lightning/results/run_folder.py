@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -154,9 +155,13 @@ def study_name(module: object) -> str:
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
-    """Return the hyper-parameters of a run's module and, under ``data``, of its datamodule."""
+    """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
     datamodule = getattr(trainer, "datamodule", None)
-    return {**_hparams(trainer.lightning_module), "data": _hparams(datamodule)}
+    return {
+        **_hparams(trainer.lightning_module),
+        "data": _hparams(datamodule),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
 
 
 def _hparams(holder: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -102,6 +103,15 @@ def test_saved_config_gives_the_same_run_again(run: Path, tmp_path: Path) -> Non
     again = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
     before = json.loads((run / "results.json").read_text())
     assert again["pairs"] == before["pairs"]
+
+
+def test_matmul_precision_holds_for_the_run_alone(run: Path, tmp_path: Path) -> None:
+    rounded = fit(tmp_path, "--matmul_precision=medium")
+    settings = [
+        json.loads((each / "results.json").read_text())["settings"] for each in (run, rounded)
+    ]
+    assert [each["matmul_precision"] for each in settings] == ["highest", "medium"]
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None:
