@@ -1,0 +1,301 @@
+"""What holds on which pretrained LM: the first tables of README.md.
+
+    python benchmarks/real_lm_findings.py
+
+reads the files of benchmarks/real_lms.py, puts the tables between the README's markers, and draws
+the paper's figure 4, precision of W over the size of the LM. Each finding is a rule on numbers, so
+that it can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+from matplotlib.figure import Figure
+from numbers_file import read_numbers
+from readme_tables import README, placed
+from real_lms import EDITED
+
+from lincorr_lightning.io import atomic_write
+from lincorr_lightning.results.style import BLUE, ORANGE, finish, new_figure, plain_axes
+from lincorr_lightning.results.tables import markdown_table
+
+RESULTS = Path(__file__).parent / "results" / "real_lms"
+LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
+SIGNIFICANT = 0.05
+RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
+              "ceo->company", "X+1->X+2")  # fmt: skip
+Runs = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim about LMs.
+
+    Attributes:
+        claim: The claim.
+        check: Returns whether an LM's runs bear it out, and the numbers that say so; raises
+            KeyError if a run is missing.
+    """
+
+    claim: str
+    check: Callable[[Runs], tuple[bool, str]]
+
+
+def pair(runs: Runs, name: str) -> Mapping[str, Any]:
+    """Return the scores of a pair of the probe."""
+    scores: Mapping[str, Any]
+    for scores in runs["probe"]["pairs"]:
+        if f"{scores['source']}->{scores['target']}" == name:
+            return scores
+    raise KeyError(name)
+
+
+def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the points of the plain map and of ``auto`` at the most subjects.
+
+    ``error`` is half the width of the 95 % interval of Hit@1 over samples of the subjects.
+    """
+    found = next(r for r in runs["ridge"]["relations"] if r["relation"] == relation)
+    at = list(found["sizes"].values())[-1]
+    # Samples repeat subjects, which costs precision: the interval's width is right, its place low.
+    points = [
+        {**point, "error": (interval["influenced"][1] - interval["influenced"][0]) / 2}
+        for point, interval in zip(at["path"], found["intervals"], strict=True)
+    ]
+    return points[0], next(point for point in points if point["ridge"] == at["auto"])
+
+
+def above_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: r of a pair exceeds that of its control, q < .05."""
+
+    def check(runs: Runs) -> tuple[bool, str]:
+        found = pair(runs, name)
+        r, control = found["label_mean"], found["control_label_mean"]
+        return r > control and found["q"] < SIGNIFICANT, f"{r:.2f}, control {control:.2f}"
+
+    return check
+
+
+def at_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: r of an unrelated pair does not exceed that of its control."""
+
+    def check(runs: Runs) -> tuple[bool, str]:
+        holds, numbers = above_control(name)(runs)
+        return not holds, numbers
+
+    return check
+
+
+def ridge_helps(runs: Runs) -> tuple[bool, str]:
+    """Return whether the intervals of Hit@1 without a ridge and at the chosen one are apart."""
+    plain, auto = ridge_path(runs, "city->country")
+    hits = [point["influenced"]["1"] for point in (plain, auto)]
+    apart = hits[1] - hits[0] > plain["error"] + auto["error"]
+    return apart, f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}"
+
+
+def chance_is_imprecise(runs: Runs) -> tuple[bool, str]:
+    """Return whether permuted subjects give no precise map at the same ridge."""
+    _, auto = ridge_path(runs, "city->country")
+    hit, chance = auto["influenced"]["1"], auto["permuted"]["influenced"]["1"]
+    return chance < hit / 2, f"{hit:.2f}, permuted {chance:.2f}"
+
+
+def edits(runs: Runs, relation: str = "city->country") -> Mapping[str, Any]:
+    """Return the outcomes of LoRA edits."""
+    return runs[f"lora_{relation.replace('->', '_to_')}"]
+
+
+def gradient(runs: Runs) -> tuple[bool, str]:
+    """Return whether W predicts changes of target logits better than a permuted W."""
+    found = edits(runs)
+    r = found["gradient_correlation"]
+    permuted = found["gradients"]["city->country"]["permuted_gradient_correlation"]
+    return r > permuted, f"{r:.2f}, permuted {permuted:.2f}"
+
+
+def generalizes(runs: Runs) -> tuple[bool, str]:
+    """Return whether more edits generalize than a random answer would."""
+    found = edits(runs)
+    return (
+        found["generalized"] > 5 * found["random"],
+        f"{found['generalized']:.0%}, random {found['random']:.0%}",
+    )
+
+
+def hallucinates(runs: Runs) -> tuple[bool, str]:
+    """Return whether edits of an imprecise relation generalize at most like a random answer."""
+    found = edits(runs, "X+1->X+2")
+    return (
+        found["generalized"] <= 2 * found["random"],
+        f"{found['generalized']:.0%}, random {found['random']:.0%}",
+    )
+
+
+def forecasts(runs: Runs) -> tuple[bool, str]:
+    """Return whether the map at the chosen ridge forecasts outcomes better than the plain one."""
+    forecast = edits(runs)["forecast"]
+    plain, auto = forecast["map_0"]["auroc"], forecast["map_auto"]["auroc"]
+    return auto > plain, f"AUROC {plain:.2f} → {auto:.2f}"
+
+
+def vocabulary(runs: Runs) -> tuple[bool, str]:
+    """Return whether the paper's order of the mappings holds: reference, letters, permuted."""
+    shares = {one["mapping"]: one["generalized"] for one in runs["ablation"]["mappings"]}
+    names = ("reference", "letters", "permuted")
+    reference, letters, permuted = (shares[name] for name in names)
+    return reference > letters > permuted, ", ".join(f"{shares[name]:.0%}" for name in names)
+
+
+def closeness(runs: Runs) -> tuple[bool, str]:
+    """Return whether subjects have the same neighbors under the prompts of correlated pairs."""
+    test = next(
+        test
+        for test in runs["knowledge_geometry"]["tests"]
+        if (test["closeness"], test["setting"], test["layer"]) == ("overlap", "k=10", "all")
+        and (test["against"], test["given"]) == ("r", "wording")
+    )
+    rho, p = test["spearman"], test["p"]
+    return rho > 0 and p < SIGNIFICANT, f"ρ {rho:.2f}, p {p:.4f}"
+
+
+FINDINGS = (
+    Finding("city→country: r exceeds the control prompt's", above_control("city->country")),
+    Finding("ceo→company: r exceeds the control prompt's", above_control("ceo->company")),
+    Finding("X+1→X+2: r exceeds the control prompt's", above_control("X+1->X+2")),
+    Finding("city→color is no more correlated than the control", at_control("city->color")),
+    Finding("a ridge makes W precise (Hit@1 of city→country)", ridge_helps),
+    Finding("… and not a map of permuted subjects", chance_is_imprecise),
+    Finding("W predicts how an edit changes target logits (gradient r)", gradient),
+    Finding("edits of city→country generalize", generalizes),
+    Finding("edits of X+1→X+2 do not (imprecise W)", hallucinates),
+    Finding("the precise W forecasts outcomes better than the plain one", forecasts),
+    Finding("vocabulary alone: reference > letters > permuted", vocabulary),
+    Finding("correlated prompts have the same neighbors, wording partialled out", closeness),
+)
+
+
+def read_runs(folder: Path) -> Runs:
+    """Return the results of an LM's runs by name, without those that failed."""
+    contents = {file.stem: read_numbers(file) for file in folder.glob("*.json")}
+    return {
+        name: content.get("results", content)
+        for name, content in contents.items()
+        if "error" not in content
+    }
+
+
+def findings_table(results: Path) -> str:
+    """Return what holds on which LM."""
+    lms = {lm: read_runs(results / lm) for lm in LMS}
+    rows = []
+    for finding in FINDINGS:
+        cells = []
+        for runs in lms.values():
+            try:
+                holds, numbers = finding.check(runs)
+            except KeyError:
+                cells.append("not run")
+            else:
+                cells.append(f"{'holds' if holds else 'FAILS'}: {numbers}")
+        rows.append([finding.claim, *cells])
+    return markdown_table(["", *lms], rows)
+
+
+def ridge_table(results: Path) -> str:
+    """Return Hit@1 of W without a ridge, and with the one that ``auto`` takes."""
+    lms = {lm: read_runs(results / lm) for lm in LMS}
+    rows = []
+    for relation in RIDGE_ROWS:
+        cells = []
+        for runs in lms.values():
+            if "ridge" not in runs:
+                cells.append("not run")
+                continue
+            plain, auto = ridge_path(runs, relation)
+            hits = [point["influenced"]["1"] for point in (plain, auto, auto["permuted"])]
+            cells.append(f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}, {hits[2]:.2f}")
+        rows.append([relation.replace("->", "→"), *cells])
+    sizes = [
+        "" if "ridge" not in runs else f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}"
+        for runs in lms.values()
+    ]
+    return markdown_table(["", *lms], [["subjects", *sizes], *rows])
+
+
+def edit_table(results: Path) -> str:
+    """Return the outcomes of edits with LoRA: generalized, hallucinated, a random answer."""
+    lms = {lm: read_runs(results / lm) for lm in LMS}
+    rows = []
+    for relation in EDITED:
+        cells = []
+        for runs in lms.values():
+            try:
+                found = edits(runs, relation)
+            except KeyError:
+                cells.append("not run")
+                continue
+            shares = [found[name] for name in ("generalized", "hallucinated", "random")]
+            text = ", ".join(f"{share:.0%}" for share in shares)
+            cells.append(f"{text} ({found['n_edits']} edits)")
+        rows.append([relation.replace("->", "→"), *cells])
+    return markdown_table(["", *lms], rows)
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Return the README's tables by their markers."""
+    return {
+        "findings": findings_table(results),
+        "real_ridge": ridge_table(results),
+        "real_edits": edit_table(results),
+    }
+
+
+def size_figure(results: Path) -> Figure:
+    """Draw Hit@1, 3 and 5 of city→country over the size of the LM, plain and at auto's ridge."""
+    found = []
+    for lm in LMS:
+        runs = read_runs(results / lm)
+        if "ridge" in runs and "probe" in runs:
+            size = runs["probe"]["lm"]["n_parameters"]
+            found.append((size, *ridge_path(runs, "city->country")))
+    figure = new_figure(
+        6.4,
+        3.2,
+        "Precision of W over the size of the LM: city → country",
+        "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5.",
+    )
+    axes = figure.subplots()
+    for place, color, label in ((2, BLUE, "auto"), (1, ORANGE, "plain")):
+        for n, style in (("1", "-"), ("3", "--"), ("5", ":")):
+            axes.plot(
+                [lm[0] for lm in found],
+                [lm[place]["influenced"][n] for lm in found],
+                color=color, linestyle=style, marker="o", markersize=3, label=f"{label}, Hit@{n}",
+            )  # fmt: skip
+    axes.set_xscale("log")
+    plain_axes(axes, "", "parameters", "Hit@N, influenced")
+    axes.set_ylim(0, 1)
+    return finish(figure)
+
+
+def main(output: str = str(RESULTS)) -> None:
+    """Print the tables, put them into README.md, and draw the figure.
+
+    Args:
+        output: Folder of the results.
+    """
+    found = tables(Path(output))
+    print("\n\n".join(found.values()))
+    README.write_text(placed(README.read_text(encoding="utf-8"), found), encoding="utf-8")
+    with atomic_write(Path(output) / "size.png") as path:
+        size_figure(Path(output)).savefig(path)
+
+
+if __name__ == "__main__":
+    auto_cli(main)

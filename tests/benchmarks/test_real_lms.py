@@ -1,0 +1,106 @@
+"""The scripts that run and sum up every study on pretrained LMs, on the embedded one."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import lincorr_lightning.lm
+
+Script = Callable[[str], ModuleType]
+TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
+OWN = ("fit", "--config", "configs/linear_probe.yaml", "--data.n_subjects=60")
+
+
+@pytest.fixture
+def real_lms(script: Script, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path("benchmarks").resolve())])
+    return script("real_lms")
+
+
+@pytest.fixture
+def findings(script: Script, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path("benchmarks").resolve())])
+    return script("real_lm_findings")
+
+
+def test_a_run_leaves_its_numbers_and_figures(real_lms: ModuleType, tmp_path: Path) -> None:
+    options = (*OWN, "--model.knowledge=[city, country]")
+    run = real_lms.Run("probe", options, ("n_fit", "pairs"), ("nulls",))
+    folder = tmp_path / "lm"
+    real_lms.execute(run, TINY_WORLD, folder)
+    content = json.loads((folder / "probe.json").read_text())
+    assert content["results"]["n_fit"] == 30
+    assert {p["source"] for p in content["results"]["pairs"]} == {"city", "country"}
+    assert content["results"]["lm"]["name_or_path"] == "tiny_world"
+    assert content["seconds"] > 0 and content["peak_gib"] > 0.1
+    assert (folder / "probe_nulls.png").stat().st_size > 10_000
+    assert not [option for option in content["options"] if str(tmp_path.parent) in option]
+
+
+def test_a_run_that_fails_leaves_its_error(real_lms: ModuleType, tmp_path: Path) -> None:
+    run = real_lms.Run("probe", (*OWN, "--model.knowledge=[cities]"), ())
+    real_lms.execute(run, TINY_WORLD, tmp_path)
+    content = json.loads((tmp_path / "probe.json").read_text())
+    assert "cities" in content["error"] and "results" not in content
+
+
+def test_every_run_is_planned_for_every_size(real_lms: ModuleType) -> None:
+    for size in real_lms.SIZES:
+        names = [run.name for run in real_lms.plan(size, "texts.jsonl")]
+        assert len(names) == len(set(names))
+        assert {"probe", "paper_pairs", "token_geometry", "lora_X+1_to_X+2"} <= set(names)
+
+
+def pair(source: str, target: str, r: float, control: float, q: float) -> dict[str, Any]:
+    return {"source": source, "target": target, "label_mean": r, "control_label_mean": control,
+            "q": q}  # fmt: skip
+
+
+def write(folder: Path, name: str, results: dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"results": results}))
+
+
+@pytest.mark.parametrize(
+    ("r", "q", "cell"),
+    [(0.9, 0.01, "holds: 0.90, control 0.30"), (0.9, 0.2, "FAILS: 0.90, control 0.30"),
+     (0.2, 1e-9, "FAILS: 0.20, control 0.30")],
+)  # fmt: skip
+def test_a_finding_can_fail(
+    findings: ModuleType, tmp_path: Path, r: float, q: float, cell: str
+) -> None:
+    lm = findings.LMS[0]
+    write(tmp_path / lm, "probe", {"pairs": [pair("city", "country", r, 0.3, q)]})
+    head, _, first, second, *_ = findings.findings_table(tmp_path).splitlines()
+    assert head.split("|")[2].strip() == lm
+    assert [each.strip() for each in first.split("|")[2:4]] == [cell, "not run"]
+    assert "not run" in second.split("|")[2]
+
+
+def outcomes(generalized: float, random: float, plain: float, auto: float) -> dict[str, Any]:
+    return {
+        "generalized": generalized, "random": random, "gradient_correlation": 0.5,
+        "gradients": {"city->country": {"permuted_gradient_correlation": 0.6}},
+        "forecast": {"map_0": {"auroc": plain}, "map_auto": {"auroc": auto}},
+    }  # fmt: skip
+
+
+def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:
+    runs = {
+        "lora_city_to_country": outcomes(0.5, 0.01, 0.7, 0.8),
+        "lora_X+1_to_X+2": outcomes(0.5, 0.1, 0.5, 0.5),
+    }
+    assert findings.generalizes(runs) == (True, "50%, random 1%")
+    assert findings.hallucinates(runs) == (False, "50%, random 10%")
+    assert findings.forecasts(runs) == (True, "AUROC 0.70 → 0.80")
+    assert findings.gradient(runs) == (False, "0.50, permuted 0.60")
+
+
+def test_a_failed_run_is_no_finding(findings: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "probe.json").write_text(json.dumps({"error": "no memory", "seconds": 3}))
+    assert findings.read_runs(tmp_path) == {}
