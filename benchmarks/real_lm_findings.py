@@ -18,9 +18,10 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from readme_tables import README, placed
-from real_lms import EDITED
+from real_lms import EDITED, PAPER_PAIRS
 
 from lincorr_lightning.io import atomic_write
+from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.style import BLUE, ORANGE, finish, new_figure, plain_axes
 from lincorr_lightning.results.tables import markdown_table
 
@@ -212,7 +213,8 @@ def ridge_table(results: Path) -> str:
     lms = {lm: read_runs(results / lm) for lm in LMS}
     rows = []
     for relation in RIDGE_ROWS:
-        cells = []
+        paper = of_paper("influenced_1", relation, "llama-3-8b")
+        cells = ["" if paper is None else f"{paper:.2f}"]
         for runs in lms.values():
             if "ridge" not in runs:
                 cells.append("not run")
@@ -225,7 +227,7 @@ def ridge_table(results: Path) -> str:
         "" if "ridge" not in runs else f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}"
         for runs in lms.values()
     ]
-    return markdown_table(["", *lms], [["subjects", *sizes], *rows])
+    return markdown_table(["", "paper, llama-3-8b", *lms], [["subjects", "1,000", *sizes], *rows])
 
 
 def edit_table(results: Path) -> str:
@@ -233,7 +235,8 @@ def edit_table(results: Path) -> str:
     lms = {lm: read_runs(results / lm) for lm in LMS}
     rows = []
     for relation in EDITED:
-        cells = []
+        paper = of_paper("generalized", relation)
+        cells = ["" if paper is None else f"{paper:.0%}"]
         for runs in lms.values():
             try:
                 found = edits(runs, relation)
@@ -244,13 +247,43 @@ def edit_table(results: Path) -> str:
             text = ", ".join(f"{share:.0%}" for share in shares)
             cells.append(f"{text} ({found['n_edits']} edits)")
         rows.append([relation.replace("->", "→"), *cells])
-    return markdown_table(["", *lms], rows)
+    return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
+
+
+def of_paper(quantity: str, relation: str, lm: str = "llama-3.2-3b") -> float | None:
+    """Return the paper's number of a relation."""
+    return next(
+        (number.value for number in paper_numbers()
+         if (number.quantity.name, number.relation, number.lm) == (quantity, relation, lm)),
+        None,
+    )  # fmt: skip
+
+
+def paper_table(results: Path) -> str:
+    """Return r of the pairs of the paper's tables 4 and 14: of the control, and less pet."""
+    lms = {lm: read_runs(results / lm) for lm in LMS}
+    rows = []
+    for name in PAPER_PAIRS:
+        paper = of_paper("label_mean", name)
+        cells = ["" if paper is None else f"{paper:.2f}"]
+        for runs in lms.values():
+            if "paper_pairs" not in runs:
+                cells.append("not run")
+                continue
+            scores = runs["paper_pairs"]["pairs"]
+            found = next(p for p in scores if f"{p['source']}->{p['target']}" == name)
+            r = [found[f"{key}label_mean"] for key in ("", "control_", "partial_")]
+            survives = r[0] > r[1] and found["q"] < SIGNIFICANT
+            cells.append(f"{r[0]:.2f}, {r[1]:.2f}, {r[2]:.2f}" + ("" if survives else " no"))
+        rows.append([name.replace("->", "→"), *cells])
+    return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
 def tables(results: Path) -> dict[str, str]:
     """Return the README's tables by their markers."""
     return {
         "findings": findings_table(results),
+        "paper_pairs": paper_table(results),
         "real_ridge": ridge_table(results),
         "real_edits": edit_table(results),
     }
