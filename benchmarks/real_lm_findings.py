@@ -28,6 +28,7 @@ from lincorr_lightning.results.tables import markdown_table
 RESULTS = Path(__file__).parent / "results" / "real_lms"
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
+N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
 Runs = Mapping[str, Mapping[str, Any]]
@@ -290,18 +291,21 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def size_figure(results: Path) -> Figure:
-    """Draw Hit@1, 3 and 5 of city→country over the size of the LM, plain and at auto's ridge."""
+    """Draw Hit@1, 3 and 5 of city→country over the size of the LM, from as many subjects each."""
     found = []
     for lm in LMS:
         runs = read_runs(results / lm)
         if "ridge" in runs and "probe" in runs:
-            size = runs["probe"]["lm"]["n_parameters"]
-            found.append((size, *ridge_path(runs, "city->country")))
+            relation = next(r for r in runs["ridge"]["relations"] if r["relation"] == RIDGE_ROWS[0])
+            at = relation["sizes"][str(N_SUBJECTS)]
+            auto = next(point for point in at["path"] if point["ridge"] == at["auto"])
+            found.append((runs["probe"]["lm"]["n_parameters"], at["path"][0], auto))
     figure = new_figure(
         6.4,
         3.2,
         "Precision of W over the size of the LM: city → country",
-        "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5.",
+        "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
+        f"{N_SUBJECTS:,} subjects each.",
     )
     axes = figure.subplots()
     for place, color, label in ((2, BLUE, "auto"), (1, ORANGE, "plain")):
@@ -312,6 +316,8 @@ def size_figure(results: Path) -> Figure:
                 color=color, linestyle=style, marker="o", markersize=3, label=f"{label}, Hit@{n}",
             )  # fmt: skip
     axes.set_xscale("log")
+    axes.set_xticks([lm[0] for lm in found], [f"{lm[0] / 1e6:,.0f} M" for lm in found])
+    axes.minorticks_off()
     plain_axes(axes, "", "parameters", "Hit@N, influenced")
     axes.set_ylim(0, 1)
     return finish(figure)
