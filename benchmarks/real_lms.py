@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from jsonargparse import auto_cli
 from numbers_file import read_numbers, write_numbers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lincorr_lightning.ablation.results import PAPER
 from lincorr_lightning.results.tables import markdown_table
 
 BENCHMARKS = Path(__file__).parent
@@ -124,12 +126,23 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
         ("n_subjects", "layers", "tests"),
         ("closeness", "rho_by_layer"),
     )  # fmt: skip
+    ablation = ("relation", "mappings", "runs", "embedding", "n_source_labels", "n_target_labels")
+    seeds = list(range(5 if size.n_parameters <= 4e8 else 3))
     yield Run(
         "ablation",
-        ("fit", "--config", "configs/vocabulary_ablation.yaml", "--model.seeds=[0,1,2]"),
-        ("relation", "mappings", "n_paired", "n_source_labels", "n_target_labels", "n"),
+        ("fit", "--config", "configs/vocabulary_ablation.yaml", f"--model.seeds={seeds}",
+         "--matmul_precision=medium"),
+        ablation,
         ("training",),
-    )
+    )  # fmt: skip
+    for seed in range(3):  # each takes minutes to an hour
+        yield Run(
+            f"ablation_paper_{seed}",
+            ("fit", "--config", "configs/vocabulary_ablation_paper.yaml", f"--model.seeds=[{seed}]",
+             "--matmul_precision=medium", "--trainer.precision=bf16-mixed"),
+            ablation,
+            ("training",) if seed == 0 else (),
+        )  # fmt: skip
     if texts is not None:
         yield Run(
             "token_geometry",
@@ -317,18 +330,39 @@ def forecast_table(lms: list[str], results: Path) -> str:
 
 
 def ablation_table(lms: list[str], results: Path) -> str:
-    """Return what the vocabulary alone gives, for each mapping."""
+    """Return what the vocabulary alone gives, for each protocol and mapping."""
+    mappings = ("reference", "permuted", "letters")
     rows = []
-    for lm in lms:
-        found = load(lm, "ablation", results)
-        if found is not None:
-            by_mapping = {one["mapping"]: one for one in found["mappings"]}
-            cells = [
-                f"{percent(one['generalized'])} ± {100 * (one['std'] or 0):.0f}"
-                for one in (by_mapping[name] for name in ("reference", "permuted", "letters"))
-            ]
-            rows.append([lm, f"{found['n_source_labels']} / {found['n_target_labels']}", *cells])
-    return markdown_table(("vocabulary", "labels", "reference", "permuted", "letters"), rows)
+    for protocol, pattern in (("shipped", "ablation"), ("paper", "ablation_paper_?")):
+        for lm in lms:
+            files = sorted((results / lm).glob(f"{pattern}.json"))
+            parts = [found for file in files if (found := load(lm, file.stem, results))]
+            if not parts:
+                continue
+            first = parts[0]
+            labels = f"{first['n_source_labels']} / {first['n_target_labels']}"
+            row = [protocol, lm, first["embedding"]["shape"][1], labels]
+            shares = {
+                mapping: [
+                    run["generalized"]
+                    for found in parts
+                    for run in found["runs"]
+                    if run["mapping"] == mapping and run["composed"]
+                ]
+                for mapping in mappings
+            }
+            row += [len(shares["reference"]), *(spread(shares[name]) for name in mappings)]
+            rows.append([*row, percent(first["mappings"][0]["random"])])
+    published = [f"{100 * PAPER['city->country'][name]:.1f}%" for name in mappings]
+    rows.append(["paper", "Llama-3-8B, as published", 4096, "", "", *published, ""])
+    columns = ("protocol", "vocabulary", "width", "labels", "seeds", *mappings, "chance")
+    return markdown_table(columns, rows)
+
+
+def spread(shares: list[float]) -> str:
+    """Return the mean of shares in percent, and their standard deviation if there are several."""
+    deviation = f" ± {100 * stdev(shares):.0f}" if len(shares) > 1 else ""
+    return percent(mean(shares)) + deviation
 
 
 def cost_table(lms: list[str], results: Path) -> str:

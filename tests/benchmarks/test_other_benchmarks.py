@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 
+from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.functional import LeastSquares
 from lincorr_lightning.knowledge import Catalogue
 
@@ -217,3 +218,41 @@ def test_generalization_over_seeds(
     for cell, key in ((learned, "source_learned"), (generalized, "generalized")):
         shares = [run[key] for run in runs]
         assert cell == f"{statistics.mean(shares):.0%} ± {statistics.stdev(shares):.0%}"
+
+
+def test_permuted_ablation(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    rows: Rows,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    permuted = script("permuted_ablation")
+    output = tmp_path / "numbers.json"
+    chosen = ("all labels", "learn with the second layer")
+    short = ("--model.compose.epochs=2", "--model.learn.epochs=2", "--data.n_paired=64")
+    permuted.main(only=chosen, n_seeds=1, output=str(output), options=short)
+    table = rows(capsys.readouterr().out)[-2:]
+    numbers = json.loads(output.read_text())
+    assert [row[0] for row in table] == list(numbers) == list(chosen)
+    assert (table[0][1], table[1][1]) == ("56 / 22", "20 / 20")
+    # What is there is not measured again.
+    output.write_text(json.dumps(numbers | {"not centered": numbers["all labels"]}))
+    permuted.main(only=(*chosen, "not centered"), n_seeds=1, output=str(output))
+    assert [row[0] for row in rows(capsys.readouterr().out)] == [*chosen, "not centered"]
+
+
+def test_learning_with_one_layer(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+    """The other one is frozen when the new subjects are read, not before."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    callback = script("permuted_ablation").LearnWith("out")
+    networks = StackedNetworks(2, 4, NetworkSettings())
+    for phase, trained in (
+        ("compose", {"weight_in", "bias_in", "weight_out", "bias_out"}),
+        ("learn", {"weight_out", "bias_out"}),
+    ):
+        batch = SimpleNamespace(begins=True, phase=phase)
+        callback.on_train_batch_start(None, SimpleNamespace(networks=networks), batch, 0)
+        left = {name for name, p in networks.named_parameters() if p.requires_grad}
+        assert left == trained

@@ -104,3 +104,33 @@ def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:
 def test_a_failed_run_is_no_finding(findings: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "probe.json").write_text(json.dumps({"error": "no memory", "seconds": 3}))
     assert findings.read_runs(tmp_path) == {}
+
+
+def test_table_of_the_vocabulary_ablation(
+    tmp_path: Path, real_lms: ModuleType, rows: Callable[[str], list[list[str]]]
+) -> None:
+    """Seeds of one run and of several files; what is not composed does not count."""
+
+    def write(name: str, shares: list[float]) -> None:
+        mappings = ("reference", "permuted", "letters")
+        runs = [
+            {"mapping": mapping, "generalized": share / 2**i, "composed": True}
+            for share in shares
+            for i, mapping in enumerate(mappings)
+        ]
+        runs += [{**run, "generalized": 0.0, "composed": False} for run in runs]
+        results = {
+            "mappings": [{"mapping": "reference", "random": 0.05}], "runs": runs,
+            "embedding": {"shape": [100, 8]}, "n_source_labels": 20, "n_target_labels": 10,
+        }  # fmt: skip
+        (tmp_path / "lm").mkdir(exist_ok=True)
+        (tmp_path / "lm" / f"{name}.json").write_text(json.dumps({"results": results}))
+
+    write("ablation", [0.8, 0.4])
+    write("ablation_paper_0", [0.9])
+    write("ablation_paper_2", [0.7])
+    shipped, paper, published = rows(real_lms.ablation_table(["lm", "absent"], tmp_path))
+    start = ["lm", "8", "20 / 10", "2"]
+    assert shipped == ["shipped", *start, "60% ± 28", "30% ± 14", "15% ± 7", "5%"]
+    assert paper == ["paper", *start, "80% ± 14", "40% ± 7", "20% ± 4", "5%"]
+    assert published[5:8] == ["97.7%", "22.7%", "36.7%"]

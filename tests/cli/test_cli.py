@@ -233,7 +233,7 @@ def test_help_is_quick_and_names_everything() -> None:
         assert f"\n  {word} " in done.stdout
     for verb, name in (
         ("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast"),
-        ("test", "token_geometry"), ("fit", "vocabulary_ablation_llama"),
+        ("test", "token_geometry"), ("fit", "vocabulary_ablation_paper"),
     ):  # fmt: skip
         assert re.search(rf"^  lincorr {verb} +--config configs/{name}\.yaml$", done.stdout, re.M)
 

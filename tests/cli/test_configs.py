@@ -19,20 +19,12 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 ELSEWHERE = {
     "feature_flow.yaml", "forecast.yaml", "formation.yaml", "knowledge_geometry.yaml",
     "linear_probe.yaml", "pretraining.yaml", "resilience.yaml", "source_finetune_lora.yaml",
-    "sparse_autoencoders.yaml", "token_geometry.yaml",
+    "sparse_autoencoders.yaml", "token_geometry.yaml", "vocabulary_ablation_paper.yaml",
 }  # fmt: skip
 # The numbers of these are compared with the README nightly.
 IN_README = {"source_finetune.yaml", "vocabulary_ablation.yaml"}
 STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE - IN_README
 README = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
-# Options of those that cannot run as shipped.
-SHORTENED = {
-    # Its checkpoint is not here; the packaged one has fewer answers.
-    "vocabulary_ablation_llama.yaml": [
-        "--model.lm.name_or_path=tiny-world", "--data.max_source_labels=12", "--model.seeds=[0]",
-        "--model.compose.epochs=2", "--model.learn.epochs=2", "--trainer.accelerator=cpu",
-    ],
-}  # fmt: skip
 
 
 def test_a_config_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +57,8 @@ def test_study_runs_as_shipped(name: str, tmp_path: Path) -> None:
 def results_of(name: str, folder: Path) -> dict[str, Any]:
     verb = config_verb((CONFIGS / name).read_text(encoding="utf-8"))
     cli = main(
-        [verb, "--config", str(CONFIGS / name), f"--trainer.default_root_dir={folder}", *QUIET,
-         *SHORTENED.get(name, [])]
-    )  # fmt: skip
+        [verb, "--config", str(CONFIGS / name), f"--trainer.default_root_dir={folder}", *QUIET]
+    )
     path = Path(cli.trainer.log_dir) / "results.json"
     assert_is_last(path)
     found: dict[str, Any] = json.loads(path.read_text())

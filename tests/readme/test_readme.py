@@ -25,6 +25,7 @@ from lincorr_lightning.sae.formats import load_saes
 from tests.run_checks import assert_is_last
 
 PROBE = ["--data.n_subjects=400"]
+ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
 # Options that make a command of a config take seconds.
 SMALL = {
     "linear_probe": PROBE,
@@ -35,7 +36,8 @@ SMALL = {
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
     "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
-    "vocabulary_ablation": ["--model.compose.epochs=2", "--model.learn.epochs=2"],
+    "vocabulary_ablation": ABLATION,
+    "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "sparse_autoencoders": ["--data.n_tokens=70000", "--data.n_held_out=500"],
