@@ -1,19 +1,17 @@
-"""The README's tables and figures of the feature flow, from a run of it.
+"""The README's numbers of the feature flow in the tiny world, from a run of it.
 
 lincorr test --config configs/feature_flow.yaml
-python benchmarks/feature_flow.py runs/feature_flow/version_0 --figures benchmarks/figures
+python benchmarks/feature_flow.py runs/feature_flow/version_0
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 
 from lincorr_lightning.results.tables import markdown_table
 
-FIGURES = ("deactivation", "relation", "steering")
 CUTS = {
     "none": "nothing",
     "carriers": "features that carry both answers",
@@ -22,10 +20,9 @@ CUTS = {
 
 
 def main() -> None:
-    """Print the tables, and copy the figures to the folder given by --figures."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="Folder of the run.")
-    parser.add_argument("--figures", type=Path, help="Folder for the README's figures.")
     arguments = parser.parse_args()
     results = json.loads((arguments.run / "results.json").read_text(encoding="utf-8"))
     groups = results["groups"][-1]
@@ -65,12 +62,6 @@ def main() -> None:
             ],
         )
     )
-    if arguments.figures:
-        arguments.figures.mkdir(parents=True, exist_ok=True)
-        flows = sorted((arguments.run / "figures").glob("flow_*.png"))
-        for source in [*(arguments.run / "figures" / f"{n}.png" for n in FIGURES), *flows[:1]]:
-            name = "flow" if source in flows else source.stem
-            shutil.copyfile(source, arguments.figures / f"feature_flow_{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-r"""The tables and figures of the README's section on geometry, from the folders of two runs.
+r"""The README's numbers of the geometry of the tiny world, from the folders of two runs.
 
     lincorr test --config configs/token_geometry.yaml
     lincorr test --config configs/knowledge_geometry.yaml
     cd runs && python ../benchmarks/geometry_tables.py \
         token_geometry/version_0 knowledge_geometry/version_0
 
-prints the tables, and puts the figures into benchmarks/figures.
+prints the tables, and puts the figure of closeness into benchmarks/figures.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def closeness(results: dict[str, Any]) -> str:
 
 
 def main(token_geometry: str, knowledge_geometry: str) -> None:
-    """Print the tables and copy the figures.
+    """Print the tables and copy the figure.
 
     Args:
         token_geometry: Folder of a run of TokenGeometry.
@@ -84,11 +84,7 @@ def main(token_geometry: str, knowledge_geometry: str) -> None:
         json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders
     )
     print(levels(tokens), dimension_and_loss(tokens), closeness(knowledge), sep="\n\n")
-    for folder, figure, name in (
-        (folders[0], "profiles", "token_geometry"),
-        (folders[1], "closeness", "knowledge_geometry"),
-    ):
-        shutil.copy(folder / "figures" / f"{figure}.png", FIGURES / f"{name}.png")
+    shutil.copy(folders[1] / "figures" / "closeness.png", FIGURES / "knowledge_geometry.png")
 
 
 if __name__ == "__main__":

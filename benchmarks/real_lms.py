@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree, rmtree
 from statistics import mean, stdev
 from typing import Any
 
@@ -39,6 +39,7 @@ KNOWLEDGE = (
     "pet", "gender", "sport", "food", "job", "music", "city_es", "country_es", "X+1", "X+2", "X*2",
 )  # fmt: skip
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+GEOMETRY_N2 = (2, 8, 32)
 # Tables 4, 8 and 14 of the paper.
 PAPER_PAIRS = (
     "city->country", "ceo->company", "city->city_es", "city->city_zh", "X+1->X+2", "X+1->X*2",
@@ -64,6 +65,8 @@ class Size:
         n_edits: Edits of city->country with LoRA; of the other relations, 32 at most.
         n_full: The same with all weights; 0 skips them.
         geometry: Texts of the token geometry.
+        sae_tokens: Tokens that SAEs of some layers are trained on, for the feature flow; 0 skips
+            both.
     """
 
     n_parameters: float
@@ -72,10 +75,13 @@ class Size:
     n_edits: int
     n_full: int
     geometry: int
+    sae_tokens: int = 0
 
 
 SIZES = (
-    Size(2e8, n_subjects=2000, n_ridge=6000, n_edits=150, n_full=40, geometry=100),
+    Size(
+        2e8, n_subjects=2000, n_ridge=6000, n_edits=150, n_full=40, geometry=100, sae_tokens=393_216
+    ),
     Size(4e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=20, geometry=50),
     Size(8e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=0, geometry=20),
     Size(1e11, n_subjects=500, n_ridge=1000, n_edits=32, n_full=0, geometry=10),
@@ -101,6 +107,10 @@ class Run:
 
 def plan(size: Size, texts: str | None) -> Iterator[Run]:
     """Yield the runs on one LM."""
+    reading = (
+        f"--data.texts={texts}", "--data.sample_by=document", "--data.skip_tokens=1",
+        "--matmul_precision=medium",
+    )  # fmt: skip
     yield Run(
         "probe",
         ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
@@ -148,9 +158,43 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
             "token_geometry",
             ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
              "--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2",
-             "--data.sample_by=document", "--model.embedding_layer=false"),
+             "--data.sample_by=document", "--model.embedding_layer=false",
+             "--matmul_precision=medium"),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
             ("profiles",),
+        )  # fmt: skip
+    if texts is not None and size.sae_tokens:
+        yield Run(
+            "sparse_autoencoders",
+            ("fit", "--config", "configs/sparse_autoencoders.yaml", *reading,
+             "--model.lm.dtype=bfloat16", f"--data.n_tokens={size.sae_tokens}",
+             "--data.n_held_out=8", "--data.eval_batch_size=8", "--model.layers=[16,17,18,19,20]",
+             "--model.sae.n_features=2048", "--model.sae.k=24"),
+            ("n_tokens", "n_held_out_tokens", "loss_clean", "hook_points"),
+            ("quality",),
+        )  # fmt: skip
+        yield Run(
+            "feature_flow",
+            ("test", "--config", "configs/feature_flow.yaml", *reading,
+             "--model.lm.attn_implementation=eager", "--data.n_texts=60",
+             "--model.n_subjects=1000", "--model.deactivation.n_cases=400",
+             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]",
+             "--model.steering.n_answers=3", "--model.steering.strengths=[0,1,2,4]",
+             "--model.steering.n_texts=8", "--model.steering.n_prompts=32"),
+            ("n_texts", "n_tokens", "groups", "deactivation", "deactivation_layers", "relation",
+             "steering", "saes"),
+            ("deactivation", "groups"),
+        )  # fmt: skip
+        yield Run(
+            "feature_flow_relation",
+            ("test", "--config", "configs/feature_flow.yaml", *reading,
+             "--model.lm.attn_implementation=eager", "--data.n_texts=20",
+             "--model.n_subjects=1000", "--model.answer_share=0.05",
+             "--model.deactivation.n_cases=0", "--model.steering.n_answers=3",
+             "--model.steering.strengths=[0,1,2,4]", "--model.steering.n_texts=8",
+             "--model.steering.n_prompts=32"),
+            ("relation", "steering", "saes"),
+            ("relation", "flow_*"),
         )  # fmt: skip
     for method, config, n_edits in (
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits),
@@ -176,9 +220,13 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
     """Do one run, and write its numbers, or its error."""
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
+    # The SAEs stay for another call, outside the results.
+    saes = Path(tempfile.gettempdir()) / "lincorr_saes" / lm.name
     with tempfile.TemporaryDirectory() as scratch:
         command = [
-            *run.options, f"--model.lm.name_or_path={lm}", "--model.lm.dtype=float32",
+            *run.options[:3], "--model.lm.dtype=float32", *run.options[3:],
+            f"--model.lm.name_or_path={lm}",
+            *([f"--model.saes={saes}"] if run.name.startswith("feature_flow") else []),
             "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={scratch}",
         ]  # fmt: skip
         errors = Path(scratch) / "stderr"
@@ -189,8 +237,9 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
             )  # fmt: skip
             _, status, usage = os.wait4(process.pid, 0)
         content: dict[str, Any] = {
+            # Without the paths of this machine.
             "options": [
-                option for option in command if str(lm) not in option and scratch not in option
+                option for option in command if not Path(option.partition("=")[2]).is_absolute()
             ],
             "seconds": round(time.perf_counter() - start),
             "peak_gib": round(usage.ru_maxrss / 2**20, 2),
@@ -201,9 +250,12 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
         else:
             (found,) = Path(scratch).glob("*/version_0/results.json")
             content["results"] = shorten(run, read_numbers(found))
+            if run.name == "sparse_autoencoders":
+                rmtree(saes, ignore_errors=True)
+                copytree(found.parent / run.name, saes)
             for figure in run.figures:
                 for file in found.parent.glob(f"figures/{figure}.png"):
-                    copyfile(file, folder / f"{run.name}_{figure}.png")
+                    copyfile(file, folder / f"{run.name}_{file.stem}.png")
     write_numbers(folder / f"{run.name}.json", content)
 
 
@@ -223,6 +275,12 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     kept["lm"] = {**kept["lm"], "name_or_path": Path(kept["lm"]["name_or_path"]).name}
     if "pairs" in kept:
         kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
+    if "dimension_loss" in kept:
+        unshuffled = [row for row in kept["dimension_loss"] if row["shuffle"] == 0]
+        kept["dimension_loss"] = [row for row in unshuffled if row["n2"] in GEOMETRY_N2]
+        for level in kept["shuffles"]:
+            level["dimension"] = {str(n2): level["dimension"][str(n2)] for n2 in GEOMETRY_N2}
+            level["overlap"] = {"2": level["overlap"]["2"]}
     return kept
 
 
@@ -365,6 +423,132 @@ def spread(shares: list[float]) -> str:
     return percent(mean(shares)) + deviation
 
 
+def geometry_table(lms: list[str], results: Path) -> str:
+    """Return the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "token_geometry", results)
+        if found is None:
+            continue
+        layers, levels = found["layers"], found["shuffles"]
+        for n2 in levels[0]["dimension"]:
+            curve = levels[0]["dimension"][n2]
+            peak = max(range(len(curve)), key=lambda i: curve[i])
+            cells = [two(level["dimension"][n2][peak]) for level in levels]
+            rows.append([lm, found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak],
+                         " / ".join(cells), layers[-1], two(curve[-1])])  # fmt: skip
+    columns = ("LM", "texts", "n2", "first layer", "ID", "peak layer",
+               "ID, by level of shuffling", "last layer", "ID")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def shuffling_table(lms: list[str], results: Path) -> str:
+    """Return what shuffling changes where the dimension of unshuffled texts peaks, and below."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "token_geometry", results)
+        if found is None:
+            continue
+        layers, levels = found["layers"], found["shuffles"]
+        curve = levels[0]["dimension"]["2"]
+        peak = max(range(len(curve)), key=lambda i: curve[i])
+        tests = {
+            row["layer"]: row
+            for row in found["dimension_loss"]
+            if (row["n2"], row["shuffle"]) == (2, 0)
+        }
+        for level in levels:
+            own = tests.get(layers[peak]) if level["shuffle"] == 0 else None
+            r = "" if own is None else f"{two(own['pearson'])} (p {own['pearson_p']:.4f})"
+            at_peak = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+            numbers = [two(observed[peak]) for observed in at_peak]
+            last = two(level["cosine_mean"][-1])
+            rows.append([lm, level["shuffle"], two(level["loss"]), layers[peak], *numbers, last, r])
+    columns = ("LM", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
+               "cosine, last layer", "r of log ID and log loss")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def sae_table(lms: list[str], results: Path) -> str:
+    """Return the quality of the SAEs, mean and range over the layers."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "sparse_autoencoders", results)
+        for kind in ("residual", "mlp_out", "attention_out") if found is not None else ():
+            own = [each for each in found["hook_points"] if each["kind"] == kind]
+            cells = []
+            for key in ("explained_variance", "l0", "dead", "loss_recovered"):
+                values = [each[key] for each in own]
+                cells.append(f"{two(sum(values) / len(values))} "
+                             f"({two(min(values))}–{two(max(values))})")  # fmt: skip
+            layers = f"{own[0]['layer']}–{own[-1]['layer']}"
+            rows.append([lm, kind.replace("_", " "), layers, own[0]["n_features"], *cells])
+    columns = ("LM", "hook points", "layers", "features", "explained variance", "L0",
+               "dead", "loss recovered")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def deactivation_table(lms: list[str], results: Path) -> str:
+    """Return how often features are switched off by layer: matched, random, their ratio."""
+    methods = ("top-1", "top-5", "one-to-one")
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow", results)
+        cells: dict[int, dict[str, Any]] = {}
+        for each in found["deactivation_layers"] if found is not None else ():
+            times = each["times_random"]
+            cells.setdefault(each["layer"], {"cases": each["n"]})[each["method"]] = (
+                f"{percent(each['matched_success'])}, {percent(each['random_success'])}"
+                + ("" if times is None else f" ({times:.1f} times)")
+            )
+        rows += [
+            [lm, layer, own["cases"], *(own.get(method, "") for method in methods)]
+            for layer, own in cells.items()
+        ]
+    return markdown_table(("LM", "layer", "cases", *methods), rows)
+
+
+def flow_cut_table(lms: list[str], results: Path) -> str:
+    """Return r of a relation with the features of its answers removed, beside a control."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        for cut in found["relation"]["cuts"] if found is not None else ():
+            name = cut["cut"] + (", control" if cut["control"] else "")
+            rows.append([lm, found["relation"]["relation"].replace("->", "→"), name,
+                         cut["n_features"], *(two(cut[key]) for key in
+                         ("fixed", "target_only", "refitted", "recall"))])  # fmt: skip
+    columns = ("LM", "relation", "removed", "features", "r", "r, removed in the target alone",
+               "r, refitted", "recall")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def flow_pair_table(lms: list[str], results: Path) -> str:
+    """Return how often the flows of two answers meet, beside pairs outside the reference."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        if found is not None:
+            own = found["relation"]
+            rows.append([lm, own["relation"].replace("->", "→"), own["n_reference_pairs"],
+                         percent(own["shared_flow"]), own["n_other_pairs"],
+                         percent(own["shared_flow_permuted"])])  # fmt: skip
+    columns = ("LM", "relation", "pairs", "flows meet", "other pairs", "flows meet")
+    return markdown_table(columns, rows)
+
+
+def steering_table(lms: list[str], results: Path) -> str:
+    """Return the best strength of each way to steer."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        for name, best in found["steering"].items() if found is not None else ():
+            scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
+            rows.append([lm, name, best["n_answers"], best["strength"], *scores])
+    columns = ("LM", "steering", "answers", "best strength", "probability", "coherence", "score")
+    return markdown_table(columns, rows)
+
+
 def cost_table(lms: list[str], results: Path) -> str:
     """Return time and memory of every run, and what failed."""
     rows = []
@@ -377,7 +561,11 @@ def cost_table(lms: list[str], results: Path) -> str:
     return markdown_table(("LM", "run", "seconds", "GiB", "error"), rows)
 
 
-TABLES = (probe_table, ridge_table, edit_table, forecast_table, ablation_table, cost_table)
+TABLES = (
+    probe_table, ridge_table, edit_table, forecast_table, ablation_table, geometry_table,
+    shuffling_table, sae_table, deactivation_table, flow_cut_table, flow_pair_table, steering_table,
+    cost_table,
+)  # fmt: skip
 
 
 def main(

@@ -61,19 +61,39 @@ def last_activations(
     return found
 
 
+def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
+    """Return for which subjects each label counts as the answer, bool, ``(n_subjects, n_labels)``.
+
+    Args:
+        logits: Domain logits, ``(n_subjects, n_labels)``.
+        n_fit: Number of subjects, from the first, that features are chosen on.
+        share: Share of the subjects of either half, those with the highest logit of the label
+            relative to the mean of all labels; None takes the subjects whose most likely answer the
+            label is.
+    """
+    if share is None:
+        return torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1]).bool()
+    relative = logits - logits.mean(1, keepdim=True)
+    members = torch.zeros_like(logits, dtype=torch.bool)
+    for half in (slice(0, n_fit), slice(n_fit, None)):
+        own = relative[half]
+        highest = own.topk(max(1, round(share * len(own))), dim=0).indices
+        members[half] = members[half].scatter(0, highest, True)
+    return members
+
+
 def find_answer_features(
-    hook_point: HookPoint, features: Tensor, answers: Tensor, n_labels: int, n_fit: int
+    hook_point: HookPoint, features: Tensor, members: Tensor, n_fit: int
 ) -> AnswerFeatures:
     """Choose for each label the feature with the highest AUROC for being the answer.
 
     Args:
         hook_point: Hook point of the features.
         features: Features at the end of each subject's prompt, ``(n_subjects, n_features)``.
-        answers: Label that the LM answers for each subject, ``(n_subjects,)``.
-        n_labels: Number of labels.
+        members: For which subjects each label is the answer, bool, ``(n_subjects, n_labels)``.
         n_fit: Number of subjects, from the first, that features are chosen on; AUROC is of others.
     """
-    members = torch.nn.functional.one_hot(answers, n_labels).bool()
+    n_labels = members.shape[1]
     fit, test = members[:n_fit], members[n_fit:]
     enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
     chosen = class_auroc(features[:n_fit], fit).nan_to_num(0.5).argmax(1)

@@ -2,7 +2,7 @@
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
 2025, arXiv 2502.03032), figures 6 to 8. A case is a feature at a token: its predecessors are
-rescaled at that token alone, and the LM reads the rest of the text with that.
+rescaled at that token alone, and of some cases the LM reads the rest of the text with that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.sae.forwards import Forward, run_with_hooks
+from lincorr_lightning.sae.forwards import Forward, run_layer, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -45,12 +46,16 @@ class DeactivationSettings:
     n_cases: int = 2000
     """Number of cases (a feature at a token) in each layer; 0 skips the test."""
 
+    n_losses: int = 200
+    """Number of these cases whose text is read to its end, for the change of the LM's loss."""
+
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     """Factors r of the predecessors' activations: 0 removes them, 1 changes nothing."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
         require("model.deactivation.n_cases", self.n_cases, at_least=0)
+        require("model.deactivation.n_losses", self.n_losses, at_least=0)
         for r in self.strengths:
             require("model.deactivation.strengths", r, at_least=0)
         if not self.strengths or len(set(self.strengths)) < len(self.strengths):
@@ -121,7 +126,7 @@ class Outcomes(NamedTuple):
     Attributes:
         activation: Activation of each case's feature at its token, ``(n,)``, float64.
         loss: Mean negative log likelihood of the text after the token, ``(n,)``, float64; NaN if
-            the token is the last one.
+            the token is the last one, or the text was not read to its end.
     """
 
     activation: Tensor
@@ -188,44 +193,82 @@ def run_cuts(
     rows: Rows,
     cases: Cases,
     cuts: Sequence[Cut],
+    n_losses: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[Outcomes]:
     """Read the text of every case with features rescaled at its token, once per cut.
 
-    A cut that chooses no feature leaves the LM unchanged. `progress` is called with the number of
-    texts of each forward pass.
+    A cut that chooses no feature leaves the LM unchanged. All predecessors lie in the layer of the
+    features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
+    `n_losses` cases, evenly spaced, need the rest of the LM (None: of all). `progress` is called
+    with the number of cases, and of texts read to the end, that are done.
     """
     n = len(cuts)
-    activation = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
-    loss = activation.clone()
     factor = torch.tensor([r for _, r in cuts])
     chosen = _stack(cases, [features for features, _ in cuts])
+    notify = progress or (lambda _: None)
+    activation = _activations(lm, saes, rows, cases, chosen, factor, notify)
+    loss = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
+    n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
+    followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
+
+    # Row `i * n + cut` is the text of the i-th case that is followed, read with one of the cuts.
+    def of_rows(numbers: list[int]) -> tuple[Tensor, Tensor]:
+        number = torch.tensor(numbers)
+        return followed[number // n], number % n
 
     def interventions(numbers: list[int]) -> dict[HookPoint, Intervention]:
-        case, cut = torch.tensor(numbers) // n, torch.tensor(numbers) % n
+        case, cut = of_rows(numbers)
         return {
             at: rescale_at(saes[at], cases.positions[case], index[cut, case], factor[cut])
             for at, index in chosen.items()
         }
 
     def record(forward: Forward) -> None:
-        case, cut = torch.tensor(forward.cases) // n, torch.tensor(forward.cases) % n
-        positions = cases.positions[case]
-        x = forward.at_positions(cases.hook_point, positions)
-        features = saes[cases.hook_point].encode(x).cpu()
-        activation[case, cut] = features.gather(1, cases.features[case][:, None])[:, 0].double()
+        case, cut = of_rows(forward.cases)
         losses, has_next = (part.cpu() for part in forward.losses())
-        after = has_next & (torch.arange(has_next.shape[1]) >= positions[:, None])
+        after = has_next & (torch.arange(has_next.shape[1]) >= cases.positions[case, None])
         loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
-        if progress is not None:
-            progress(len(forward.cases))
+        notify(len(forward.cases))
 
-    # Row `case * n + cut` is a case's text, read with one of the cuts.
-    run_with_hooks(
-        lm, [rows[text] for text in cases.texts.tolist() for _ in cuts], record,
-        hook_points=[cases.hook_point], interventions=interventions,
-    )  # fmt: skip
+    texts = [rows[text] for text in cases.texts[followed].tolist() for _ in cuts]
+    run_with_hooks(lm, texts, record, interventions=interventions)
     return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
+
+
+def _activations(
+    lm: LanguageModel,
+    saes: SAEs,
+    rows: Rows,
+    cases: Cases,
+    chosen: Chosen,
+    factor: Tensor,
+    notify: Callable[[int], object],
+) -> Tensor:
+    """Return the activation of each case's feature after each cut, ``(n_cases, n_cuts)``."""
+    here, sae = cases.hook_point, saes[cases.hook_point]
+    below = HookPoint(here.layer - 1, "residual") if here.layer else None
+    found = torch.full((len(cases), len(factor)), torch.nan, dtype=torch.float64)
+
+    def record(case: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
+        positions, features = cases.positions[case], cases.features[case][:, None]
+        for cut, r in enumerate(factor):
+            changes = {
+                at: rescale_at(saes[at], positions, index[cut, case], r.expand(len(case)))
+                for at, index in chosen.items()
+            }
+            before = changes.pop(below) if below in changes else None
+            with edited(lm.model, changes):
+                stream = run(before)
+            x = stream[torch.arange(len(stream)), positions.to(stream.device)]
+            found[case, cut] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
+        notify(len(case))
+
+    # The LM is causal: the text after the token does not matter.
+    ends = zip(cases.texts.tolist(), cases.positions.tolist(), strict=True)
+    beginnings = [rows[text][: position + 1] for text, position in ends]
+    run_layer(lm, beginnings, here.layer, record)
+    return found
 
 
 def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
@@ -328,10 +371,12 @@ def measure_deactivation(
                 cuts.append(({at: features[at]}, r))
                 labels.append((method, cut, at.kind, r))
     description = f"Cutting predecessors of layer {groups.hook_point.layer}"
+    n_losses = min(settings.n_losses, len(cases))
     with tqdm(
-        total=len(cuts) * len(cases), desc=description, unit="text", disable=None, leave=False
-    ) as bar:
-        before, *after = run_cuts(lm, saes, rows, cases, cuts, bar.update)
+        total=len(cases) + len(cuts) * n_losses, desc=description, unit="text", disable=None,
+        leave=False,
+    ) as bar:  # fmt: skip
+        before, *after = run_cuts(lm, saes, rows, cases, cuts, n_losses, bar.update)
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [

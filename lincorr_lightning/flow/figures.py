@@ -185,6 +185,34 @@ def deactivation_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
     return finish(figure)
 
 
+def layers_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+    """Draw the share of features switched off with their predecessors by layer, and controls."""
+    r = lowest_r(cuts)
+    rows = [row for row in cuts if (row.r, row.sources, row.group) == (r, "all", "all")]
+    layers = sorted({row.layer for row in rows})
+    figure = new_figure(
+        max(5.6, 0.35 * len(layers) + 3.8), 3.0, f"Features switched off by layer: "
+        f"{short_name(lm)}",
+        f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token; dotted: as many "
+        "other features active there",
+    )  # fmt: skip
+    axes = figure.add_subplot()
+    for (method, colour), (cut, style) in product(
+        _METHOD_COLOURS.items(), (("matched", "o-"), ("random", "o:"))
+    ):
+        own = {row.layer: row.success for row in rows if (row.method, row.cut) == (method, cut)}
+        if own:
+            values = [own.get(layer, math.nan) for layer in layers]
+            label = method if cut == "matched" else f"{method}, random"
+            axes.plot(layers, values, style, color=colour, markersize=4, label=label)
+    plain_axes(axes, "", "layer of the residual stream", "switched off")
+    axes.set_xticks(layers[:: -(-len(layers) // 16)])
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(bottom=0)
+    _legend_beside(axes)
+    return finish(figure)
+
+
 def rescaling_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
     """Draw activations and losses as predecessors are rescaled (figures 7, 8)."""
     rows = [row for row in cuts if row.group == "all" and row.sources == "all"]

@@ -82,6 +82,9 @@ class FeatureFlow(FrozenLMModule):
             first. Above 1 a graph of many layers may hold most features; steering always takes 1.
         n_subjects: Number of subjects that the relation is measured on; fewer if the vocabulary has
             not so many.
+        answer_share: Share of the subjects that count as having a label as their answer, those with
+            the highest logit of it relative to the mean of all labels. None takes those whose most
+            likely answer it is, which are too few if the LM knows nothing of the subjects.
         deactivation: Settings of the deactivation test.
         steering: Settings of the steering test.
         knowledge_files: YAML files with more knowledge.
@@ -109,6 +112,7 @@ class FeatureFlow(FrozenLMModule):
         thresholds: dict[str, float] | float = 0.25,
         k: int = 1,
         n_subjects: int = 2000,
+        answer_share: float | None = None,
         deactivation: DeactivationSettings = DeactivationSettings(),  # noqa: B008 (frozen)
         steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
@@ -117,6 +121,8 @@ class FeatureFlow(FrozenLMModule):
         require("model.k", k, at_least=1)
         require("model.training_tokens", training_tokens, at_least=1)
         require("model.n_subjects", n_subjects, at_least=20)
+        if answer_share is not None:
+            require("model.answer_share", answer_share, above=0, at_most=0.5)
         self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         super().__init__(lm)
         self.sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
@@ -318,7 +324,7 @@ class FeatureFlow(FrozenLMModule):
         subjects = sample_up_to(tokenizer, self.hparams["n_subjects"], seed=seed)
         return measure_relation(
             self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds,
-            self.hparams["k"], generator,
+            self.hparams["k"], generator, self.hparams["answer_share"],
         )  # fmt: skip
 
     def _measure_steering(
@@ -330,7 +336,8 @@ class FeatureFlow(FrozenLMModule):
         answers = relation.answers_to_steer(
             self.lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
         )
-        texts = self._rows[: settings.n_texts]
+        # Evenly spaced, because they may come in the order of their length.
+        texts = self._rows[:: max(1, len(self._rows) // settings.n_texts)][: settings.n_texts]
         return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
 
     def _follow(self, start: Feature) -> FlowGraph:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from lincorr_lightning.flow.answer_features import (
     AnswerFeatures,
     AnswerPair,
+    answer_members,
     compare_answers,
     find_answer_features,
     last_activations,
@@ -150,9 +151,11 @@ def measure_relation(
     thresholds: Mapping[HookKind, float] | float,
     k: int,
     generator: torch.Generator,
+    answer_share: float | None = None,
 ) -> RelationFlow:
     """Find the features of a relation's answers, follow them back, and remove what they share.
 
+    `answer_share` decides which subjects have a label as their answer, see `answer_members`.
     Features and maps are fitted on the first half of the subjects and scored on the second.
     """
     n_fit = len(subjects) // 2
@@ -167,11 +170,11 @@ def measure_relation(
         ("target", relation.target_prompts(subjects), logits.target),
     ):
         activations = last_activations(lm, lm.rows(prompts), list(saes))
-        answers, n_labels = domain_logits.argmax(1), domain_logits.shape[1]
+        members = answer_members(domain_logits, n_fit, answer_share)
         answer_features[side] = {}
         for at, sae in saes.items():
             features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
-            answer_features[side][at] = find_answer_features(at, features, answers, n_labels, n_fit)
+            answer_features[side][at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
     pairs = compare_answers(
         matcher, answer_features["source"], answer_features["target"],

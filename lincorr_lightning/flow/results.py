@@ -62,6 +62,7 @@ def feature_flow_results(
         ],
         "transitions": [asdict(each) for each in found.transitions],
         "deactivation": deactivation,
+        "deactivation_layers": cuts_by_layer(found.cuts),
         "steering": steering,
         "relation": None if found.relation is None else _relation_values(found.relation),
         "saes": [hook_point.id for hook_point in saes],
@@ -106,6 +107,15 @@ def summarize_cuts(cuts: Sequence[CutEffect]) -> dict[str, dict[str, Any]]:
         entry["times_random"] = entry["matched_success"] / random if random else None
         found[method] = entry
     return found
+
+
+def cuts_by_layer(cuts: Sequence[CutEffect]) -> list[dict[str, Any]]:
+    """Return the effect of each method in each layer, see `summarize_cuts`."""
+    return [
+        {"layer": layer, "method": method} | entry
+        for layer in sorted({cut.layer for cut in cuts})
+        for method, entry in summarize_cuts([c for c in cuts if c.layer == layer]).items()
+    ]
 
 
 def best_steering(points: Sequence[SteeringPoint]) -> dict[str, dict[str, Any]]:
@@ -203,20 +213,26 @@ def _tables(
         note="AUROC: how well the cosine to a predecessor predicts that it is active.",
         headline=True,
     )
+    effects = [
+        Column("r", "r", ".2f"),
+        Column("n", "cases", ","),
+        Column("matched_success", "switched off", ".1%"),
+        Column("random_success", "random control", ".1%"),
+        Column("times_random", "times random", ".1f"),
+        Column("matched_loss_change", "change of the loss", ".1%"),
+    ]
     yield Table.from_dicts(
         "deactivation_summary",
         ({"method": method} | dict(entry) for method, entry in deactivation.items()),
-        [
-            "method",
-            Column("r", "r", ".2f"),
-            Column("n", "cases", ","),
-            Column("matched_success", "switched off", ".1%"),
-            Column("random_success", "random control", ".1%"),
-            Column("times_random", "times random", ".1f"),
-            Column("matched_loss_change", "change of the loss", ".1%"),
-        ],
+        ["method", *effects],
         caption="Features switched off when their predecessors are rescaled by r.",
         headline=True,
+    )
+    yield Table.from_dicts(
+        "deactivation_layers",
+        cuts_by_layer(found.cuts),
+        ["layer", "method", *effects],
+        caption="Features of each layer switched off when their predecessors are rescaled by r.",
     )
     yield _table_of(
         "deactivation", CutEffect, found.cuts,
@@ -308,6 +324,8 @@ def _figures(found: Measurements, lm: str) -> list[Figure]:
          figures.transitions_figure, found.transitions),
         ("deactivation", "Features switched off with their predecessors.",
          figures.deactivation_figure, found.cuts),
+        ("deactivation_layers", "Features of each layer switched off with their predecessors.",
+         figures.layers_figure, found.cuts),
         ("rescaling", "Activations and losses as predecessors are rescaled.",
          figures.rescaling_figure, found.cuts),
         ("steering", "Behaviour, coherence and their product by steering strength.",

@@ -14,7 +14,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured, edited
+from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after
 from lincorr_lightning.sae.interventions import Intervention
 
 Interventions = Mapping[HookPoint, Intervention]
@@ -94,7 +94,8 @@ def run_with_hooks(
         hook_points: Hook points to capture, after the interventions.
         interventions: Replacements at hook points, or a function that makes them from the indices
             of a forward pass's texts.
-        logits: Whether to compute logits, most of the work of a small LM.
+        logits: Whether to compute logits. Without them the LM runs up to the layer of the last hook
+            point only.
         context: Function from the indices of a forward pass's texts to a context to run it in, as
             for `LanguageModel.logits_of_rows`.
     """
@@ -111,9 +112,43 @@ def run_with_hooks(
             if logits:
                 output = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             else:
-                lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+                with stopping_after(lm.model, hook_points):
+                    lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
                 output = torch.empty(0, device=ids.device)
         callback(Forward(cases, ids, mask.bool(), at, output))
+
+    with evaluating(lm.model), torch.autocast(device, enabled=False):
+        batches = MicroBatches(lm.config.tokens_per_forward)
+        batches.run([len(row) for row in rows], device, run)
+
+
+@torch.no_grad()
+def run_layer(
+    lm: LanguageModel,
+    rows: Sequence[Sequence[int]],
+    layer: int,
+    callback: Callable[[list[int], Callable[[Intervention | None], Tensor]], None],
+) -> None:
+    """Run the LM over texts up to a layer, which `callback` can then run as often as it wants.
+
+    Args:
+        lm: The LM, loaded.
+        rows: Token ids of each text, as `LanguageModel.rows` returns them.
+        layer: Index of the layer, from 0.
+        callback: Function called with the indices of the texts of each forward pass and the
+            function that `stop_before` returns; texts are padded on the right.
+    """
+    device = lm.model.device.type
+
+    def run(cases: list[int]) -> None:
+        ids, mask = lm.pad([rows[case] for case in cases])
+        callback(
+            cases,
+            stop_before(
+                lm.model, layer,
+                lambda: lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False),
+            ),
+        )  # fmt: skip
 
     with evaluating(lm.model), torch.autocast(device, enabled=False):
         batches = MicroBatches(lm.config.tokens_per_forward)

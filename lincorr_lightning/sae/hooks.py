@@ -112,6 +112,78 @@ def edited(
         yield
 
 
+@contextmanager
+def stopping_after(model: nn.Module, hook_points: Iterable[HookPoint]) -> Iterator[None]:
+    """End a forward pass inside the context after the layer of the last of some hook points.
+
+    The statement that calls the LM does not return, and the program goes on after the context.
+
+    Args:
+        model: A Hugging Face causal LM.
+        hook_points: Hook points that are captured or edited outside this context, at least one.
+    """
+
+    def stop(module: nn.Module, args: Any, output: Any) -> None:
+        del module, args, output
+        raise _StoppedError
+
+    handle = layer_of(model, max(hook_points)).register_forward_hook(stop)
+    try:
+        yield
+    except _StoppedError:
+        pass
+    finally:
+        handle.remove()
+
+
+def stop_before(
+    model: nn.Module, layer: int, run: Callable[[], object]
+) -> Callable[[Callable[[Tensor], Tensor] | None], Tensor]:
+    """Run an LM up to a layer, and return a function that runs this layer as often as wanted.
+
+    Interventions that are entered by `edited` around a call of the function take effect.
+
+    Args:
+        model: A Hugging Face causal LM.
+        layer: Index of the layer, from 0.
+        run: Calls the LM.
+
+    Returns:
+        Function from an intervention in the residual stream before the layer, or None, to the
+        residual stream after it, ``(batch, sequence, width)``.
+    """
+    module = layers_of(model)[layer]
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        calls.append((args, kwargs))
+        raise _StoppedError
+
+    handle = module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        run()
+    except _StoppedError:
+        pass
+    finally:
+        handle.remove()
+    ((args, kwargs),) = calls
+
+    def call(change: Callable[[Tensor], Tensor] | None) -> Tensor:
+        # Cloned, because a layer may add to its input in place.
+        stream = _stream_into(args, kwargs).clone()
+        stream = stream if change is None else change(stream)
+        if args:
+            return _tensor_in(module(stream, *args[1:], **kwargs))
+        return _tensor_in(module(**{**kwargs, "hidden_states": stream}))
+
+    return call
+
+
+class _StoppedError(Exception):
+    """Ends a forward pass."""
+
+
 # -- hooks ---------------------------------------------------------------------------------------
 
 

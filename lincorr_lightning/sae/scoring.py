@@ -17,7 +17,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.hook_points import HookKind, HookPoint
-from lincorr_lightning.sae.hooks import captured, edited, width_of
+from lincorr_lightning.sae.hooks import captured, edited, stopping_after, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def read_activations(
             tensor[batch, :longest].to(device)
             for tensor in (texts.input_ids, mask, texts.counted, slots)
         )
-        with captured(model, hook_points) as found:
-            # Without the head, which would be most of the work of a small LM.
+        with captured(model, hook_points) as found, stopping_after(model, hook_points):
             model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)
         for i, hook_point in enumerate(hook_points):
             out[i, slot[counted]] = found[hook_point][counted].to(out)

@@ -9,6 +9,7 @@ products on a CPU core.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,14 +31,20 @@ class Entries(NamedTuple):
     starts: Tensor
 
 
-def entries_of(chosen: Tensor) -> Entries:
-    """Return the entries of a mask of active features, ``(n_hook_points, n, n_features)``."""
-    n_hook_points, n, n_features = chosen.shape
-    flat = chosen.view(n_hook_points * n, n_features)
-    rows, columns = flat.nonzero(as_tuple=True)
-    counts = flat.sum(1)
-    features = rows.div(n, rounding_mode="floor") * n_features + columns
-    return Entries(rows, features, counts.cumsum(0) - counts)
+def entries_of(chosen: Sequence[Tensor], n: int, n_features: int) -> Entries:
+    """Return the entries of active features.
+
+    Args:
+        chosen: Active features of each hook point, as ascending indices ``row * n_features +
+            feature`` of its rows.
+        n: Number of rows of each hook point.
+        n_features: Number of features of each hook point.
+    """
+    flat = torch.cat([where + i * n * n_features for i, where in enumerate(chosen)])
+    rows = flat.div(n_features, rounding_mode="floor")
+    counts = torch.bincount(rows, minlength=len(chosen) * n)
+    first = rows.div(n, rounding_mode="floor") * n_features
+    return Entries(rows, first + flat % n_features, counts.cumsum(0) - counts)
 
 
 def encode_entries(

@@ -204,13 +204,12 @@ class StackedAutoencoders(nn.Module):
             values, columns = before.topk(k, dim=-1, sorted=False)
             return _even_entries(columns, n_features), values.relu().amin((1, 2))
         # The n * k largest of the batch; some of them may not be positive.
-        least = torch.stack(
-            [
-                _largest(values, n * k, self.threshold[i] / 2)
-                for i, values in enumerate(before.view(n_hook_points, n * n_features))
-            ]
-        )
-        return entries_of((before >= least[:, None, None]) & (before > 0)), least
+        chosen = [
+            _largest(values, n * k, self.threshold[i] / 2)
+            for i, values in enumerate(before.view(n_hook_points, n * n_features))
+        ]
+        least = torch.stack([value for _, value in chosen])
+        return entries_of([where for where, _ in chosen], n, n_features), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
         """Return the share of the error that dead features leave, summed over the hook points."""
@@ -287,15 +286,20 @@ class StackedAutoencoders(nn.Module):
         return saes
 
 
-def _largest(values: Tensor, count: int, guess: Tensor) -> Tensor:
-    """Return the count-th largest value, at least 0.
+def _largest(values: Tensor, count: int, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the `count` largest values are that lie above 0, and the least of them.
 
-    Values below the guess are only looked at if too few lie above it.
+    Equals of the least are there, too. Values below the guess, which is at least 0, are only looked
+    at if too few lie above it.
     """
-    above = values[values > guess]
-    if len(above) < count:
-        above = values
-    return above.kthvalue(len(above) - count + 1).values.relu()
+    where = (values > guess).nonzero()[:, 0]
+    if len(where) < count:
+        where = (values > 0).nonzero()[:, 0]
+        if len(where) < count:
+            return where, values.new_zeros(())
+    above = values[where]
+    least = above.kthvalue(len(above) - count + 1).values
+    return where[above >= least], least
 
 
 def _seed_of(hook_point: HookPoint, seed: int) -> int:

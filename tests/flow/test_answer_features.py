@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.flow.answer_features import (
     AnswerFeatures,
+    answer_members,
     compare_answers,
     find_answer_features,
     last_activations,
@@ -38,7 +39,8 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
     x = random.normal(size=(n, width)) * 0.5
     x[np.arange(n), 3 + answers] += 1.2
     features = torch.from_numpy(np.maximum(x, 0)).float()
-    found = find_answer_features(TOP, features, torch.from_numpy(answers), n_labels, n_fit=200)
+    members = torch.from_numpy(answers[:, None] == np.arange(n_labels))
+    found = find_answer_features(TOP, features, members, n_fit=200)
     assert found.indices.tolist() == [3, 4, 5, 6, -1]
     assert found.feature(1) == Feature(TOP, 4) and found.feature(4) is None
     for label in range(4):
@@ -47,6 +49,16 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
         assert found.auroc[label].item() == pytest.approx(expected, abs=1e-6)
         assert 0.8 < expected < 1
     assert found.auroc[4].isnan()
+
+
+def test_members_are_those_with_the_highest_logit_of_a_label() -> None:
+    """The last label is nobody's most likely answer, but some subjects are nearer to it."""
+    logits = torch.tensor([[3.0, 0, 1], [2, 1, 0], [0, 5, 4], [9, 3, 3], [7, 8, 6], [5, 1, 4]])
+    likely = answer_members(logits, n_fit=3, share=None)
+    assert likely.tolist() == [[a == label for label in range(3)] for a in (0, 0, 1, 0, 1, 0)]
+    # Relative to the mean of each subject, by hand; a third of three subjects is one.
+    share = answer_members(logits, n_fit=3, share=0.34)
+    assert share.nonzero().tolist() == [[0, 0], [2, 1], [2, 2], [3, 0], [4, 1], [5, 2]]
 
 
 def _answers(hook_point: HookPoint, indices: list[int]) -> AnswerFeatures:

@@ -16,6 +16,8 @@ from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import captured, edited
+from lincorr_lightning.sae.interventions import rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from tests.toys import toy_sae
 
@@ -117,6 +119,40 @@ def test_losses_are_those_of_a_naive_forward(passing, saes) -> None:
             n_last += 1
             assert found.loss[case].isnan()
     assert 0 < n_last < len(cases)
+
+
+def test_activations_are_those_of_a_whole_forward(small_lm) -> None:
+    """Cuts below the layer and at both of its outputs, in one case each and together."""
+    lm = LanguageModel.from_pretrained(small_lm)
+    generator = torch.Generator().manual_seed(0)
+    points = [BELOW, HERE, HookPoint(1, "mlp_out"), HookPoint(1, "attention_out")]
+    saes = {at: toy_sae(at, torch.randn(24, WIDTH, generator=generator)) for at in points}
+    flow, rows, cases = _cases(lm, saes, n=40)
+    chosen = {
+        at: index[cases.features]
+        for at, index in predecessors_by_method(flow, HERE)["top-5"].items()
+    }
+    assert len(chosen) == 3
+    cuts = [({}, 1.0), (chosen, 0.0), *(({at: index}, 0.5) for at, index in chosen.items())]
+    found = run_cuts(lm, saes, rows, cases, cuts, n_losses=7)
+    for (features, r), outcomes in zip(cuts, found, strict=True):
+        assert int(outcomes.loss.isfinite().sum()) <= 7
+        for case in range(len(cases)):
+            position = cases.positions[case : case + 1]
+            changes = {
+                at: rescale_at(saes[at], position, index[case : case + 1], torch.tensor([r]))
+                for at, index in features.items()
+            }
+            ids = torch.tensor([rows[int(cases.texts[case])]])
+            with edited(lm.model, changes), captured(lm.model, [HERE]) as at, torch.no_grad():
+                lm.model(input_ids=ids)
+            x = at[HERE][0, position]
+            expected = saes[HERE].encode(x)[0, cases.features[case]].detach()
+            assert outcomes.activation[case].item() == pytest.approx(float(expected), abs=1e-4)
+    (unread, *_) = run_cuts(lm, saes, rows, cases, cuts, n_losses=0)
+    assert torch.equal(unread.activation, found[0].activation) and unread.loss.isnan().all()
+    changed = [not torch.equal(found[0].activation, other.activation) for other in found[1:]]
+    assert all(changed)
 
 
 def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, saes) -> None:

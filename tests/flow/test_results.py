@@ -16,6 +16,7 @@ from lincorr_lightning.flow.results import (
     DrawnFlow,
     Measurements,
     best_steering,
+    cuts_by_layer,
     feature_flow_results,
     summarize_cuts,
     write_graphs,
@@ -105,6 +106,14 @@ def test_cuts_are_averaged_over_cases() -> None:
     assert summarize_cuts([]) == {}
 
 
+def test_cuts_of_each_layer() -> None:
+    first, second = cuts_by_layer(CUTS)
+    assert (first["layer"], first["method"], first["n"]) == (0, "top-1", 30)
+    assert (first["matched_success"], first["times_random"]) == (0.5, pytest.approx(5.0))
+    # A control that switches nothing off cannot be divided by.
+    assert (second["layer"], second["matched_success"], second["times_random"]) == (1, 0.2, None)
+
+
 def test_steering_is_averaged_over_answers() -> None:
     best = best_steering(POINTS)
     assert best["linear"] == pytest.approx(
@@ -136,6 +145,7 @@ def test_tables_hold_the_measurements() -> None:
     assert results.table("deactivation_summary").texts() == [
         ["top-1", "0.00", "40", "42.5%", "7.5%", "5.7", "10.0%"]
     ]
+    assert len(results.table("deactivation_layers").rows) == 2
     assert results.table("deactivation").rows[0] == [
         0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
     ]  # fmt: skip
@@ -170,8 +180,8 @@ def test_files(tmp_path) -> None:
         "layer", "n_activations", "shares", "auroc", "zero_norm"
     }  # fmt: skip
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
-        "groups", "cosines", "transitions", "deactivation", "rescaling", "steering",
-        "relation", "flow_Paris-France",
+        "groups", "cosines", "transitions", "deactivation", "deactivation_layers",
+        "rescaling", "steering", "relation", "flow_Paris-France",
     }  # fmt: skip
     assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
         "residual.0.3.json", "residual.0.3.graphml"
