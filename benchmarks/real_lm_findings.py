@@ -18,7 +18,7 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from readme_tables import README, placed
-from real_lms import EDITED, PAPER_PAIRS
+from real_lms import EDITED, PAPER_PAIRS, ablation_table
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.paper import paper_numbers
@@ -28,6 +28,7 @@ from lincorr_lightning.results.tables import markdown_table
 RESULTS = Path(__file__).parent / "results" / "real_lms"
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
+TIMES_RANDOM = 3
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -146,12 +147,50 @@ def forecasts(runs: Runs) -> tuple[bool, str]:
     return auto > plain, f"AUROC {plain:.2f} → {auto:.2f}"
 
 
-def vocabulary(runs: Runs) -> tuple[bool, str]:
-    """Return whether the paper's order of the mappings holds: reference, letters, permuted."""
+def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: the reference mapping generalizes better than another one."""
+
+    def check(runs: Runs) -> tuple[bool, str]:
+        shares = {one["mapping"]: one for one in runs["ablation"]["mappings"]}
+        (a, a_std), (b, b_std) = (
+            (shares[name]["generalized"], shares[name]["std"]) for name in ("reference", lower)
+        )
+        return a - b > a_std + b_std, f"{a:.0%}, {lower} {b:.0%}"
+
+    return check
+
+
+def letters_above_permuted(runs: Runs) -> tuple[bool, str]:
+    """Return whether permuted pairs are the worst mapping, as in the paper."""
     shares = {one["mapping"]: one["generalized"] for one in runs["ablation"]["mappings"]}
-    names = ("reference", "letters", "permuted")
-    reference, letters, permuted = (shares[name] for name in names)
-    return reference > letters > permuted, ", ".join(f"{shares[name]:.0%}" for name in names)
+    letters, permuted = shares["letters"], shares["permuted"]
+    return letters > permuted, f"letters {letters:.0%}, permuted {permuted:.0%}"
+
+
+def cutting(runs: Runs) -> tuple[bool, str]:
+    """Return whether cutting the best match beats its control `TIMES_RANDOM` in three layers."""
+    layers = [
+        row for row in runs["feature_flow"]["deactivation_layers"] if row["method"] == "top-1"
+    ]
+    enough = [row for row in layers if row["times_random"] >= TIMES_RANDOM]
+    least = min(row["times_random"] for row in layers)
+    return len(enough) >= 3, f"{len(enough)} of {len(layers)} layers, at least {least:.1f} times"
+
+
+def dimension_peak(runs: Runs) -> tuple[bool, str]:
+    """Return whether the intrinsic dimension (2NN) peaks in the first half of the layers."""
+    geometry = runs["token_geometry"]
+    structured = geometry["shuffles"][0]["dimension"]["2"]
+    peak = max(range(len(structured)), key=lambda i: structured[i])
+    layers = geometry["layers"]
+    return peak < len(layers) / 2, f"peak in layer {layers[peak]} of {layers[-1]}"
+
+
+def shuffling(runs: Runs) -> tuple[bool, str]:
+    """Return whether shuffled tokens have more dimensions than the text in most layers."""
+    first, *_, last = (level["dimension"]["2"] for level in runs["token_geometry"]["shuffles"])
+    higher = sum(b > a for a, b in zip(first, last, strict=True))
+    return higher > len(first) / 2, f"in {higher} of {len(first)} layers"
 
 
 def closeness(runs: Runs) -> tuple[bool, str]:
@@ -177,8 +216,15 @@ FINDINGS = (
     Finding("edits of city→country generalize", generalizes),
     Finding("edits of X+1→X+2 do not (imprecise W)", hallucinates),
     Finding("the precise W forecasts outcomes better than the plain one", forecasts),
-    Finding("vocabulary alone: reference > letters > permuted", vocabulary),
+    Finding(
+        "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
+    ),
+    Finding("… and above permuted pairs", vocabulary("permuted")),
+    Finding("permuted pairs are the worst mapping, as in the paper", letters_above_permuted),
     Finding("correlated prompts have the same neighbors, wording partialled out", closeness),
+    Finding("cutting matched predecessors switches features off (3 times the control)", cutting),
+    Finding("intrinsic dimension peaks in early to middle layers", dimension_peak),
+    Finding("shuffled tokens have more dimensions", shuffling),
 )
 
 
@@ -287,6 +333,7 @@ def tables(results: Path) -> dict[str, str]:
         "paper_pairs": paper_table(results),
         "real_ridge": ridge_table(results),
         "real_edits": edit_table(results),
+        "real_ablation": ablation_table(list(LMS), results),
     }
 
 

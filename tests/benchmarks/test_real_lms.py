@@ -101,6 +101,12 @@ def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:
     assert findings.gradient(runs) == (False, "0.50, permuted 0.60")
 
 
+def test_readme_has_the_tables_of_the_committed_runs(findings: ModuleType) -> None:
+    readme = findings.README.read_text(encoding="utf-8")
+    assert "<!-- findings: begin -->" in readme
+    assert findings.placed(readme, findings.tables(findings.RESULTS)) == readme
+
+
 def test_a_failed_run_is_no_finding(findings: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "probe.json").write_text(json.dumps({"error": "no memory", "seconds": 3}))
     assert findings.read_runs(tmp_path) == {}
