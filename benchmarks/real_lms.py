@@ -130,7 +130,7 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
     )  # fmt: skip
     yield Run(
         "knowledge_geometry",
-        ("test", "--config", "configs/knowledge_geometry.yaml", "--model.ridge=auto",
+        ("test", "--config", "configs/knowledge_geometry.yaml", "--model.ridge=100",
          f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_subjects // 2}",
          "--data.batch_size=128"),
         ("n_subjects", "layers", "tests"),
