@@ -94,6 +94,16 @@ def at_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
     return check
 
 
+def few_above_control(runs: Runs) -> tuple[bool, str]:
+    """Return whether less than half of all pairs, most of them unrelated, exceed their control."""
+    pairs = runs["probe"]["pairs"]
+    above = [
+        p for p in pairs
+        if p["label_mean"] > p["control_label_mean"] and p["q"] < SIGNIFICANT
+    ]  # fmt: skip
+    return len(above) < len(pairs) / 2, f"{len(above)} of {len(pairs)} do"
+
+
 def ridge_helps(runs: Runs) -> tuple[bool, str]:
     """Return whether the intervals of Hit@1 without a ridge and at the chosen one are apart."""
     plain, auto = ridge_path(runs, "city->country")
@@ -210,6 +220,7 @@ FINDINGS = (
     Finding("ceo→company: r exceeds the control prompt's", above_control("ceo->company")),
     Finding("X+1→X+2: r exceeds the control prompt's", above_control("X+1->X+2")),
     Finding("city→color is no more correlated than the control", at_control("city->color")),
+    Finding("only related pairs of 20 kinds of knowledge exceed the control", few_above_control),
     Finding("a ridge makes W precise (Hit@1 of city→country)", ridge_helps),
     Finding("… and not a map of permuted subjects", chance_is_imprecise),
     Finding("W predicts how an edit changes target logits (gradient r)", gradient),
