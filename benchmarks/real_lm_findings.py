@@ -18,7 +18,8 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from readme_tables import README, placed
-from real_lms import EDITED, PAPER_PAIRS, ablation_table
+from real_lm_tables import EDITED, ablation_table
+from real_lms import PAPER_PAIRS
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.paper import paper_numbers
@@ -285,7 +286,7 @@ def ridge_table(results: Path) -> str:
         "" if "ridge" not in runs else f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}"
         for runs in lms.values()
     ]
-    return markdown_table(["", "paper, llama-3-8b", *lms], [["subjects", "1,000", *sizes], *rows])
+    return markdown_table(["", "paper, llama-3-8b", *lms], [["subjects", "10,000", *sizes], *rows])
 
 
 def edit_table(results: Path) -> str:

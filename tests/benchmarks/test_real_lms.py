@@ -113,7 +113,7 @@ def test_a_failed_run_is_no_finding(findings: ModuleType, tmp_path: Path) -> Non
 
 
 def test_table_of_the_vocabulary_ablation(
-    tmp_path: Path, real_lms: ModuleType, rows: Callable[[str], list[list[str]]]
+    tmp_path: Path, findings: ModuleType, rows: Callable[[str], list[list[str]]]
 ) -> None:
     """Seeds of one run and of several files; what is not composed does not count."""
 
@@ -135,7 +135,7 @@ def test_table_of_the_vocabulary_ablation(
     write("ablation", [0.8, 0.4])
     write("ablation_paper_0", [0.9])
     write("ablation_paper_2", [0.7])
-    shipped, paper, published = rows(real_lms.ablation_table(["lm", "absent"], tmp_path))
+    shipped, paper, published = rows(findings.ablation_table(["lm", "absent"], tmp_path))
     start = ["lm", "8", "20 / 10", "2"]
     assert shipped == ["shipped", *start, "60% ± 28", "30% ± 14", "15% ± 7", "5%"]
     assert paper == ["paper", *start, "80% ± 14", "40% ± 7", "20% ± 4", "5%"]

@@ -1,4 +1,4 @@
-"""Tables of token geometry and feature flow in benchmarks/real_lms.py, from made-up numbers."""
+"""Tables of token geometry and feature flow on pretrained LMs, from made-up numbers."""
 
 import json
 from collections.abc import Callable
@@ -38,17 +38,17 @@ def test_the_peak_of_the_dimension_is_shown_with_that_of_shuffled_texts(
         "dimension_loss": [test | {"layer": 2}, test | {"layer": 3, "pearson": 0.9}],
     }  # fmt: skip
     _write(tmp_path, "token_geometry", numbers)
-    real_lms = script("real_lms")
-    assert rows(real_lms.shuffling_table(["lm", "absent"], tmp_path)) == [
+    tables = script("real_lm_tables")
+    assert rows(tables.shuffling_table(["lm", "absent"], tmp_path)) == [
         ["lm", "0", "4.00", "2", "9.00", "0.75", "0.20", "0.30", "0.50 (p 0.0100)"],
         ["lm", "1", "4.00", "2", "11.50", "0.75", "0.20", "0.30", ""],
     ]
-    table = real_lms.geometry_table(["lm", "absent"], tmp_path)
+    table = tables.geometry_table(["lm", "absent"], tmp_path)
     assert rows(table) == [["lm", "3", "2", "1", "5.00", "2", "9.00 / 11.50", "3", "7.00"]]
 
 
 def test_tables_of_the_feature_flow(tmp_path: Path, script: Script, rows: Rows) -> None:
-    real_lms = script("real_lms")
+    tables = script("real_lm_tables")
     cut = {"cut": "flow", "control": True, "n_features": 4, "fixed": 0.5, "target_only": None,
            "refitted": 0.25, "recall": 1.0}  # fmt: skip
     off = {"layer": 3, "method": "top-1", "n": 9, "matched_success": 0.25, "times_random": 5.0}
@@ -70,18 +70,18 @@ def test_tables_of_the_feature_flow(tmp_path: Path, script: Script, rows: Rows) 
     }
     for run in ("feature_flow", "feature_flow_relation"):
         _write(tmp_path, run, numbers)
-    table = real_lms.deactivation_table(["lm", "absent"], tmp_path)
+    table = tables.deactivation_table(["lm", "absent"], tmp_path)
     assert rows(table) == [
         ["lm", "3", "9", "25%, 5% (5.0 times)", "", ""],
         ["lm", "4", "9", "25%, 0%", "", ""],
     ]
-    table = real_lms.flow_cut_table(["lm"], tmp_path)
+    table = tables.flow_cut_table(["lm"], tmp_path)
     assert rows(table) == [
         ["lm", "city→country", "flow, control", "4", "0.50", "", "0.25", "1.00"]
     ]  # fmt: skip
-    table = real_lms.flow_pair_table(["lm"], tmp_path)
+    table = tables.flow_pair_table(["lm"], tmp_path)
     assert rows(table) == [["lm", "city→country", "4", "50%", "12", "25%"]]
-    table = real_lms.steering_table(["lm"], tmp_path)
+    table = tables.steering_table(["lm"], tmp_path)
     assert rows(table) == [["lm", "single", "2", "1.000", "0.5000", "0.5000", "0.2500"]]
 
 
@@ -96,6 +96,6 @@ def test_quality_of_saes_is_averaged_over_layers(
         each | {"kind": "attention_out", "layer": 3, "explained_variance": 0.9},
     ]
     _write(tmp_path, "sparse_autoencoders", {"hook_points": points})
-    table = rows(script("real_lms").sae_table(["lm"], tmp_path))
+    table = rows(script("real_lm_tables").sae_table(["lm"], tmp_path))
     assert [row[1] for row in table] == ["residual", "mlp out", "attention out"]
     assert table[1][2:5] == ["3–4", "64", "0.60 (0.50–0.70)"]

@@ -1,0 +1,299 @@
+"""Tables of the runs of benchmarks/real_lms.py, a row or more for each LM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from numbers_file import read_numbers
+
+from lincorr_lightning.ablation.results import PAPER
+from lincorr_lightning.results.tables import markdown_table
+
+EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+
+
+def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
+    """Return the results of a run, or None if it failed or was not made."""
+    file = results / lm / f"{run}.json"
+    content = read_numbers(file) if file.exists() else {}
+    found: dict[str, Any] | None = content.get("results")
+    return found
+
+
+def pair_of(probe: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the scores of one pair."""
+    pairs = (p for p in probe["pairs"] if f"{p['source']}->{p['target']}" == name)
+    return next(pairs, None)
+
+
+def two(value: float | None) -> str:
+    """Return a number with two digits."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent."""
+    return "" if value is None else f"{value:.0%}"
+
+
+def probe_table(lms: list[str], results: Path) -> str:
+    """Return r of some pairs beside that of the control prompt."""
+    names = ("city->country", "country->continent", "country->language", "ceo->company",
+             "city->color", "country->pet", "X+1->X+2")  # fmt: skip
+    rows = []
+    for lm in lms:
+        probe = load(lm, "probe", results)
+        if probe is None:
+            continue
+        cells = []
+        for name in names:
+            pair = pair_of(probe, name)
+            if pair is None:
+                cells.append("no labels")
+            else:
+                r, control = pair["label_mean"], pair["control_label_mean"]
+                cells.append(f"{two(r)} ({two(control)})")
+        rows.append([lm, probe["n_fit"] + probe["n_test"], *cells])
+    columns = ("LM", "subjects", *(name.replace("->", "→") for name in names))
+    return markdown_table(columns, rows)
+
+
+def ridge_table(lms: list[str], results: Path) -> str:
+    """Return Hit@1 of every relation with a reference: plain and auto, with intervals."""
+    rows = []
+    for lm in lms:
+        file = results / lm / "ridge.json"
+        for found in read_numbers(file)["relations"] if file.exists() else ():
+            size, at = list(found["sizes"].items())[-1]
+            auto = next(i for i, step in enumerate(at["path"]) if step["ridge"] == at["auto"])
+            row = [lm, found["relation"].replace("->", "→"), f"{int(size):,}"]
+            for i in (0, auto):
+                low, high = found["intervals"][i]["influenced"]
+                step = at["path"][i]
+                hit = f"{two(step['influenced']['1'])} ({two(low)}–{two(high)})"
+                row += [f"{step['r']:.3f}", hit]
+            row += [two(at["path"][auto]["permuted"]["influenced"]["1"]),
+                    two(max(step["influenced"]["1"] for step in at["path"]))]  # fmt: skip
+            rows.append(row)
+    columns = ("LM", "relation", "subjects", "r, plain", "Hit@1, plain", "r, auto", "Hit@1, auto",
+               "permuted, auto", "best of the path")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def edit_table(lms: list[str], results: Path) -> str:
+    """Return the outcomes of edits."""
+    rows = []
+    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
+    for lm in lms:
+        for method in ("lora", "full"):
+            for relation in EDITED:
+                found = load(lm, f"{method}_{relation.replace('->', '_to_')}", results)
+                if found is not None:
+                    rows.append(
+                        [lm, method, relation.replace("->", "→"), found["n_edits"],
+                         *(percent(found[share]) for share in shares),
+                         two(found["gradient_correlation"])]
+                    )  # fmt: skip
+    columns = ("LM", "method", "relation", "edits", "learned", "generalized", "random",
+               "hallucinated", "unchanged", "gradient r")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def forecast_table(lms: list[str], results: Path) -> str:
+    """Return how well each forecaster tells generalized edits from the others (AUROC)."""
+    names = ("map_0", "map_auto", "map_1000", "first_order", "virtual_step", "answer_before")
+    rows = []
+    for lm in lms:
+        for relation in EDITED:
+            found = load(lm, f"lora_{relation.replace('->', '_to_')}", results)
+            if found is not None:
+                forecast = found["forecast"]
+                rows.append(
+                    [lm, relation.replace("->", "→"), found["n_edits"],
+                     *(two(forecast.get(name, {}).get("auroc")) for name in names)]
+                )  # fmt: skip
+    return markdown_table(("LM", "relation", "edits", *names), rows)
+
+
+def ablation_table(lms: list[str], results: Path) -> str:
+    """Return what the vocabulary alone gives, for each protocol and mapping."""
+    mappings = ("reference", "permuted", "letters")
+    rows = []
+    for protocol, pattern in (("shipped", "ablation"), ("paper", "ablation_paper_?")):
+        for lm in lms:
+            files = sorted((results / lm).glob(f"{pattern}.json"))
+            parts = [found for file in files if (found := load(lm, file.stem, results))]
+            if not parts:
+                continue
+            first = parts[0]
+            labels = f"{first['n_source_labels']} / {first['n_target_labels']}"
+            row = [protocol, lm, first["embedding"]["shape"][1], labels]
+            shares = {
+                mapping: [
+                    run["generalized"]
+                    for found in parts
+                    for run in found["runs"]
+                    if run["mapping"] == mapping and run["composed"]
+                ]
+                for mapping in mappings
+            }
+            row += [len(shares["reference"]), *(spread(shares[name]) for name in mappings)]
+            rows.append([*row, percent(first["mappings"][0]["random"])])
+    published = [f"{100 * PAPER['city->country'][name]:.1f}%" for name in mappings]
+    rows.append(["paper", "Llama-3-8B, as published", 4096, "", "", *published, ""])
+    columns = ("protocol", "vocabulary", "width", "labels", "seeds", *mappings, "chance")
+    return markdown_table(columns, rows)
+
+
+def spread(shares: list[float]) -> str:
+    """Return the mean of shares in percent, and their standard deviation if there are several."""
+    deviation = f" ± {100 * stdev(shares):.0f}" if len(shares) > 1 else ""
+    return percent(mean(shares)) + deviation
+
+
+def geometry_table(lms: list[str], results: Path) -> str:
+    """Return the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "token_geometry", results)
+        if found is None:
+            continue
+        layers, levels = found["layers"], found["shuffles"]
+        for n2 in levels[0]["dimension"]:
+            curve = levels[0]["dimension"][n2]
+            peak = max(range(len(curve)), key=lambda i: curve[i])
+            cells = [two(level["dimension"][n2][peak]) for level in levels]
+            rows.append([lm, found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak],
+                         " / ".join(cells), layers[-1], two(curve[-1])])  # fmt: skip
+    columns = ("LM", "texts", "n2", "first layer", "ID", "peak layer",
+               "ID, by level of shuffling", "last layer", "ID")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def shuffling_table(lms: list[str], results: Path) -> str:
+    """Return what shuffling changes where the dimension of unshuffled texts peaks, and below."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "token_geometry", results)
+        if found is None:
+            continue
+        layers, levels = found["layers"], found["shuffles"]
+        curve = levels[0]["dimension"]["2"]
+        peak = max(range(len(curve)), key=lambda i: curve[i])
+        tests = {
+            row["layer"]: row
+            for row in found["dimension_loss"]
+            if (row["n2"], row["shuffle"]) == (2, 0)
+        }
+        for level in levels:
+            own = tests.get(layers[peak]) if level["shuffle"] == 0 else None
+            r = "" if own is None else f"{two(own['pearson'])} (p {own['pearson_p']:.4f})"
+            at_peak = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+            numbers = [two(observed[peak]) for observed in at_peak]
+            last = two(level["cosine_mean"][-1])
+            rows.append([lm, level["shuffle"], two(level["loss"]), layers[peak], *numbers, last, r])
+    columns = ("LM", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
+               "cosine, last layer", "r of log ID and log loss")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def sae_table(lms: list[str], results: Path) -> str:
+    """Return the quality of the SAEs, mean and range over the layers."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "sparse_autoencoders", results)
+        for kind in ("residual", "mlp_out", "attention_out") if found is not None else ():
+            own = [each for each in found["hook_points"] if each["kind"] == kind]
+            cells = []
+            for key in ("explained_variance", "l0", "dead", "loss_recovered"):
+                values = [each[key] for each in own]
+                cells.append(f"{two(sum(values) / len(values))} "
+                             f"({two(min(values))}–{two(max(values))})")  # fmt: skip
+            layers = f"{own[0]['layer']}–{own[-1]['layer']}"
+            rows.append([lm, kind.replace("_", " "), layers, own[0]["n_features"], *cells])
+    columns = ("LM", "hook points", "layers", "features", "explained variance", "L0",
+               "dead", "loss recovered")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def deactivation_table(lms: list[str], results: Path) -> str:
+    """Return how often features are switched off by layer: matched, random, their ratio."""
+    methods = ("top-1", "top-5", "one-to-one")
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow", results)
+        cells: dict[int, dict[str, Any]] = {}
+        for each in found["deactivation_layers"] if found is not None else ():
+            times = each["times_random"]
+            cells.setdefault(each["layer"], {"cases": each["n"]})[each["method"]] = (
+                f"{percent(each['matched_success'])}, {percent(each['random_success'])}"
+                + ("" if times is None else f" ({times:.1f} times)")
+            )
+        rows += [
+            [lm, layer, own["cases"], *(own.get(method, "") for method in methods)]
+            for layer, own in cells.items()
+        ]
+    return markdown_table(("LM", "layer", "cases", *methods), rows)
+
+
+def flow_cut_table(lms: list[str], results: Path) -> str:
+    """Return r of a relation with the features of its answers removed, beside a control."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        for cut in found["relation"]["cuts"] if found is not None else ():
+            name = cut["cut"] + (", control" if cut["control"] else "")
+            rows.append([lm, found["relation"]["relation"].replace("->", "→"), name,
+                         cut["n_features"], *(two(cut[key]) for key in
+                         ("fixed", "target_only", "refitted", "recall"))])  # fmt: skip
+    columns = ("LM", "relation", "removed", "features", "r", "r, removed in the target alone",
+               "r, refitted", "recall")  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def flow_pair_table(lms: list[str], results: Path) -> str:
+    """Return how often the flows of two answers meet, beside pairs outside the reference."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        if found is not None:
+            own = found["relation"]
+            rows.append([lm, own["relation"].replace("->", "→"), own["n_reference_pairs"],
+                         percent(own["shared_flow"]), own["n_other_pairs"],
+                         percent(own["shared_flow_permuted"])])  # fmt: skip
+    columns = ("LM", "relation", "pairs", "flows meet", "other pairs", "flows meet")
+    return markdown_table(columns, rows)
+
+
+def steering_table(lms: list[str], results: Path) -> str:
+    """Return the best strength of each way to steer."""
+    rows = []
+    for lm in lms:
+        found = load(lm, "feature_flow_relation", results)
+        for name, best in found["steering"].items() if found is not None else ():
+            scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
+            rows.append([lm, name, best["n_answers"], best["strength"], *scores])
+    columns = ("LM", "steering", "answers", "best strength", "probability", "coherence", "score")
+    return markdown_table(columns, rows)
+
+
+def cost_table(lms: list[str], results: Path) -> str:
+    """Return time and memory of every run, and what failed."""
+    rows = []
+    for lm in lms:
+        for file in sorted((results / lm).glob("*.json")):
+            content = read_numbers(file)
+            if "seconds" in content:
+                rows.append([lm, file.stem, content["seconds"], two(content["peak_gib"]),
+                             content.get("error", "")])  # fmt: skip
+    return markdown_table(("LM", "run", "seconds", "GiB", "error"), rows)
+
+
+TABLES = (
+    probe_table, ridge_table, edit_table, forecast_table, ablation_table, geometry_table,
+    shuffling_table, sae_table, deactivation_table, flow_cut_table, flow_pair_table, steering_table,
+    cost_table,
+)  # fmt: skip
