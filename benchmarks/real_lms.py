@@ -269,6 +269,8 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the results that the tables are made of."""
     kept = {key: results[key] for key in (*run.keep, "lm") if key in results}
     kept["lm"] = {**kept["lm"], "name_or_path": Path(kept["lm"]["name_or_path"]).name}
+    if "tests" in kept:  # the figure has those of each layer
+        kept["tests"] = [test for test in kept["tests"] if test["layer"] == "all"]
     if "pairs" in kept:
         kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
     if "dimension_loss" in kept:
