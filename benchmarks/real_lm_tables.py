@@ -280,6 +280,25 @@ def steering_table(lms: list[str], results: Path) -> str:
     return markdown_table(columns, rows)
 
 
+def closeness_table(lms: list[str], results: Path) -> str:
+    """Return rho over pairs of closeness and scores of the maps, and p by permutation."""
+    shown = (("overlap", "k=10"), ("dimension_difference", "n2=8"), ("wording", ""))
+    columns = (("r", None), ("r", "wording"), ("hit1", None))
+    rows = []
+    for lm in lms:
+        found = load(lm, "knowledge_geometry", results)
+        for measure in shown if found is not None else ():
+            own = {
+                (test["against"], test["given"]): f"{two(test['spearman'])} (p {test['p']:.3f})"
+                for test in found["tests"]
+                if (test["closeness"], test["setting"]) == measure
+            }
+            cells = (own.get(column, "") for column in columns)
+            rows.append([lm, found["n_subjects"], " ".join(measure).strip(), *cells])
+    heads = ("LM", "subjects", "over pairs", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
+    return markdown_table(heads, rows)
+
+
 def cost_table(lms: list[str], results: Path) -> str:
     """Return time and memory of every run, and what failed."""
     rows = []
@@ -295,5 +314,5 @@ def cost_table(lms: list[str], results: Path) -> str:
 TABLES = (
     probe_table, ridge_table, edit_table, forecast_table, ablation_table, geometry_table,
     shuffling_table, sae_table, deactivation_table, flow_cut_table, flow_pair_table, steering_table,
-    cost_table,
+    closeness_table, cost_table,
 )  # fmt: skip
