@@ -363,8 +363,8 @@ def size_figure(results: Path) -> Figure:
         6.4,
         3.2,
         "Precision of W over the size of the LM: city → country",
-        "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
-        f"{N_SUBJECTS:,} subjects each.",
+        f"Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
+        f"{N_SUBJECTS:,} subjects of each LM.",
     )
     axes = figure.subplots()
     for place, color, label in ((2, BLUE, "auto"), (1, ORANGE, "plain")):
