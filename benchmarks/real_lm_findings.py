@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,14 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from readme_tables import README, placed
-from real_lm_tables import EDITED, ablation_table
-from real_lms import PAPER_PAIRS
+from real_lm_tables import EDITED, ablation_table, edit_run, pair_of, peak_of
+from real_lms import PAPER_PAIRS, RESULTS
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.style import BLUE, ORANGE, finish, new_figure, plain_axes
 from lincorr_lightning.results.tables import markdown_table
 
-RESULTS = Path(__file__).parent / "results" / "real_lms"
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
@@ -34,6 +34,7 @@ N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
 Runs = Mapping[str, Mapping[str, Any]]
+LMRuns = Mapping[str, Runs]
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,18 @@ class Finding:
     check: Callable[[Runs], tuple[bool, str]]
 
 
-def pair(runs: Runs, name: str) -> Mapping[str, Any]:
-    """Return the scores of a pair of the probe."""
-    scores: Mapping[str, Any]
-    for scores in runs["probe"]["pairs"]:
-        if f"{scores['source']}->{scores['target']}" == name:
-            return scores
-    raise KeyError(name)
+def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
+    """Return the scores of a pair of a probe."""
+    scores = pair_of(runs[run], name)
+    if scores is None:
+        raise KeyError(name)
+    return scores
+
+
+def exceeds_control(scores: Mapping[str, Any]) -> bool:
+    """Return whether r of a pair exceeds that of its control."""
+    exceeds: bool = scores["label_mean"] > scores["control_label_mean"]
+    return exceeds and scores["q"] < SIGNIFICANT
 
 
 def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -80,7 +86,7 @@ def above_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
     def check(runs: Runs) -> tuple[bool, str]:
         found = pair(runs, name)
         r, control = found["label_mean"], found["control_label_mean"]
-        return r > control and found["q"] < SIGNIFICANT, f"{r:.2f}, control {control:.2f}"
+        return exceeds_control(found), f"{r:.2f}, control {control:.2f}"
 
     return check
 
@@ -98,11 +104,8 @@ def at_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
 def few_above_control(runs: Runs) -> tuple[bool, str]:
     """Return whether less than half of all pairs, most of them unrelated, exceed their control."""
     pairs = runs["probe"]["pairs"]
-    above = [
-        p for p in pairs
-        if p["label_mean"] > p["control_label_mean"] and p["q"] < SIGNIFICANT
-    ]  # fmt: skip
-    return len(above) < len(pairs) / 2, f"{len(above)} of {len(pairs)} do"
+    above = sum(map(exceeds_control, pairs))
+    return above < len(pairs) / 2, f"{above} of {len(pairs)} do"
 
 
 def ridge_helps(runs: Runs) -> tuple[bool, str]:
@@ -122,7 +125,7 @@ def chance_is_imprecise(runs: Runs) -> tuple[bool, str]:
 
 def edits(runs: Runs, relation: str = "city->country") -> Mapping[str, Any]:
     """Return the outcomes of LoRA edits."""
-    return runs[f"lora_{relation.replace('->', '_to_')}"]
+    return runs[edit_run("lora", relation)]
 
 
 def gradient(runs: Runs) -> tuple[bool, str]:
@@ -191,8 +194,7 @@ def cutting(runs: Runs) -> tuple[bool, str]:
 def dimension_peak(runs: Runs) -> tuple[bool, str]:
     """Return whether the intrinsic dimension (2NN) peaks in the first half of the layers."""
     geometry = runs["token_geometry"]
-    structured = geometry["shuffles"][0]["dimension"]["2"]
-    peak = max(range(len(structured)), key=lambda i: structured[i])
+    peak = peak_of(geometry["shuffles"][0]["dimension"]["2"])
     layers = geometry["layers"]
     return peak < len(layers) / 2, f"peak in layer {layers[peak]} of {layers[-1]}"
 
@@ -209,7 +211,7 @@ def closeness(runs: Runs) -> tuple[bool, str]:
     test = next(
         test
         for test in runs["knowledge_geometry"]["tests"]
-        if (test["closeness"], test["setting"], test["layer"]) == ("overlap", "k=10", "all")
+        if (test["closeness"], test["setting"]) == ("overlap", "k=10")
         and (test["against"], test["given"]) == ("r", "wording")
     )
     rho, p = test["spearman"], test["p"]
@@ -250,101 +252,100 @@ def read_runs(folder: Path) -> Runs:
     }
 
 
-def findings_table(results: Path) -> str:
+def read_lms(results: Path) -> LMRuns:
+    """Return the runs of each LM."""
+    return {lm: read_runs(results / lm) for lm in LMS}
+
+
+def findings_table(lms: LMRuns) -> str:
     """Return what holds on which LM."""
-    lms = {lm: read_runs(results / lm) for lm in LMS}
-    rows = []
-    for finding in FINDINGS:
-        cells = []
-        for runs in lms.values():
-            try:
-                holds, numbers = finding.check(runs)
-            except KeyError:
-                cells.append("not run")
-            else:
-                cells.append(f"{'holds' if holds else 'FAILS'}: {numbers}")
-        rows.append([finding.claim, *cells])
+
+    def cell(finding: Finding) -> Callable[[Runs], str]:
+        def show(runs: Runs) -> str:
+            holds, numbers = finding.check(runs)
+            return f"{'holds' if holds else 'FAILS'}: {numbers}"
+
+        return show
+
+    rows = [[finding.claim, *cells(lms, cell(finding))] for finding in FINDINGS]
     return markdown_table(["", *lms], rows)
 
 
-def ridge_table(results: Path) -> str:
+def cells(lms: LMRuns, show: Callable[[Runs], str]) -> list[str]:
+    """Return the cell of each LM, which says so if a run is missing."""
+    shown = []
+    for runs in lms.values():
+        try:
+            shown.append(show(runs))
+        except KeyError:
+            shown.append("not run")
+    return shown
+
+
+def of_paper(quantity: str, relation: str, lm: str = "llama-3.2-3b", spec: str = ".2f") -> str:
+    """Return the paper's number of a relation; empty if it has none."""
+    wanted = (quantity, relation, lm)
+    numbers = (n for n in paper_numbers() if (n.quantity.name, n.relation, n.lm) == wanted)
+    return next((f"{number.value:{spec}}" for number in numbers), "")
+
+
+def ridge_table(lms: LMRuns) -> str:
     """Return Hit@1 of W without a ridge, and with the one that ``auto`` takes."""
-    lms = {lm: read_runs(results / lm) for lm in LMS}
-    rows = []
-    for relation in RIDGE_ROWS:
-        paper = of_paper("influenced_1", relation, "llama-3-8b")
-        cells = ["" if paper is None else f"{paper:.2f}"]
-        for runs in lms.values():
-            if "ridge" not in runs:
-                cells.append("not run")
-                continue
-            plain, auto = ridge_path(runs, relation)
-            hits = [point["influenced"]["1"] for point in (plain, auto, auto["permuted"])]
-            cells.append(f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}, {hits[2]:.2f}")
-        rows.append([relation.replace("->", "→"), *cells])
-    sizes = [
-        "" if "ridge" not in runs else f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}"
-        for runs in lms.values()
-    ]
+
+    def show(runs: Runs, relation: str) -> str:
+        plain, auto = ridge_path(runs, relation)
+        hits = [point["influenced"]["1"] for point in (plain, auto, auto["permuted"])]
+        return f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}, {hits[2]:.2f}"
+
+    rows = [
+        [relation.replace("->", "→"), of_paper("influenced_1", relation, "llama-3-8b"),
+         *cells(lms, partial(show, relation=relation))]
+        for relation in RIDGE_ROWS
+    ]  # fmt: skip
+    sizes = cells(lms, lambda runs: f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}")
     return markdown_table(["", "paper, llama-3-8b", *lms], [["subjects", "10,000", *sizes], *rows])
 
 
-def edit_table(results: Path) -> str:
+def edit_table(lms: LMRuns) -> str:
     """Return the outcomes of edits with LoRA: generalized, hallucinated, a random answer."""
-    lms = {lm: read_runs(results / lm) for lm in LMS}
-    rows = []
-    for relation in EDITED:
-        paper = of_paper("generalized", relation)
-        cells = ["" if paper is None else f"{paper:.0%}"]
-        for runs in lms.values():
-            try:
-                found = edits(runs, relation)
-            except KeyError:
-                cells.append("not run")
-                continue
-            shares = [found[name] for name in ("generalized", "hallucinated", "random")]
-            text = ", ".join(f"{share:.0%}" for share in shares)
-            cells.append(f"{text} ({found['n_edits']} edits)")
-        rows.append([relation.replace("->", "→"), *cells])
+
+    def show(runs: Runs, relation: str) -> str:
+        found = edits(runs, relation)
+        shares = [found[name] for name in ("generalized", "hallucinated", "random")]
+        return f"{', '.join(f'{share:.0%}' for share in shares)} ({found['n_edits']} edits)"
+
+    rows = [
+        [relation.replace("->", "→"), of_paper("generalized", relation, spec=".0%"),
+         *cells(lms, partial(show, relation=relation))]
+        for relation in EDITED
+    ]  # fmt: skip
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
-def of_paper(quantity: str, relation: str, lm: str = "llama-3.2-3b") -> float | None:
-    """Return the paper's number of a relation."""
-    return next(
-        (number.value for number in paper_numbers()
-         if (number.quantity.name, number.relation, number.lm) == (quantity, relation, lm)),
-        None,
-    )  # fmt: skip
-
-
-def paper_table(results: Path) -> str:
+def paper_table(lms: LMRuns) -> str:
     """Return r of the pairs of the paper's tables 4 and 14: of the control, and less pet."""
-    lms = {lm: read_runs(results / lm) for lm in LMS}
-    rows = []
-    for name in PAPER_PAIRS:
-        paper = of_paper("label_mean", name)
-        cells = ["" if paper is None else f"{paper:.2f}"]
-        for runs in lms.values():
-            if "paper_pairs" not in runs:
-                cells.append("not run")
-                continue
-            scores = runs["paper_pairs"]["pairs"]
-            found = next(p for p in scores if f"{p['source']}->{p['target']}" == name)
-            r = [found[f"{key}label_mean"] for key in ("", "control_", "partial_")]
-            survives = r[0] > r[1] and found["q"] < SIGNIFICANT
-            cells.append(f"{r[0]:.2f}, {r[1]:.2f}, {r[2]:.2f}" + ("" if survives else " no"))
-        rows.append([name.replace("->", "→"), *cells])
+
+    def show(runs: Runs, name: str) -> str:
+        found = pair(runs, name, "paper_pairs")
+        r = [found[f"{key}label_mean"] for key in ("", "control_", "partial_")]
+        return f"{r[0]:.2f}, {r[1]:.2f}, {r[2]:.2f}" + ("" if exceeds_control(found) else " no")
+
+    rows = [
+        [name.replace("->", "→"), of_paper("label_mean", name),
+         *cells(lms, partial(show, name=name))]
+        for name in PAPER_PAIRS
+    ]  # fmt: skip
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
 def tables(results: Path) -> dict[str, str]:
     """Return the README's tables by their markers."""
+    lms = read_lms(results)
     return {
-        "findings": findings_table(results),
-        "paper_pairs": paper_table(results),
-        "real_ridge": ridge_table(results),
-        "real_edits": edit_table(results),
+        "findings": findings_table(lms),
+        "paper_pairs": paper_table(lms),
+        "real_ridge": ridge_table(lms),
+        "real_edits": edit_table(lms),
         "real_ablation": ablation_table(list(LMS), results),
     }
 
@@ -352,8 +353,7 @@ def tables(results: Path) -> dict[str, str]:
 def size_figure(results: Path) -> Figure:
     """Draw Hit@1, 3 and 5 of city→country over the size of the LM, from as many subjects each."""
     found = []
-    for lm in LMS:
-        runs = read_runs(results / lm)
+    for runs in read_lms(results).values():
         if "ridge" in runs and "probe" in runs:
             relation = next(r for r in runs["ridge"]["relations"] if r["relation"] == RIDGE_ROWS[0])
             at = relation["sizes"][str(N_SUBJECTS)]
@@ -363,7 +363,7 @@ def size_figure(results: Path) -> Figure:
         6.4,
         3.2,
         "Precision of W over the size of the LM: city → country",
-        f"Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
+        "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
         f"{N_SUBJECTS:,} subjects of each LM.",
     )
     axes = figure.subplots()

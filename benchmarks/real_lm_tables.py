@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -21,6 +21,24 @@ def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
     content = read_numbers(file) if file.exists() else {}
     found: dict[str, Any] | None = content.get("results")
     return found
+
+
+def made(lms: list[str], run: str, results: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the LMs that have a run, with its results."""
+    for lm in lms:
+        found = load(lm, run, results)
+        if found is not None:
+            yield lm, found
+
+
+def edit_run(method: str, relation: str) -> str:
+    """Return the name of a run of edits."""
+    return f"{method}_{relation.replace('->', '_to_')}"
+
+
+def peak_of(curve: Sequence[float]) -> int:
+    """Return where a curve over layers is highest."""
+    return max(range(len(curve)), key=lambda i: curve[i])
 
 
 def pair_of(probe: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -44,10 +62,7 @@ def probe_table(lms: list[str], results: Path) -> str:
     names = ("city->country", "country->continent", "country->language", "ceo->company",
              "city->color", "country->pet", "X+1->X+2")  # fmt: skip
     rows = []
-    for lm in lms:
-        probe = load(lm, "probe", results)
-        if probe is None:
-            continue
+    for lm, probe in made(lms, "probe", results):
         cells = []
         for name in names:
             pair = pair_of(probe, name)
@@ -90,7 +105,7 @@ def edit_table(lms: list[str], results: Path) -> str:
     for lm in lms:
         for method in ("lora", "full"):
             for relation in EDITED:
-                found = load(lm, f"{method}_{relation.replace('->', '_to_')}", results)
+                found = load(lm, edit_run(method, relation), results)
                 if found is not None:
                     rows.append(
                         [lm, method, relation.replace("->", "→"), found["n_edits"],
@@ -108,7 +123,7 @@ def forecast_table(lms: list[str], results: Path) -> str:
     rows = []
     for lm in lms:
         for relation in EDITED:
-            found = load(lm, f"lora_{relation.replace('->', '_to_')}", results)
+            found = load(lm, edit_run("lora", relation), results)
             if found is not None:
                 forecast = found["forecast"]
                 rows.append(
@@ -157,14 +172,11 @@ def spread(shares: list[float]) -> str:
 def geometry_table(lms: list[str], results: Path) -> str:
     """Return the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
     rows = []
-    for lm in lms:
-        found = load(lm, "token_geometry", results)
-        if found is None:
-            continue
+    for lm, found in made(lms, "token_geometry", results):
         layers, levels = found["layers"], found["shuffles"]
         for n2 in levels[0]["dimension"]:
             curve = levels[0]["dimension"][n2]
-            peak = max(range(len(curve)), key=lambda i: curve[i])
+            peak = peak_of(curve)
             cells = [two(level["dimension"][n2][peak]) for level in levels]
             rows.append([lm, found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak],
                          " / ".join(cells), layers[-1], two(curve[-1])])  # fmt: skip
@@ -176,13 +188,10 @@ def geometry_table(lms: list[str], results: Path) -> str:
 def shuffling_table(lms: list[str], results: Path) -> str:
     """Return what shuffling changes where the dimension of unshuffled texts peaks, and below."""
     rows = []
-    for lm in lms:
-        found = load(lm, "token_geometry", results)
-        if found is None:
-            continue
+    for lm, found in made(lms, "token_geometry", results):
         layers, levels = found["layers"], found["shuffles"]
         curve = levels[0]["dimension"]["2"]
-        peak = max(range(len(curve)), key=lambda i: curve[i])
+        peak = peak_of(curve)
         tests = {
             row["layer"]: row
             for row in found["dimension_loss"]
@@ -203,14 +212,13 @@ def shuffling_table(lms: list[str], results: Path) -> str:
 def sae_table(lms: list[str], results: Path) -> str:
     """Return the quality of the SAEs, mean and range over the layers."""
     rows = []
-    for lm in lms:
-        found = load(lm, "sparse_autoencoders", results)
-        for kind in ("residual", "mlp_out", "attention_out") if found is not None else ():
+    for lm, found in made(lms, "sparse_autoencoders", results):
+        for kind in ("residual", "mlp_out", "attention_out"):
             own = [each for each in found["hook_points"] if each["kind"] == kind]
             cells = []
             for key in ("explained_variance", "l0", "dead", "loss_recovered"):
                 values = [each[key] for each in own]
-                cells.append(f"{two(sum(values) / len(values))} "
+                cells.append(f"{two(mean(values))} "
                              f"({two(min(values))}–{two(max(values))})")  # fmt: skip
             layers = f"{own[0]['layer']}–{own[-1]['layer']}"
             rows.append([lm, kind.replace("_", " "), layers, own[0]["n_features"], *cells])
@@ -223,10 +231,9 @@ def deactivation_table(lms: list[str], results: Path) -> str:
     """Return how often features are switched off by layer: matched, random, their ratio."""
     methods = ("top-1", "top-5", "one-to-one")
     rows = []
-    for lm in lms:
-        found = load(lm, "feature_flow", results)
+    for lm, found in made(lms, "feature_flow", results):
         cells: dict[int, dict[str, Any]] = {}
-        for each in found["deactivation_layers"] if found is not None else ():
+        for each in found["deactivation_layers"]:
             times = each["times_random"]
             cells.setdefault(each["layer"], {"cases": each["n"]})[each["method"]] = (
                 f"{percent(each['matched_success'])}, {percent(each['random_success'])}"
@@ -242,9 +249,8 @@ def deactivation_table(lms: list[str], results: Path) -> str:
 def flow_cut_table(lms: list[str], results: Path) -> str:
     """Return r of a relation with the features of its answers removed, beside a control."""
     rows = []
-    for lm in lms:
-        found = load(lm, "feature_flow_relation", results)
-        for cut in found["relation"]["cuts"] if found is not None else ():
+    for lm, found in made(lms, "feature_flow_relation", results):
+        for cut in found["relation"]["cuts"]:
             name = cut["cut"] + (", control" if cut["control"] else "")
             rows.append([lm, found["relation"]["relation"].replace("->", "→"), name,
                          cut["n_features"], *(two(cut[key]) for key in
@@ -257,13 +263,11 @@ def flow_cut_table(lms: list[str], results: Path) -> str:
 def flow_pair_table(lms: list[str], results: Path) -> str:
     """Return how often the flows of two answers meet, beside pairs outside the reference."""
     rows = []
-    for lm in lms:
-        found = load(lm, "feature_flow_relation", results)
-        if found is not None:
-            own = found["relation"]
-            rows.append([lm, own["relation"].replace("->", "→"), own["n_reference_pairs"],
-                         percent(own["shared_flow"]), own["n_other_pairs"],
-                         percent(own["shared_flow_permuted"])])  # fmt: skip
+    for lm, found in made(lms, "feature_flow_relation", results):
+        own = found["relation"]
+        rows.append([lm, own["relation"].replace("->", "→"), own["n_reference_pairs"],
+                     percent(own["shared_flow"]), own["n_other_pairs"],
+                     percent(own["shared_flow_permuted"])])  # fmt: skip
     columns = ("LM", "relation", "pairs", "flows meet", "other pairs", "flows meet")
     return markdown_table(columns, rows)
 
@@ -271,9 +275,8 @@ def flow_pair_table(lms: list[str], results: Path) -> str:
 def steering_table(lms: list[str], results: Path) -> str:
     """Return the best strength of each way to steer."""
     rows = []
-    for lm in lms:
-        found = load(lm, "feature_flow_relation", results)
-        for name, best in found["steering"].items() if found is not None else ():
+    for lm, found in made(lms, "feature_flow_relation", results):
+        for name, best in found["steering"].items():
             scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
             rows.append([lm, name, best["n_answers"], best["strength"], *scores])
     columns = ("LM", "steering", "answers", "best strength", "probability", "coherence", "score")
@@ -285,9 +288,8 @@ def closeness_table(lms: list[str], results: Path) -> str:
     shown = (("overlap", "k=10"), ("dimension_difference", "n2=8"), ("wording", ""))
     columns = (("r", None), ("r", "wording"), ("hit1", None))
     rows = []
-    for lm in lms:
-        found = load(lm, "knowledge_geometry", results)
-        for measure in shown if found is not None else ():
+    for lm, found in made(lms, "knowledge_geometry", results):
+        for measure in shown:
             own = {
                 (test["against"], test["given"]): f"{two(test['spearman'])} (p {test['p']:.3f})"
                 for test in found["tests"]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from jsonargparse import auto_cli
 from numbers_file import read_numbers, write_numbers
-from real_lm_tables import EDITED, TABLES
+from real_lm_tables import EDITED, TABLES, edit_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BENCHMARKS = Path(__file__).parent
@@ -169,26 +169,24 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
             ("n_tokens", "n_held_out_tokens", "loss_clean", "hook_points"),
             ("quality",),
         )  # fmt: skip
+        flow = (
+            "test", "--config", "configs/feature_flow.yaml", *reading,
+            "--model.lm.attn_implementation=eager", "--model.n_subjects=1000",
+            "--model.steering.n_answers=3", "--model.steering.strengths=[0,1,2,4]",
+            "--model.steering.n_texts=8", "--model.steering.n_prompts=32",
+        )  # fmt: skip
         yield Run(
             "feature_flow",
-            ("test", "--config", "configs/feature_flow.yaml", *reading,
-             "--model.lm.attn_implementation=eager", "--data.n_texts=60",
-             "--model.n_subjects=1000", "--model.deactivation.n_cases=400",
-             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]",
-             "--model.steering.n_answers=3", "--model.steering.strengths=[0,1,2,4]",
-             "--model.steering.n_texts=8", "--model.steering.n_prompts=32"),
+            (*flow, "--data.n_texts=60", "--model.deactivation.n_cases=400",
+             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]"),
             ("n_texts", "n_tokens", "groups", "deactivation", "deactivation_layers", "relation",
              "steering", "saes"),
             ("deactivation", "groups"),
         )  # fmt: skip
         yield Run(
             "feature_flow_relation",
-            ("test", "--config", "configs/feature_flow.yaml", *reading,
-             "--model.lm.attn_implementation=eager", "--data.n_texts=20",
-             "--model.n_subjects=1000", "--model.answer_share=0.05",
-             "--model.deactivation.n_cases=0", "--model.steering.n_answers=3",
-             "--model.steering.strengths=[0,1,2,4]", "--model.steering.n_texts=8",
-             "--model.steering.n_prompts=32"),
+            (*flow, "--data.n_texts=20", "--model.answer_share=0.05",
+             "--model.deactivation.n_cases=0"),
             ("relation", "steering", "saes"),
             ("relation", "flow_*"),
         )  # fmt: skip
@@ -196,15 +194,15 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits),
         ("full", "configs/source_finetune.yaml", size.n_full),
     ):
-        # Fused attention is slow at this precision on CPUs.
         own = (
             () if method == "lora" else ("--model.learning_rate=5e-6", "--model.steps_per_edit=10")
         )
         for relation in EDITED if n_edits else ():
             yield Run(
-                f"{method}_{relation.replace('->', '_to_')}",
+                edit_run(method, relation),
                 ("fit", "--config", config, f"--data.relation={relation}",
                  f"--data.n_edits={n_edits if relation == EDITED[0] else min(n_edits, 32)}",
+                 # Fused attention is slow at this precision on CPUs.
                  "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own),
                 ("relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
                  "ambiguous_hallucinated", "unchanged", "random", "controls", "causes",

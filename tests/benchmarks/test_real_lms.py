@@ -76,7 +76,7 @@ def test_a_finding_can_fail(
 ) -> None:
     lm = findings.LMS[0]
     write(tmp_path / lm, "probe", {"pairs": [pair("city", "country", r, 0.3, q)]})
-    head, _, first, second, *_ = findings.findings_table(tmp_path).splitlines()
+    head, _, first, second, *_ = findings.findings_table(findings.read_lms(tmp_path)).splitlines()
     assert head.split("|")[2].strip() == lm
     assert [each.strip() for each in first.split("|")[2:4]] == [cell, "not run"]
     assert "not run" in second.split("|")[2]
