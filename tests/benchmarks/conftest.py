@@ -13,8 +13,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def script() -> Callable[[str], ModuleType]:
-    """A script, imported by its name."""
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A script, imported by its name; scripts import others of their folder."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(

@@ -223,11 +223,9 @@ def test_generalization_over_seeds(
 def test_permuted_ablation(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     script: Script,
     rows: Rows,
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     permuted = script("permuted_ablation")
     output = tmp_path / "numbers.json"
     chosen = ("all labels", "learn with the second layer")
@@ -243,9 +241,8 @@ def test_permuted_ablation(
     assert [row[0] for row in rows(capsys.readouterr().out)] == [*chosen, "not centered"]
 
 
-def test_learning_with_one_layer(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+def test_learning_with_one_layer(script: Script) -> None:
     """The other one is frozen when the new subjects are read, not before."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     callback = script("permuted_ablation").LearnWith("out")
     networks = StackedNetworks(2, 4, NetworkSettings())
     for phase, trained in (

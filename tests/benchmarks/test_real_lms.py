@@ -1,7 +1,6 @@
 """The scripts that run and sum up every study on pretrained LMs, on the embedded one."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,14 +16,12 @@ OWN = ("fit", "--config", "configs/linear_probe.yaml", "--data.n_subjects=60")
 
 
 @pytest.fixture
-def real_lms(script: Script, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path("benchmarks").resolve())])
+def real_lms(script: Script) -> ModuleType:
     return script("real_lms")
 
 
 @pytest.fixture
-def findings(script: Script, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path("benchmarks").resolve())])
+def findings(script: Script) -> ModuleType:
     return script("real_lm_findings")
 
 
@@ -117,7 +114,7 @@ def test_table_of_the_vocabulary_ablation(
 ) -> None:
     """Seeds of one run and of several files; what is not composed does not count."""
 
-    def write(name: str, shares: list[float]) -> None:
+    def write_shares(name: str, shares: list[float]) -> None:
         mappings = ("reference", "permuted", "letters")
         runs = [
             {"mapping": mapping, "generalized": share / 2**i, "composed": True}
@@ -129,12 +126,11 @@ def test_table_of_the_vocabulary_ablation(
             "mappings": [{"mapping": "reference", "random": 0.05}], "runs": runs,
             "embedding": {"shape": [100, 8]}, "n_source_labels": 20, "n_target_labels": 10,
         }  # fmt: skip
-        (tmp_path / "lm").mkdir(exist_ok=True)
-        (tmp_path / "lm" / f"{name}.json").write_text(json.dumps({"results": results}))
+        write(tmp_path / "lm", name, results)
 
-    write("ablation", [0.8, 0.4])
-    write("ablation_paper_0", [0.9])
-    write("ablation_paper_2", [0.7])
+    write_shares("ablation", [0.8, 0.4])
+    write_shares("ablation_paper_0", [0.9])
+    write_shares("ablation_paper_2", [0.7])
     shipped, paper, published = rows(findings.ablation_table(["lm", "absent"], tmp_path))
     start = ["lm", "8", "20 / 10", "2"]
     assert shipped == ["shipped", *start, "60% ± 28", "30% ± 14", "15% ± 7", "5%"]

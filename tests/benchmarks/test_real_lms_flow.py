@@ -5,18 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
-from tests.benchmarks.conftest import BENCHMARKS
-
 Script = Callable[[str], ModuleType]
 Rows = Callable[[str], list[list[str]]]
-
-
-@pytest.fixture(autouse=True)
-def beside_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script imports another one of its folder."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
 def _write(folder: Path, run: str, results: dict[str, object]) -> None:
