@@ -47,7 +47,7 @@ CONFIGS = {
     "full": "configs/source_finetune.yaml",
     "lora": "configs/source_finetune_lora.yaml",
 }
-FORECASTERS = ("answer_before", "map_0", "map_auto", "first_order", "virtual_step")
+FORECASTERS = ("answer_before", "map_0", "map_auto", "optimizer_step")
 
 
 def run(relation: str, seed: int, config: str, folder: str, options: list[str]) -> dict[str, Any]:

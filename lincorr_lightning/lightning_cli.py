@@ -54,6 +54,7 @@ from lincorr_lightning.failure_callbacks import (
     memory_note,
 )
 from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.io import as_output_error, atomic_write, check_writable
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.option_errors import OptionParser, explain, sections_of
@@ -142,6 +143,10 @@ class LincorrCLI(LightningCLI):
         # EditsDataModule distributes edits over steps as the study trains them.
         parser.link_arguments(
             "model", "data.init_args.schedule", compute_fn=_edit_schedule, apply_on="instantiate"
+        )
+        # To leave risky edits out, it forecasts them as they are to be trained.
+        parser.link_arguments(
+            "model", "data.init_args.training", compute_fn=_edit_training, apply_on="instantiate"
         )
         # One that makes the texts of several seeds and phases takes the study's plan.
         parser.link_arguments(
@@ -346,6 +351,11 @@ def _is_raised_by_library(error: BaseException) -> bool:
 def _language_model(module: L.LightningModule) -> LanguageModel | None:
     lm = getattr(module, "lm", None)
     return lm if isinstance(lm, LanguageModel) else None
+
+
+def _edit_training(module: L.LightningModule) -> EditTraining | None:
+    training = getattr(module, "edit_training", None)
+    return training if isinstance(training, EditTraining) else None
 
 
 def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:

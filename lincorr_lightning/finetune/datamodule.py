@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
@@ -19,11 +19,14 @@ from lincorr_lightning.finetune.edits import (
     resolve_labels,
     sample_edits,
 )
+from lincorr_lightning.finetune.forecasts import forecast_edits
+from lincorr_lightning.finetune.optimizer_step import EditTraining
+from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
 
-_SAMPLING_SETTINGS = ("relation", "n_edits", "subjects", "subject_kind", "seed")
+_SAMPLING_SETTINGS = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
 
 
 class EditsDataModule(L.LightningDataModule):
@@ -49,6 +52,10 @@ class EditsDataModule(L.LightningDataModule):
             labels too; outcomes are then also reported by completeness (paper, appendix K).
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers and order.
+        max_risk: Edits that are forecast to hallucinate with a higher probability are left out;
+            null keeps all.
+        training: How the edits are trained, for that forecast. The program `lincorr` passes the
+            study's `edit_training`.
         schedule: How edits are distributed over steps; null is the joint protocol with
             `batch_size`. The program `lincorr` passes the study's `edit_schedule`.
 
@@ -72,6 +79,8 @@ class EditsDataModule(L.LightningDataModule):
         subwords: bool = False,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
+        max_risk: float | None = None,
+        training: EditTraining | None = None,
         schedule: EditSchedule | None = None,
     ) -> None:
         super().__init__()
@@ -81,6 +90,8 @@ class EditsDataModule(L.LightningDataModule):
             raise ConfigError("data.n_edits is null; sampled edits need a number.")
         require("data.batch_size", batch_size, at_least=1)
         require("data.seed", seed, at_least=0)
+        if max_risk is not None:
+            require("data.max_risk", max_risk, at_least=0, at_most=1)
         if subjects is not None and edits_file is not None:
             raise ConfigError(
                 "data.subjects and data.edits_file both name the subjects of the edits. Leave one "
@@ -92,9 +103,10 @@ class EditsDataModule(L.LightningDataModule):
         twice = next((x for i, x in enumerate(subjects or ()) if x in (subjects or ())[:i]), None)
         if twice is not None:
             raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
-        self.save_hyperparameters(ignore=["lm", "schedule"])
+        self.save_hyperparameters(ignore=["lm", "schedule", "training"])
         self._lm = lm
         self._schedule = schedule or EditSchedule(edits_per_step=batch_size)
+        self._training = training or EditTraining()
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self._clear()
@@ -175,6 +187,8 @@ class EditsDataModule(L.LightningDataModule):
                     settings["subject_kind"],
                 )
             )
+            if settings["max_risk"] is not None:
+                self._edits = self._without_risky(self._edits, relation, lm)
         elif self._restored_labels not in (None, _label_ids(relation)):
             raise ConfigError(
                 f"the labels of {relation.name} in the checkpoint's edits differ from those of "
@@ -189,6 +203,27 @@ class EditsDataModule(L.LightningDataModule):
                 "count as generalized whatever training does."
             )
         return self._edits
+
+    def _without_risky(
+        self, edits: list[Edit], relation: TokenizedRelation, lm: LanguageModel
+    ) -> list[Edit]:
+        """Return the edits that are not forecast to hallucinate."""
+        limit = self.hparams["max_risk"]
+        forecasts = forecast_edits(lm, edits, relation, ["auto"], training=self._training)
+        assert forecasts.probabilities is not None
+        risks = forecasts.probabilities[:, list(Outcome).index(Outcome.HALLUCINATED)].tolist()
+        kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
+        if not kept:
+            raise SubjectsError(
+                f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
+                f"probability of {min(risks):.2f} or more. Raise it, or set it to null; `lincorr "
+                "predict --config configs/forecast.yaml` shows the risks."
+            )
+        rank_zero_info(
+            f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
+            f"hallucinate with a probability above {limit:g} (data.max_risk)."
+        )
+        return kept
 
     # -- loaders -----------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.first_order import LEAD
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
+from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.config import LMConfig
@@ -20,9 +22,10 @@ class EditForecast(FrozenLMModule):
     """Forecasts the target of each planned edit, and the risk that it does not generalize.
 
     ``lincorr predict`` reads the LM's logits for each subject, raises the source logit of the new
-    answer until it leads, carries the change through W (for each ridge), and, for comparison,
-    follows the gradient of the edit's own loss to first order. ``tables/forecast.csv`` has a row
-    per edit, ``figures/forecast.png`` shows the risks.
+    answer until it leads, and carries the change through W (for each ridge). It also makes a step
+    along the first update of the edit's optimizer, which depends on how the edit is to be trained:
+    set `method`, `adapter`, `learning_rate` and `steps_per_edit` as in `SourceFinetune`.
+    ``tables/forecast.csv`` has a row per edit, ``figures/forecast.png`` shows the risks.
 
     It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
 
@@ -31,11 +34,15 @@ class EditForecast(FrozenLMModule):
         ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
-        first_order: Whether to forecast from the gradient as well; it costs one backward pass per
-            edit.
-        lead: Lead of the answer, in logits, after the step of ``virtual_step``.
+        optimizer_step: Whether to forecast from the gradient as well; it costs one backward pass
+            per edit.
+        method: ``full``, or ``lora`` for an adapter of each edit's own.
+        adapter: Rank, alpha, target modules and seed of the adapters.
+        steps_per_edit: Optimizer steps of each edit.
+        learning_rate: Learning rate of AdamW.
 
     Attributes:
+        edit_training: How the edits are to be trained.
         forecasts: The forecasts, once prediction has started.
 
     Raises:
@@ -51,13 +58,21 @@ class EditForecast(FrozenLMModule):
         ridges: list[float | str] = list(RIDGES),  # noqa: B006 (never changed)
         linear_map: str | None = None,
         n_subjects: int = N_SUBJECTS,
-        first_order: bool = True,
-        lead: float = LEAD,
+        optimizer_step: bool = True,
+        method: Literal["full", "lora"] = "full",
+        adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
+        steps_per_edit: int = 10,
+        learning_rate: float = 5e-6,
     ) -> None:
         super().__init__(lm)
-        self.save_hyperparameters(ignore=["lm"], logger=False)
-        # After the call that ignores it.
-        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
+        # A mapping comes from a checkpoint's hyper-parameters.
+        adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
+        training = EditTraining(method, learning_rate, steps_per_edit, adapter)
+        self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
+        # As mappings; after the call that ignores them.
+        plain = {"lm": asdict(self.lm.config), "adapter": asdict(adapter)}
+        self.save_hyperparameters(plain, logger=False)
+        self.edit_training = training
         self.forecasts: Forecasts | None = None
 
     def setup(self, stage: str) -> None:
@@ -81,8 +96,7 @@ class EditForecast(FrozenLMModule):
             self.hparams["ridges"],
             self.hparams["linear_map"],
             self.hparams["n_subjects"],
-            self.hparams["first_order"],
-            self.hparams["lead"],
+            self.edit_training if self.hparams["optimizer_step"] else None,
         )
         results = forecast_results(self.forecasts, self.lm.info, run_settings(self.trainer))
         write_results(self.trainer, results)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.first_order import LEAD, virtual_edits
+from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
+from lincorr_lightning.finetune.outcome_model import outcome_features, outcome_model
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (
     Outcome,
+    attribute_causes,
     auroc,
-    forecast_from_direction,
     forecast_from_map,
     outcome_codes,
     risk,
@@ -26,10 +29,12 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 
-RIDGES: tuple[float | str, ...] = (0.0, "auto", 1.0, 10.0, 100.0, 1000.0)
+RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
-DEFAULT_FORECASTER = "map_auto"
-"""The forecaster to rely on: its ridge is chosen on the LM at hand, so nothing of it is tuned."""
+COMBINED = "combined"
+"""The forecaster that joins the others' predictions to probabilities, see `OutcomeModel`."""
+DEFAULT_FORECASTERS = ("optimizer_step", "map_auto")
+"""The forecasters to rely on, the best first (benchmarks/forecast.py)."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,14 @@ class Forecasts:
         before: Target logits before the edits, ``(n, n_target)``.
         reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
         predicted: Target logits by forecaster, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by W
-            of that ridge (``map`` for a given W); ``first_order`` along the gradient of each edit's
-            loss; ``virtual_step`` after a step along it that is long enough to teach the answer.
+            of that ridge (``map`` for a given W); ``optimizer_step`` after a step along the first
+            update of the edit's optimizer.
+        probabilities: Probability of each `Outcome`, ``(n, 3)``, by ``combined``; None without
+            ``map_auto`` or ``optimizer_step``.
+        combined_from: What ``combined`` was fitted on; empty without it.
+        causes: Why each edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`,
+            or ``ambiguous reference`` if the expected answer may mean something right; empty
+            without a map.
     """
 
     relation: str
@@ -57,12 +68,19 @@ class Forecasts:
     before: Tensor
     reference_mask: Tensor
     predicted: Mapping[str, Tensor]
+    probabilities: Tensor | None = None
+    combined_from: str = ""
+    causes: Sequence[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all forecasters."""
+        return [*self.predicted, *(() if self.probabilities is None else (COMBINED,))]
 
     @property
     def default(self) -> str:
-        """Name of the forecaster to rely on; the first one if there is no `DEFAULT_FORECASTER`."""
-        names = list(self.predicted)
-        return DEFAULT_FORECASTER if DEFAULT_FORECASTER in names else names[0]
+        """Name of the forecaster to rely on."""
+        return next((n for n in DEFAULT_FORECASTERS if n in self.names), self.names[0])
 
     @property
     def answers_before(self) -> list[str]:
@@ -71,16 +89,31 @@ class Forecasts:
 
     def answers(self, name: str) -> list[str]:
         """Return the target label that a forecaster predicts for each edit."""
-        return self._leading(self.predicted[name])
+        # Probabilities of outcomes name no answer.
+        return self._leading(self.predicted["optimizer_step" if name == COMBINED else name])
 
     def risks(self, name: str) -> list[float]:
-        """Return a forecaster's risk of each edit: how far a wrong label is ahead, in logits."""
-        return risk(self.predicted[name], self.reference_mask).tolist()
+        """Return a forecaster's risk of each edit.
+
+        It is how far a wrong label is ahead, in logits; by ``combined``, the probability that the
+        edit does not generalize.
+        """
+        return self._risks(name).tolist()
+
+    def _risks(self, name: str) -> Tensor:
+        if name == COMBINED:
+            assert self.probabilities is not None
+            return 1 - self.probabilities[:, 0]
+        return risk(self.predicted[name], self.reference_mask)
 
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
-        leading = self.predicted[name].argmax(1)
-        codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
+        if name == COMBINED:
+            assert self.probabilities is not None
+            codes = self.probabilities.argmax(1)
+        else:
+            leading = self.predicted[name].argmax(1)
+            codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
         return [list(Outcome)[code] for code in codes.tolist()]
 
     def _leading(self, logits: Tensor) -> list[str]:
@@ -93,20 +126,26 @@ class Forecasts:
 
         Returns:
             By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
-            not generalizing (None if all or no edits generalized). The baseline ``answer_before``
-            predicts the answer before the edit, and its risk is how far the reference's logit is
-            behind there; ``most_frequent`` always predicts the most frequent answer.
+            not generalizing (None if all or no edits generalized); of ``combined`` also ``brier``,
+            the mean square error of its probabilities, summed over the outcomes. The baseline
+            ``answer_before`` predicts the answer before the edit, and its risk is how far the
+            reference's logit is behind there; ``most_frequent`` always predicts the most frequent
+            answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)
+        found = {name: (self.answers(name), self._risks(name)) for name in self.names}
+        found["answer_before"] = self.answers_before, risk(self.before, self.reference_mask)
         scores: dict[str, dict[str, float | None]] = {}
-        for name, logits in (*self.predicted.items(), ("answer_before", self.before)):
-            pairs = zip(self._leading(logits), answers_after, strict=True)
-            hits = sum(predicted == after for predicted, after in pairs)
+        for name, (answers, risks) in found.items():
+            hits = sum(one == after for one, after in zip(answers, answers_after, strict=True))
             # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
             # all edits end alike.
-            area = auroc(risk(logits, self.reference_mask), failed)
-            scores[name] = {"accuracy": hits / n, "auroc": number(area)}
+            scores[name] = {"accuracy": hits / n, "auroc": number(auroc(risks, failed))}
+        if self.probabilities is not None:
+            codes = torch.tensor([list(Outcome).index(Outcome(outcome)) for outcome in outcomes])
+            errors = self.probabilities - one_hot(codes, len(Outcome))
+            scores[COMBINED]["brier"] = number(errors.square().sum(1).mean().item())
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
         scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
         return scores
@@ -119,8 +158,8 @@ def forecast_edits(
     ridges: Sequence[float | str] = RIDGES,
     linear_map: str | None = None,
     n_subjects: int = N_SUBJECTS,
-    first_order: bool = True,
-    lead: float = LEAD,
+    training: EditTraining | None = None,
+    adapters: StackedLoRA | None = None,
 ) -> Forecasts:
     """Forecast edits from the LM as it is now.
 
@@ -132,12 +171,12 @@ def forecast_edits(
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on, those of the edits excluded; fewer if the
             vocabulary has fewer.
-        first_order: Whether to use the gradient of each edit's loss as well.
-        lead: Lead of the answer after the step of ``virtual_step``, in logits.
+        training: How the edits are to be trained, for ``optimizer_step``; None leaves it out.
+        adapters: Adapters on the LM for that step, see `logits_after_step`.
 
     Raises:
         LinearMapError: The linear map of the folder has other labels.
-        NonFiniteError: A loss, gradient or logit is NaN or infinite; the message names the edit.
+        NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
     """
     subjects = [edit.subject for edit in edits]
     source_ids, target_ids = relation.source.token_ids, relation.target.token_ids
@@ -157,27 +196,24 @@ def forecast_edits(
         fitted = fit_linear_maps(lm, relation, others, ridges)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
         maps = dict(zip(names, fitted, strict=True))
+    weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}
     predicted = {
-        name: forecast_from_map(source, target, labels, one.weight(relation.name).cpu())
-        for name, one in maps.items()
+        name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
     }
-    if first_order:
-        virtual = virtual_edits(
-            lm,
-            lm.rows(source_prompts),
-            [edit.tokens for edit in edits],
-            lm.rows(target_prompts),
-            source_ids,
-            target_ids,
-            labels.tolist(),
-            lead=lead,
+    if training is not None:
+        (predicted["optimizer_step"],) = logits_after_step(
+            lm, edits, source_prompts, target_prompts, target_ids, training, adapters
         )
-        predicted["first_order"] = forecast_from_direction(
-            source, target, virtual.d_source, virtual.d_target, labels
+    probabilities, combined_from = None, ""
+    if training is not None and {"map_auto", "optimizer_step"} <= set(predicted):
+        model = outcome_model(training.method)
+        features = outcome_features(
+            target, predicted["map_auto"], predicted["optimizer_step"], mask
         )
-        predicted["virtual_step"] = virtual.target
+        probabilities = model.probabilities(features)
+        combined_from = f"{model.training}; {model.fitted_on}"
     texts = relation.target.texts
-    return Forecasts(
+    forecasts = Forecasts(
         relation=relation.name,
         subjects=subjects,
         source_answers=[edit.answer for edit in edits],
@@ -186,4 +222,21 @@ def forecast_edits(
         before=target,
         reference_mask=mask,
         predicted=predicted,
+        probabilities=probabilities,
+        combined_from=combined_from,
+    )
+    if not weights:
+        return forecasts
+    weight = weights.get("map_auto", next(iter(weights.values())))
+    causes = attribute_causes(weight, labels, mask, torch.ones(len(edits), dtype=torch.bool))
+    ambiguous = relation.ambiguous_mask
+    expected = [texts.index(answer) for answer in forecasts.answers(forecasts.default)]
+    return replace(
+        forecasts,
+        causes=[
+            "ambiguous reference"
+            if ambiguous[answer, edit.label] and answer not in edit.reference
+            else str(cause)
+            for answer, edit, cause in zip(expected, edits, causes, strict=True)
+        ],
     )

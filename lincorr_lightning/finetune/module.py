@@ -26,9 +26,9 @@ from lincorr_lightning.finetune.adapters import (
 )
 from lincorr_lightning.finetune.batches import IGNORED, EditBatch, EditSchedule, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.first_order import LEAD
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
+from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
@@ -71,7 +71,6 @@ class SourceFinetune(L.LightningModule):
         betas: Decay rates of AdamW's two averages.
         forecast: Whether to forecast each edit's outcome before training, from W and from the
             gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
-        forecast_lead: Lead of the answer, in logits, in the forecast ``virtual_step``.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
 
@@ -94,7 +93,6 @@ class SourceFinetune(L.LightningModule):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         forecast: bool = True,
-        forecast_lead: float = LEAD,
         save_model: bool = False,
     ) -> None:
         super().__init__()
@@ -155,6 +153,16 @@ class SourceFinetune(L.LightningModule):
             self.hparams["protocol"],
             1 if one_at_a_time else self.hparams["edits_per_step"],
             self.hparams["steps_per_edit"] if self.is_independent else 1,
+        )
+
+    @property
+    def edit_training(self) -> EditTraining:
+        """How the edits are trained; `EditsDataModule` takes it as ``training``."""
+        return EditTraining(
+            self.hparams["method"],
+            self.hparams["learning_rate"],
+            self.hparams["steps_per_edit"],
+            self.adapter_settings,
         )
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
@@ -261,7 +269,11 @@ class SourceFinetune(L.LightningModule):
                     "to false."
                 )
             self.forecasts = forecast_edits(
-                self.lm, dataset.edits, dataset.relation, lead=self.hparams["forecast_lead"]
+                self.lm,
+                dataset.edits,
+                dataset.relation,
+                training=self.edit_training,
+                adapters=self.adapters,
             )
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:

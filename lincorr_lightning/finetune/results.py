@@ -136,17 +136,42 @@ def forecast_table(
         Column("reference"): forecasts.references,
         Column("answer_before", "before"): forecasts.answers_before,
     }
-    for name in forecasts.predicted:
+    for name in forecasts.names:
         cells[Column(f"{name}_answer", f"{name}: answer")] = forecasts.answers(name)
         risks = [number(risk) for risk in forecasts.risks(name)]
         cells[Column(f"{name}_risk", "risk", ".2f")] = risks
+    if forecasts.probabilities is not None:
+        for outcome, column in zip(Outcome, forecasts.probabilities.T.tolist(), strict=True):
+            cells[Column(f"p_{outcome}", f"p {outcome}", ".0%")] = column
+    if forecasts.causes:
+        cells[Column("cause", "if not generalized")] = forecasts.causes
     if answers_after is not None and outcomes is not None:
         cells[Column("answer_after", "after")] = answers_after
         cells[Column("outcome")] = outcomes
     return Table(
         "forecast", list(cells), list(zip(*cells.values(), strict=True)),
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
-        "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
+        "The risk is how far the best wrong label is predicted ahead of the reference, in logits; "
+        "of combined, the probability that the edit does not generalize.",
+    )  # fmt: skip
+
+
+def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
+    """Return the table ``riskiest``: the edits that are most likely to hallucinate."""
+    assert forecasts.probabilities is not None
+    p = forecasts.probabilities[:, list(Outcome).index(Outcome.HALLUCINATED)].tolist()
+    answers = forecasts.answers(forecasts.default)
+    rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
+    return Table(
+        "riskiest",
+        ["subject", Column("source_answer", "to be taught"), "reference",
+         Column("answer", "expected answer"), Column("p_hallucinated", "p hallucinated", ".0%"),
+         "cause"],
+        [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
+          p[i], forecasts.causes[i] if forecasts.causes else "") for i in rows],
+        f"The edits of {forecasts.relation} that are most likely to hallucinate.",
+        f"Probabilities were fitted on: {forecasts.combined_from}.",
+        headline=True,
     )  # fmt: skip
 
 
@@ -170,8 +195,13 @@ def forecast_results(
             "n_edits": n,
             "foreseen": shares,
             "forecast_default": forecasts.default,
+            "combined_from": forecasts.combined_from,
         },
-        tables=[table, forecast_table(forecasts)],
+        tables=[
+            table,
+            *([] if forecasts.probabilities is None else [riskiest_table(forecasts)]),
+            forecast_table(forecasts),
+        ],
         figures=[_risk_figure(forecasts)],
         lm=lm,
         settings=settings,
@@ -188,7 +218,7 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
 def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
     """Return the share of each predicted outcome by forecaster."""
     found = {}
-    for name in forecasts.predicted:
+    for name in forecasts.names:
         outcomes = forecasts.outcomes(name)
         found[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
     return found
@@ -373,6 +403,7 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
             "forecaster",
             Column("auroc", "AUROC of the risk", ".2f"),
             Column("accuracy", "accuracy of the answer", ".1%"),
+            Column("brier", "Brier score", ".2f"),
         ],
         caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
         note=f"The forecaster to rely on is {forecasts.default}; answer_before and most_frequent "

@@ -95,9 +95,15 @@ class StackedLoRA(nn.Module):
 
         self._rows: _Rows | None = None
         model.requires_grad_(False)
-        model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)
+        self._hooks = [model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)]
         for name, layer in layers.items():
-            layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True)
+            hook = layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True)
+            self._hooks.append(hook)
+
+    def remove(self) -> None:
+        """Take the adapters off the LM, which is then as it was, with its weights frozen."""
+        for hook in self._hooks:
+            hook.remove()
 
     # -- training ----------------------------------------------------------------------------
 

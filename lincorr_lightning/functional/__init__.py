@@ -9,7 +9,6 @@ from lincorr_lightning.functional.correlation import (
     summarize,
 )
 from lincorr_lightning.functional.forecast import (
-    forecast_from_direction,
     forecast_from_map,
     risk,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "auroc",
     "class_auroc",
     "counted_auroc",
-    "forecast_from_direction",
     "forecast_from_map",
     "hit_rates",
     "labelwise_pearson",

@@ -30,29 +30,6 @@ def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Te
     return target + gap[:, None] * weight.T[answer]
 
 
-def forecast_from_direction(
-    source: Tensor, target: Tensor, d_source: Tensor, d_target: Tensor, answer: Tensor
-) -> Tensor:
-    """Forecast the target logits by moving along a direction until the answer leads.
-
-    Args:
-        source: Source logits before the edit, ``(n, n_source)``.
-        target: Target logits before the edit, ``(n, n_target)``.
-        d_source: Derivative of the source logits along the direction, ``(n, n_source)``.
-        d_target: Derivative of the target logits along the direction, ``(n, n_target)``.
-        answer: Index of the source label that each edit teaches, ``(n,)``.
-
-    Returns:
-        Predicted target logits, ``(n, n_target)``, at the point where the answer has overtaken
-        every label that it approaches; labels that it does not approach are ignored.
-    """
-    own = answer[:, None]
-    gap = source - source.gather(1, own)
-    speed = d_source.gather(1, own) - d_source
-    time = torch.where((gap > 0) & (speed > 0), gap / speed, 0.0).amax(1, keepdim=True)
-    return target + time * d_target
-
-
 def risk(predicted: Tensor, reference_mask: Tensor) -> Tensor:
     """Return by how much the best wrong label leads the best right label.
 

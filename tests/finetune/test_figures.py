@@ -25,7 +25,9 @@ def case(i: int, **changes: Any) -> EditCase:
     return make_case(f"x{i}", outcome=outcome, **values | changes)
 
 
-def forecasts(n: int = 4, names: tuple[str, ...] = ("map", "first_order"), **changes: Any) -> Any:
+def forecasts(
+    n: int = 4, names: tuple[str, ...] = ("map", "optimizer_step"), **changes: Any
+) -> Any:
     generator = torch.Generator().manual_seed(0)
     mask = torch.zeros(n, 3, dtype=torch.bool)
     mask[:, 0] = True
@@ -103,7 +105,7 @@ def test_predicted_hallucinations_are_counted() -> None:
 
 def test_every_finite_risk_is_in_a_bar_and_no_bar_is_on_both_sides_of_zero() -> None:
     given = forecasts(30)
-    given.predicted["first_order"][3] = torch.inf
+    given.predicted["optimizer_step"][3] = torch.inf
     for axes, n in zip(risk_figure(given).axes, (30, 29), strict=True):
         bars = [bar for bar in axes.patches if bar.get_height() > 0]
         assert sum(bar.get_height() for bar in bars) == n

@@ -10,11 +10,12 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.forecasts import DEFAULT_FORECASTER, Forecasts, forecast_edits
+from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
+from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
@@ -39,7 +40,9 @@ def relation(lm):
 
 @pytest.fixture(scope="module")
 def forecasts(lm, edits, relation):
-    return forecast_edits(lm, edits, relation, ridges=[0.0, 10.0, "auto"], n_subjects=300)
+    return forecast_edits(
+        lm, edits, relation, ridges=[0.0, 10.0, "auto"], n_subjects=300, training=EditTraining()
+    )
 
 
 # -- what is predicted --------------------------------------------------------------------------
@@ -86,7 +89,7 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
 
     lm = LanguageModel.from_pretrained(small_lm)
     stream = torch.get_rng_state()
-    forecast_edits(lm, edits, relation, ridges=["auto"], n_subjects=100)
+    forecast_edits(lm, edits, relation, ["auto"], n_subjects=100, training=EditTraining())
     assert torch.equal(torch.get_rng_state(), stream)
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).state_dict()
     after = lm.model.state_dict()
@@ -95,9 +98,9 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
 
 
 def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
-    assert {"first_order", "virtual_step"} <= set(forecasts.predicted)
-    assert forecasts.default == DEFAULT_FORECASTER
-    without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100, first_order=False)
+    assert "optimizer_step" in forecasts.predicted
+    assert forecasts.default == "optimizer_step"
+    without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100)
     assert set(without.predicted) == {"map_0"}
     assert without.default == "map_0"
 
@@ -121,7 +124,7 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
         after.append(labels[(right, wrong, before)[row % 3]])
         outcomes.append(("generalized", "hallucinated", "unchanged")[row % 3])
     scores = forecasts.scores(after, outcomes)
-    assert set(scores) == {*forecasts.predicted, "answer_before", "most_frequent"}
+    assert set(scores) == {*forecasts.predicted, "combined", "answer_before", "most_frequent"}
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
@@ -134,6 +137,12 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
             risks.append(best[1] - best[0])
         assert scores[name]["accuracy"] == pytest.approx(hits / 12)
         assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
+    p = forecasts.probabilities
+    area = roc_auc_score(failed, 1 - p[:, 0])
+    assert scores["combined"]["auroc"] == pytest.approx(area)
+    assert scores["combined"]["accuracy"] == scores["optimizer_step"]["accuracy"]
+    errors = [sum((p[i, k].item() - (k == i % 3)) ** 2 for k in range(3)) for i in range(12)]
+    assert scores["combined"]["brier"] == pytest.approx(sum(errors) / 12)
     most_frequent = max(after.count(label) for label in labels)
     assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
     assert scores["answer_before"]["accuracy"] >= 4 / 12
@@ -161,6 +170,10 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
     assert results.values["n_edits"] == 12
     for name, shares in results.values["foreseen"].items():
         assert sum(shares.values()) == pytest.approx(1), name
+        if name == "combined":
+            likely = forecasts.probabilities.argmax(1)
+            assert shares["unchanged"] == pytest.approx((likely == 2).double().mean().item())
+            continue
         leading = forecasts.predicted[name].argmax(1)
         right = forecasts.reference_mask[torch.arange(12), leading].double().mean().item()
         assert shares["generalized"] == pytest.approx(right)
@@ -170,6 +183,11 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
     assert [row[0] for row in table.rows] == list(forecasts.subjects)
     cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
     assert list(cells["map_0_risk"]) == forecasts.risks("map_0")
+    assert list(cells["p_hallucinated"]) == forecasts.probabilities[:, 1].tolist()
+    riskiest = results.table("riskiest")
+    highest = sorted(cells["p_hallucinated"], reverse=True)[:10]
+    assert [row[riskiest.keys.index("p_hallucinated")] for row in riskiest.rows] == highest
+    assert set(cells["cause"]) <= {"imprecise W", "low prior", "ambiguous reference"}
     for row, answer in enumerate(cells["map_0_answer"]):
         assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
     assert results.figures[0].picture.png.startswith(b"\x89PNG")
@@ -193,9 +211,9 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
     assert results["n_edits"] == 7
-    names = {"map_0", "map_auto", "map_10", "first_order", "virtual_step"}
-    assert set(results["foreseen"]) == names
-    assert results["forecast_default"] == "map_auto"
+    names = {"map_0", "map_auto", "map_10", "optimizer_step"}
+    assert set(results["foreseen"]) == {*names, "combined"}
+    assert results["forecast_default"] == "optimizer_step"
     assert results["settings"]["lm"]["name_or_path"] == small_lm
     assert path.parent.parent.name == "forecast"
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
@@ -221,7 +239,7 @@ def test_the_fine_tune_of_the_same_edits_forecasts_the_same(small_lm, tmp_path, 
 
 
 def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
-    predict(small_lm, tmp_path, "--trainer.fast_dev_run=true", "--model.first_order=false")
+    predict(small_lm, tmp_path, "--trainer.fast_dev_run=true", "--model.optimizer_step=false")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -232,10 +250,50 @@ def test_other_data_is_refused(small_lm, make_trainer):
 
 
 def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer):
-    module = EditForecast(LMConfig(small_lm), ridges=[0.0], n_subjects=100, first_order=False)
+    module = EditForecast(LMConfig(small_lm), ridges=[0.0], n_subjects=100, optimizer_step=False)
     module.lm.load()
     data = EditsDataModule(module.lm, n_edits=5)
     dataset = data.predict_dataloader().dataset
     make_trainer().predict(module, DataLoader(dataset, batch_size=None))
     assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
     assert set(module.forecasts.predicted) == {"map_0"}
+
+
+# -- leaving risky edits out --------------------------------------------------------------------
+
+
+def test_edits_above_a_risk_are_left_out(lm, edits, relation):
+    training = EditTraining("lora", learning_rate=1e-3, n_steps=3)
+    forecasts = forecast_edits(lm, edits, relation, ["auto"], training=training)
+    risks = forecasts.probabilities[:, 1].tolist()
+    limit = sorted(risks)[6]
+    data = EditsDataModule(lm, n_edits=12, max_risk=limit, training=training)
+    expected = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
+    assert data.prepare_edits() == expected
+    assert 0 < len(expected) < 12
+
+
+def test_a_risk_that_leaves_no_edit_is_refused(lm):
+    data = EditsDataModule(lm, n_edits=4, max_risk=0.0, training=EditTraining())
+    with pytest.raises(SubjectsError, match=r"max_risk is 0, but every edit .* Raise it"):
+        data.prepare_edits()
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match=r"data\.max_risk"):
+            EditsDataModule(lm, max_risk=wrong)
+
+
+def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
+    cli = main(
+        ["fit", "--config", "source_finetune_lora.yaml", f"--model.lm.name_or_path={small_lm}",
+         f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+         "--data.n_edits=6", "--data.max_risk=1", "--model.steps_per_edit=2",
+         "--model.learning_rate=0.003"]
+    )  # fmt: skip
+    module = cli.trainer.lightning_module
+    assert cli.datamodule._training == module.edit_training
+    assert (module.edit_training.method, module.edit_training.learning_rate) == ("lora", 0.003)
+    assert module.edit_training.n_steps == 2
+    scores = module.forecasts.scores(["France"] * 6, ["hallucinated"] * 6)
+    p = module.forecasts.probabilities
+    expected = ((p - torch.tensor([0.0, 1.0, 0.0])) ** 2).sum(1).mean()
+    assert scores["combined"]["brier"] == pytest.approx(expected.item())

@@ -53,7 +53,7 @@ def forecasts(**changes: Any) -> Forecasts:
         "labels": labels,
         "before": before,
         "reference_mask": mask.bool(),
-        "predicted": {"map_auto": one, "first_order": before},
+        "predicted": {"map_auto": one, "optimizer_step": before},
     }
     return Forecasts(**values | changes)
 
@@ -206,9 +206,9 @@ def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
     results = build([generalization("city->country")], forecasts())
     scores = results.values["forecast"]
     assert scores == forecasts().scores(AFTER, OUTCOMES)
-    assert results.values["forecast_default"] == "map_auto"
+    assert results.values["forecast_default"] == "optimizer_step"
     table = results.table("forecast_scores")
-    assert {row[0]: list(row[1:]) for row in table.rows} == {
+    assert {row[0]: list(row[1:3]) for row in table.rows} == {
         name: [score["auroc"], score["accuracy"]] for name, score in scores.items()
     }
     assert results.table("forecast").keys[-2:] == ["answer_after", "outcome"]

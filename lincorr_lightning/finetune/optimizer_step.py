@@ -1,0 +1,251 @@
+"""What the first update of an edit's own optimizer does to the target.
+
+AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
+trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
+step along it shows where the edit leads, at a fraction of the cost of its training.
+
+A step of length s changes the loss by -s times the gradient's sum of absolute values, to first
+order. This says how long a step has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.batches import EditBatch, edit_batch
+from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.losses import answer_losses
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
+
+REACH = 8.0
+"""Length of the step, as a multiple of that at which the loss would be 0 to first order; chosen on
+LoRA edits of four relations on SmolLM2-135M (benchmarks/forecast.py)."""
+# AdamW's own, which keeps weights with next to no gradient where they are.
+_EPS = 1e-8
+_SIDE_BY_SIDE = 32
+
+
+@dataclass(frozen=True)
+class EditTraining:
+    """How an edit is trained, as far as a forecast depends on it.
+
+    Attributes:
+        method: ``full``, or ``lora`` for an adapter of each edit's own.
+        learning_rate: Learning rate of AdamW.
+        n_steps: Optimizer steps.
+        adapter: Rank, alpha, target modules and seed of the adapters.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: Literal["full", "lora"] = "lora"
+    learning_rate: float = 2e-3
+    n_steps: int = 10
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.method not in ("full", "lora"):
+            raise ConfigError(f"model.method is {self.method!r}; it must be full or lora.")
+        require("model.learning_rate", self.learning_rate, at_least=0)
+        require("model.steps_per_edit", self.n_steps, at_least=1)
+
+
+def logits_after_step(
+    lm: LanguageModel,
+    edits: Sequence[Edit],
+    source_prompts: Sequence[str],
+    target_prompts: Sequence[str],
+    target_tokens: Sequence[int],
+    training: EditTraining,
+    adapters: StackedLoRA | None = None,
+    reaches: Sequence[float] = (REACH,),
+) -> Tensor:
+    """Return the target logits after a step along each edit's first update.
+
+    The LM's weights, gradients, random streams and modes do not change.
+
+    Args:
+        lm: The LM before the edits. If some of its weights are trained (``requires_grad``), the
+            step is along those; else along all, or along new adapters.
+        edits: The edits.
+        source_prompts: Source prompt of each edit.
+        target_prompts: Target prompt of each edit.
+        target_tokens: Token ids of the n_target labels.
+        training: How the edits are trained.
+        adapters: Adapters on the LM to use; they are reset. None makes some for ``lora``.
+        reaches: Lengths of the step, as multiples of ``loss / sum(|gradient|)``, at which the loss
+            would be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way
+            that AdamW takes if all its updates agree; twice that with adapters.
+
+    Returns:
+        ``(n_reaches, n_edits, n_target)``, float64, on the CPU.
+
+    Raises:
+        NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
+    """
+    sources, targets = lm.rows(source_prompts), lm.rows(target_prompts)
+    found = [torch.zeros(len(reaches), 0, len(target_tokens), dtype=torch.float64)]
+    # Lightning predicts in inference mode, in which there are no gradients.
+    with (
+        torch.inference_mode(False),
+        evaluating(lm),
+        torch.autocast(lm.model.device.type, enabled=False),
+        _adapters_for(lm, training, adapters, len(edits)) as stack,
+    ):
+        tokens = torch.tensor(target_tokens, device=lm.model.device)
+        size = 1 if stack is None else stack.n
+        for first in range(0, len(edits), size):
+            ids = range(first, min(first + size, len(edits)))
+            batch = _Batch(lm, edits, ids, sources, targets, tokens)
+            after = (
+                _step_in_weights(batch, training, reaches)
+                if stack is None
+                else _step_in_adapters(batch, stack, training, reaches)
+            )
+            batch.require_finite("a logit after its first update", after.sum((0, 2)))
+            found.append(after.double().cpu())
+    return torch.cat(found, 1)
+
+
+@contextmanager
+def _adapters_for(
+    lm: LanguageModel, training: EditTraining, adapters: StackedLoRA | None, n: int
+) -> Iterator[StackedLoRA | None]:
+    """Yield adapters that edits are stepped in side by side, or None to step in the weights."""
+    is_trained = any(p.requires_grad for p in lm.model.parameters())
+    if adapters is not None or training.method == "full" or is_trained:
+        yield adapters
+        return
+    settings = training.adapter
+    size = max(min(n, _SIDE_BY_SIDE), 1)
+    made = StackedLoRA(lm.model, size, settings.rank, settings.alpha, settings.target_modules)
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+class _Losses(nn.Module):
+    """The losses of an LM's edits as a module, whose weights can be exchanged for a call."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__()
+        self.model = lm.model
+
+    def forward(self, batch: EditBatch) -> Tensor:
+        return answer_losses(self.model, batch)
+
+
+class _Batch:
+    """Some edits, as the LM reads them."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        edits: Sequence[Edit],
+        ids: range,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        tokens: Tensor,
+    ) -> None:
+        self.lm, self.ids, self.tokens = lm, ids, tokens
+        self.edits = [edits[i] for i in ids]
+        device = lm.model.device
+        batch = edit_batch(self.edits, ids, [sources[i] for i in ids])
+        batch.input_ids = batch.input_ids.to(device)
+        batch.attention_mask = batch.attention_mask.to(device)
+        batch.labels = batch.labels.to(device)
+        self.answers = batch
+        self.targets = [targets[i] for i in ids]
+
+    def require_finite(self, what: str, values: Tensor) -> None:
+        """Refuse a value that is not finite; there is one for each edit."""
+        for row, is_finite in enumerate(values.isfinite().tolist()):
+            if not is_finite:
+                edit = self.edits[row]
+                raise NonFiniteError(
+                    f"edit {self.ids[row]} ({edit.subject!r} -> {edit.answer!r}): {what} is not "
+                    "finite, so it cannot be forecast. Set lm.dtype to float32, or leave the "
+                    "forecast by the optimizer's step out."
+                )
+
+
+def _update(gradient: Tensor) -> Tensor:
+    """Turn a gradient into AdamW's first update at a learning rate of 1, in place."""
+    if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
+        return gradient.sign_().neg_()
+    return gradient.div_(gradient.abs().add_(_EPS)).neg_()
+
+
+def _step_in_adapters(
+    batch: _Batch, adapters: StackedLoRA, training: EditTraining, reaches: Sequence[float]
+) -> Tensor:
+    """Step all edits of a batch side by side; see `logits_after_step`."""
+    seeds = [training.adapter.seed + i for i in batch.ids]
+    n = len(seeds)
+    adapters.reset(seeds)
+    factors = list(adapters.lora_B.values())  # those that read the input have no gradient yet
+    with torch.enable_grad(), adapters.rows(range(n)):
+        losses = answer_losses(batch.lm.model, batch.answers)
+        # Edits side by side are summed: the gradient of one does not depend on the others.
+        gradients = torch.autograd.grad(losses.sum(), factors)
+    slopes = torch.stack([g[:n].abs().sum((1, 2)).to(losses.device) for g in gradients]).sum(0)
+    batch.require_finite("its loss or its gradient", losses.detach() + slopes)
+    updates = [_update(gradient) for gradient in gradients]
+    after = []
+    with torch.no_grad():
+        for reach in reaches:
+            lengths = torch.zeros(adapters.n, 1, 1, device=losses.device)
+            lengths[:n, 0, 0] = _length(reach, losses.detach(), slopes, training)
+            for factor, update in zip(factors, updates, strict=True):
+                factor.copy_(update * lengths.to(update))
+            after.append(batch.lm.logits_of_rows(batch.targets, batch.tokens, adapters.rows))
+        adapters.reset(seeds)
+    return torch.stack(after)
+
+
+def _step_in_weights(batch: _Batch, training: EditTraining, reaches: Sequence[float]) -> Tensor:
+    """Step one edit in the LM's own weights; see `logits_after_step`."""
+    # The same names in `LanguageModel` and in `_Losses`.
+    every = {n: p for n, p in batch.lm.named_parameters() if p.is_floating_point()}
+    trained = {n: p for n, p in every.items() if p.requires_grad} or every
+    # New leaves that share the weights' memory, so that a frozen LM stays frozen.
+    leaves = {name: weight.detach().requires_grad_() for name, weight in trained.items()}
+    with torch.enable_grad():
+        loss = functional_call(_Losses(batch.lm), leaves, (batch.answers,)).sum()
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+    # An LM may be spread over several devices.
+    slope = torch.stack([g.float().abs().sum().to(loss.device) for g in gradients.values()]).sum()
+    batch.require_finite("its loss or its gradient", (loss.detach() + slope)[None])
+    updates = {name: _update(gradient) for name, gradient in gradients.items()}
+    ids, mask = (part.to(loss.device) for part in batch.lm.pad(batch.targets))
+    after = []
+    with torch.no_grad():
+        for i, reach in enumerate(reaches, start=1):
+            length = float(_length(reach, loss.detach(), slope, training))
+            # The last step replaces the update, which saves a copy of the weights.
+            scaled = (u.mul_(length) if i == len(reaches) else u * length for u in updates.values())
+            moved = {n: u.add_(trained[n]) for n, u in zip(updates, scaled, strict=True)}
+            after.append(functional_call(batch.lm, moved, (ids, mask, batch.tokens)))
+    return torch.stack(after)
+
+
+def _length(reach: float, losses: Tensor, slopes: Tensor, training: EditTraining) -> Tensor:
+    longest = training.n_steps * training.learning_rate
+    if training.method == "lora":  # both factors are trained, the step moves one of them
+        longest *= 2
+    return (reach * losses / slopes.clamp(min=1e-30)).clamp(max=longest)

@@ -1,0 +1,82 @@
+"""Probabilities of an edit's outcomes, from what forecasters predict for it.
+
+A multinomial logistic regression, fitted on edits of several pretrained LMs
+(``benchmarks/forecast.py --fit true``, which writes ``outcome_model.json``). Its inputs are
+probabilities, which mean the same on every LM and for every relation, where logits do not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OutcomeModel:
+    """A fitted model of outcomes.
+
+    Attributes:
+        coefficients: Of each outcome, in the order of `Outcome`, ``(3, 5)``.
+        intercepts: ``(3,)``.
+        fitted_on: The LMs and relations that it was fitted on.
+        training: How their edits were trained, such as ``LoRA, 10 steps at 0.002``.
+    """
+
+    coefficients: Tensor
+    intercepts: Tensor
+    fitted_on: str
+    training: str
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""
+        return (features @ self.coefficients.T + self.intercepts).softmax(1)
+
+
+@cache
+def outcome_model(method: str) -> OutcomeModel:
+    """Return the model that ships for a method, ``full`` or ``lora``, or else for the other one.
+
+    Its ``training`` says how the edits were trained that it was fitted on.
+    """
+    file = files("lincorr_lightning.finetune") / "outcome_model.json"
+    models = json.loads(file.read_text(encoding="utf-8"))
+    stored = models.get(method, next(iter(models.values())))
+    return OutcomeModel(
+        torch.tensor(stored["coefficients"], dtype=torch.float64),
+        torch.tensor(stored["intercepts"], dtype=torch.float64),
+        stored["fitted_on"],
+        stored["training"],
+    )
+
+
+def outcome_features(
+    before: Tensor, by_map: Tensor, by_step: Tensor, reference_mask: Tensor
+) -> Tensor:
+    """Return the inputs of an `OutcomeModel`, in log-odds.
+
+    Args:
+        before: Target logits before the edits, ``(n, n_target)``.
+        by_map: The forecaster ``map_auto``'s, same shape.
+        by_step: The forecaster ``optimizer_step``'s, same shape.
+        reference_mask: Target labels that are right for each edit, same shape, bool.
+
+    Returns:
+        ``(n, 5)``: of the reference before the edit; of the reference and of the answer before the
+        edit by the map; and the same two by the step.
+    """
+    old = before.argmax(1, keepdim=True)
+    columns = [_log_odds((before.softmax(1) * reference_mask).sum(1))]
+    for logits in (by_map, by_step):
+        p = logits.softmax(1)
+        columns += [_log_odds((p * reference_mask).sum(1)), _log_odds(p.gather(1, old)[:, 0])]
+    return torch.stack(columns, 1)
+
+
+def _log_odds(p: Tensor) -> Tensor:
+    # The regression sees no more certainty than a forecast can have.
+    return p.double().clamp(1e-6, 1 - 1e-6).logit()
