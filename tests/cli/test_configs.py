@@ -115,11 +115,14 @@ def test_overlay_parses_over_a_study(path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: p.name)
 def test_every_key_has_a_comment(path: Path) -> None:
     """A key that sets a value has a comment above it, or above the block it stands in."""
-    above = ""
+    above, n_open = "", 0
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.strip()
-        if text and not text.startswith(("#", "-")) and ": " in text and "class_path" not in text:
+        is_key = text and not text.startswith(("#", "-")) and ": " in text and not n_open
+        if is_key and "class_path" not in text:
             assert above.startswith("#"), f"{path.name}: {text}"
+        if not text.startswith("#"):  # a mapping in braces, over several lines
+            n_open += text.count("{") - text.count("}")
         above = text
 
 

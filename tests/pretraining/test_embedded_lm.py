@@ -10,7 +10,7 @@ import torch
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.word_tokenizer import first_word
 from lincorr_lightning.data.tiny_world.world import World
-from lincorr_lightning.knowledge import build_domain
+from lincorr_lightning.knowledge import TokenizedRelation, build_domain
 from lincorr_lightning.lm.vocabulary import usable_strings
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
@@ -21,8 +21,9 @@ def lm():
     return LanguageModel.from_pretrained("tiny-world")
 
 
-def test_it_is_small_and_has_many_subjects(lm):
+def test_it_is_small_and_deep_and_has_many_subjects(lm):
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
+    assert lm.model.config.num_hidden_layers >= 4
     assert len(usable_strings(lm.tokenizer)) >= 2000
 
 
@@ -54,7 +55,7 @@ def test_it_knows_its_people(lm, name):
         logits = lm.model(**batch, logits_to_keep=1).logits[:, -1]
     said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())
     right = [first_word(s.answer.text) == word for s, word in zip(statements, said, strict=True)]
-    assert sum(right) >= 0.95 * len(right)
+    assert sum(right) >= 0.98 * len(right)
 
 
 def test_it_calculates(lm):
@@ -82,6 +83,31 @@ def logits(lm):
         ).numpy()
         for name in names
     }
+
+
+def ridge_weight(source, target, ridge):
+    """W of a ridge regression on the first half, by NumPy, ``(n_target, n_source)``."""
+    half = len(source) // 2
+    x, y = (part[:half] - part[:half].mean(0) for part in (source, target))
+    return np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ y).T
+
+
+def test_a_ridge_makes_w_precise(lm, logits):
+    """Of most cities, the country with the highest weight is the city's own; of all, with a ridge.
+
+    As in real LMs, plain least squares misses some; there it misses more.
+    """
+    catalogue = Catalogue.load()
+    relation = TokenizedRelation.of("city->country", catalogue, lm.tokenizer)
+    right = relation.reference_mask
+    known = right.any(0)
+
+    def hit_at_1(ridge):
+        best = ridge_weight(logits["city"], logits["country"], ridge).argmax(0)
+        return right[best, np.arange(right.shape[1])][known].mean()
+
+    assert 0.8 <= hit_at_1(1e-6) <= 0.95
+    assert hit_at_1(100.0) == 1.0
 
 
 def label_wise_r(source, target):
