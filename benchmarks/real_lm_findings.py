@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forecast_scores import load, readme_table
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
@@ -124,13 +125,14 @@ def chance_is_imprecise(runs: Runs) -> tuple[bool, str]:
 
 
 def edits(runs: Runs, relation: str = "city->country") -> Mapping[str, Any]:
-    """Return the outcomes of LoRA edits."""
-    return runs[edit_run("lora", relation)]
+    """Return the outcomes of LoRA edits, of the run with the most of them."""
+    name = edit_run("lora", relation)
+    return runs.get(f"outcomes_{name}") or runs[name]
 
 
 def gradient(runs: Runs) -> tuple[bool, str]:
     """Return whether W predicts changes of target logits better than a permuted W."""
-    found = edits(runs)
+    found = runs[edit_run("lora", "city->country")]
     r = found["gradient_correlation"]
     permuted = found["gradients"]["city->country"]["permuted_gradient_correlation"]
     return r > permuted, f"{r:.2f}, permuted {permuted:.2f}"
@@ -156,7 +158,7 @@ def hallucinates(runs: Runs) -> tuple[bool, str]:
 
 def forecasts(runs: Runs) -> tuple[bool, str]:
     """Return whether the map at the chosen ridge forecasts outcomes better than the plain one."""
-    forecast = edits(runs)["forecast"]
+    forecast = runs[edit_run("lora", "city->country")]["forecast"]
     plain, auto = forecast["map_0"]["auroc"], forecast["map_auto"]["auroc"]
     return auto > plain, f"AUROC {plain:.2f} → {auto:.2f}"
 
@@ -346,6 +348,7 @@ def tables(results: Path) -> dict[str, str]:
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
+        "real_forecasts": readme_table(load(results)),
         "real_ablation": ablation_table(list(LMS), results),
     }
 

@@ -117,22 +117,6 @@ def edit_table(lms: list[str], results: Path) -> str:
     return markdown_table(columns, rows)
 
 
-def forecast_table(lms: list[str], results: Path) -> str:
-    """Return how well each forecaster tells generalized edits from the others (AUROC)."""
-    names = ("map_0", "map_auto", "map_1000", "first_order", "virtual_step", "answer_before")
-    rows = []
-    for lm in lms:
-        for relation in EDITED:
-            found = load(lm, edit_run("lora", relation), results)
-            if found is not None:
-                forecast = found["forecast"]
-                rows.append(
-                    [lm, relation.replace("->", "→"), found["n_edits"],
-                     *(two(forecast.get(name, {}).get("auroc")) for name in names)]
-                )  # fmt: skip
-    return markdown_table(("LM", "relation", "edits", *names), rows)
-
-
 def ablation_table(lms: list[str], results: Path) -> str:
     """Return what the vocabulary alone gives, for each protocol and mapping."""
     mappings = ("reference", "permuted", "letters")
@@ -314,7 +298,7 @@ def cost_table(lms: list[str], results: Path) -> str:
 
 
 TABLES = (
-    probe_table, ridge_table, edit_table, forecast_table, ablation_table, geometry_table,
+    probe_table, ridge_table, edit_table, ablation_table, geometry_table,
     shuffling_table, sae_table, deactivation_table, flow_cut_table, flow_pair_table, steering_table,
     closeness_table, cost_table,
 )  # fmt: skip

@@ -50,6 +50,15 @@ PAIR_KEYS = (
 )  # fmt: skip
 
 
+# Outcomes alone, without a measurement at each step.
+AT_THE_END = [
+    {
+        "class_path": "Generalization",
+        "init_args": {"controls": ["color", "pet"], "every_n_steps": 1000},
+    }
+]
+
+
 @dataclass(frozen=True)
 class Size:
     """How much an LM can be asked for on a CPU.
@@ -58,8 +67,11 @@ class Size:
         n_parameters: Largest number of parameters that this is for.
         n_subjects: Subjects of the probe.
         n_ridge: Subjects of the ridge path.
-        n_edits: Edits of city->country with LoRA; of the other relations, 32 at most.
+        n_edits: Edits of city->country with LoRA, measured at each step; of the other relations, 32
+            at most.
         n_full: The same with all weights; 0 skips them.
+        n_outcomes: Edits of each relation with LoRA, measured at the end.
+        n_full_outcomes: The same with all weights; 0 skips them.
         geometry: Texts of the token geometry.
         sae_tokens: Tokens that SAEs of some layers are trained on, for the feature flow; 0 skips
             both.
@@ -70,18 +82,30 @@ class Size:
     n_ridge: int
     n_edits: int
     n_full: int
+    n_outcomes: int
+    n_full_outcomes: int
     geometry: int
     sae_tokens: int = 0
 
 
 SIZES = (
     Size(
-        2e8, n_subjects=2000, n_ridge=6000, n_edits=150, n_full=40, geometry=100, sae_tokens=393_216
+        2e8, n_subjects=2000, n_ridge=6000, n_edits=150, n_full=40, n_outcomes=150,
+        n_full_outcomes=150, geometry=100, sae_tokens=393_216,
     ),
-    Size(4e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=20, geometry=50),
-    Size(8e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=0, geometry=20),
-    Size(1e11, n_subjects=500, n_ridge=1000, n_edits=32, n_full=0, geometry=10),
-)
+    Size(
+        4e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=20, n_outcomes=150,
+        n_full_outcomes=64, geometry=50,
+    ),
+    Size(
+        8e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=0, n_outcomes=150,
+        n_full_outcomes=32, geometry=20,
+    ),
+    Size(
+        1e11, n_subjects=500, n_ridge=1000, n_edits=32, n_full=0, n_outcomes=64,
+        n_full_outcomes=0, geometry=10,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,12 +117,14 @@ class Run:
         options: Its command and options.
         keep: Keys of results.json to keep.
         figures: Figures to keep.
+        tables: Tables to keep.
     """
 
     name: str
     options: tuple[str, ...]
     keep: tuple[str, ...]
     figures: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
 
 def plan(size: Size, texts: str | None) -> Iterator[Run]:
@@ -154,7 +180,7 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
             "token_geometry",
             ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
              "--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2",
-             "--data.sample_by=document", "--model.embedding_layer=false",
+             "--data.sample_by=document",
              "--matmul_precision=medium"),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
             ("profiles",),
@@ -190,24 +216,38 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
             ("relation", "steering", "saes"),
             ("relation", "flow_*"),
         )  # fmt: skip
-    for method, config, n_edits in (
-        ("lora", "configs/source_finetune_lora.yaml", size.n_edits),
-        ("full", "configs/source_finetune.yaml", size.n_full),
-    ):
-        own = (
-            () if method == "lora" else ("--model.learning_rate=5e-6", "--model.steps_per_edit=10")
-        )
-        for relation in EDITED if n_edits else ():
-            yield Run(
-                edit_run(method, relation),
-                ("fit", "--config", config, f"--data.relation={relation}",
-                 f"--data.n_edits={n_edits if relation == EDITED[0] else min(n_edits, 32)}",
-                 # Fused attention is slow at this precision on CPUs.
-                 "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own),
-                ("relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
-                 "ambiguous_hallucinated", "unchanged", "random", "controls", "causes",
-                 "gradient_correlation", "logit_correlation", "gradients", "forecast"),
+    methods = (
+        ("lora", "configs/source_finetune_lora.yaml", size.n_edits, size.n_outcomes, ()),
+        ("full", "configs/source_finetune.yaml", size.n_full, size.n_full_outcomes,
+         ("--model.learning_rate=5e-6", "--model.steps_per_edit=10")),
+    )  # fmt: skip
+    outcomes = (
+        "relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
+        "ambiguous_hallucinated", "unchanged", "random", "controls", "causes",
+    )  # fmt: skip
+    for method, config, n_edits, n_outcomes, own in methods:
+        for relation in EDITED:
+            options = (
+                "fit", "--config", config, f"--data.relation={relation}",
+                # Fused attention is slow at this precision on CPUs.
+                "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own,
             )  # fmt: skip
+            if n_outcomes:
+                yield Run(
+                    f"outcomes_{edit_run(method, relation)}",
+                    (*options, f"--data.n_edits={n_outcomes}", "--model.forecast=false",
+                     f"--trainer.callbacks={json.dumps(AT_THE_END)}"),
+                    (*outcomes, "seconds"),
+                    tables=("cases",),
+                )  # fmt: skip
+            if n_edits:
+                n = n_edits if relation == EDITED[0] else min(n_edits, 32)
+                yield Run(
+                    edit_run(method, relation),
+                    (*options, f"--data.n_edits={n}"),
+                    (*outcomes, "gradient_correlation", "logit_correlation", "gradients",
+                     "forecast"),
+                )  # fmt: skip
 
 
 def execute(run: Run, lm: Path, folder: Path) -> None:
@@ -250,6 +290,8 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
             for figure in run.figures:
                 for file in found.parent.glob(f"figures/{figure}.png"):
                     copyfile(file, folder / f"{run.name}_{file.stem}.png")
+            for table in run.tables:
+                copyfile(found.parent / "tables" / f"{table}.csv", folder / f"{run.name}.csv")
     write_numbers(folder / f"{run.name}.json", content)
 
 

@@ -1,0 +1,283 @@
+"""Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
+
+Nothing here is fitted on what it is judged on: `combined` is fitted on the other LMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from forecast_baselines import BASELINES
+from numbers_file import read_numbers
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from lincorr_lightning.finetune.optimizer_step import REACH
+from lincorr_lightning.finetune.outcome_model import outcome_features
+from lincorr_lightning.functional import Outcome
+from lincorr_lightning.results.tables import markdown_table
+
+FLOATS = npt.NDArray[np.float64]
+N_RESAMPLES = 1000
+OURS = ("map_0", "map_auto", "optimizer_step", "combined")
+STEP = f"step_{REACH:g}"
+GENERALIZED, HALLUCINATED = 0, 1  # positions in Outcome
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The edits of one run, with their forecasts and outcomes.
+
+    Attributes:
+        lm: Name of the LM.
+        method: full or lora.
+        relation: The relation, as city->country.
+        arrays: See ``forecast.py``.
+        training_seconds: Duration of the training.
+    """
+
+    lm: str
+    method: str
+    relation: str
+    arrays: dict[str, npt.NDArray[Any]]
+    training_seconds: float
+
+    @property
+    def failed(self) -> npt.NDArray[np.bool_]:
+        """Whether each edit did not generalize."""
+        return np.asarray(self.arrays["outcome"] != GENERALIZED)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether enough edits generalized, and did not, for an AUROC to mean something."""
+        return bool(10 <= self.failed.sum() <= len(self.failed) - 10)
+
+    def logits(self, name: str) -> FLOATS:
+        """Return the target logits that a forecaster predicts, ``(n, n_target)``."""
+        key = {"answer_before": "before", "optimizer_step": f"predicted/{STEP}"}.get(name)
+        return self.arrays[key or f"predicted/{name}"].astype(float)
+
+    def risk(self, name: str) -> FLOATS:
+        """Return the risk of each edit by a forecaster or baseline."""
+        if name in BASELINES:
+            return self.arrays[f"risk/{name}"].astype(float)
+        logits, right = self.logits(name), self.arrays["reference"]
+        best_wrong = np.where(right, -np.inf, logits).max(1)
+        return np.asarray(best_wrong - np.where(right, logits, -np.inf).max(1))
+
+    def accuracy(self, name: str) -> float:
+        """Return how often the predicted answer is that after training."""
+        return float(np.mean(self.logits(name).argmax(1) == self.arrays["after"]))
+
+    @property
+    def most_frequent(self) -> float:
+        """Share of the most frequent answer after training."""
+        return float(np.bincount(self.arrays["after"]).max() / len(self.failed))
+
+    def features(self) -> FLOATS:
+        """Return the inputs of the package's `OutcomeModel`."""
+        logits = (self.logits(name) for name in ("answer_before", "map_auto", "optimizer_step"))
+        reference = torch.from_numpy(self.arrays["reference"])
+        found = outcome_features(*(torch.from_numpy(each) for each in logits), reference)
+        return np.asarray(found.numpy())
+
+
+def load(results: Path) -> list[Edits]:
+    """Read all edits that have been forecast."""
+    found = []
+    for file in sorted(results.glob("*/outcomes_*.npz")):
+        _, method, relation = file.stem.split("_", 2)
+        with np.load(file) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+        run = read_numbers(file.with_suffix(".json"))["results"]
+        found.append(
+            Edits(file.parent.name, method, relation.replace("_to_", "->"), content, run["seconds"])
+        )
+    return found
+
+
+def fit(everything: Sequence[Edits]) -> LogisticRegression:
+    """Fit the probabilities of the outcomes on some edits; every run has the same weight."""
+    model = LogisticRegression(C=1.0, max_iter=1000)
+    weights = [np.full(len(e.failed), 1 / len(e.failed)) for e in everything]
+    return model.fit(
+        np.concatenate([e.features() for e in everything]),
+        np.concatenate([e.arrays["outcome"] for e in everything]),
+        np.concatenate(weights) * 100,
+    )
+
+
+def combined(edits: Edits, everything: Sequence[Edits]) -> FLOATS:
+    """Return the probabilities of the outcomes, ``(n, 3)``, by a fit on the other LMs' edits."""
+    others = [e for e in everything if e.lm != edits.lm and e.method == edits.method]
+    found = np.zeros((len(edits.failed), len(Outcome)))
+    if not others:
+        return np.full_like(found, np.nan)
+    model = fit(others)
+    found[:, model.classes_] = model.predict_proba(edits.features())
+    return found
+
+
+def stored_model(everything: Sequence[Edits], method: str) -> dict[str, Any]:
+    """Return the model of all edits by a method, as ``outcome_model.json`` holds it."""
+    own = [e for e in everything if e.method == method]
+    model = fit(own)
+    coefficients = np.zeros((len(Outcome), model.coef_.shape[1]))
+    intercepts = np.full(len(Outcome), -20.0)  # an outcome that never occurred
+    coefficients[model.classes_], intercepts[model.classes_] = model.coef_, model.intercept_
+    lms = ", ".join(dict.fromkeys(e.lm for e in own))
+    relations = ", ".join(dict.fromkeys(e.relation for e in own))
+    return {
+        "coefficients": coefficients.round(4).tolist(),
+        "intercepts": intercepts.round(4).tolist(),
+        "fitted_on": f"{sum(len(e.failed) for e in own)} edits of {relations} on {lms}",
+    }
+
+
+def interval(
+    failed: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
+) -> tuple[float, float, float]:
+    """Return the mean AUROC over relations, with a 95 % interval over edits (bootstrap)."""
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(N_RESAMPLES):
+        areas = []
+        for truth, risk in zip(failed, risks, strict=True):
+            rows = rng.integers(len(truth), size=len(truth))
+            if 0 < truth[rows].sum() < len(rows):
+                areas.append(roc_auc_score(truth[rows], risk[rows]))
+        means.append(np.mean(areas))
+    own = np.mean([roc_auc_score(t, r) for t, r in zip(failed, risks, strict=True)])
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(own), float(low), float(high)
+
+
+def tables(results: Path) -> str:
+    """Return all tables."""
+    everything = load(results)
+    makers = (_relations, _means, _answers, _left_out, _costs, _reach)
+    parts = [make(everything) for make in makers]
+    return "\n\n".join(parts)
+
+
+def readme_table(everything: Sequence[Edits]) -> str:
+    """Return the AUROC of each risk, mean over relations, with its interval."""
+    shown = ("answer_before", "gradient_similarity", "map_0", "map_auto", "optimizer_step",
+             "combined")  # fmt: skip
+    return _means(everything, shown)
+
+
+def _risks(edits: Edits, everything: Sequence[Edits]) -> dict[str, FLOATS]:
+    names = ("answer_before", *BASELINES, *OURS[:-1])
+    probabilities = combined(edits, everything)
+    return {**{name: edits.risk(name) for name in names}, "combined": -probabilities[:, 0]}
+
+
+def _relations(everything: Sequence[Edits]) -> str:
+    rows: list[list[Any]] = []
+    header: list[str] = []
+    for edits in everything:
+        risks = _risks(edits, everything)
+        header = list(risks)
+        cells = [
+            f"{roc_auc_score(edits.failed, risk):.2f}"
+            if edits.is_judged and np.isfinite(risk).all()
+            else ""
+            for risk in risks.values()
+        ]
+        share = 1 - edits.failed.mean()
+        rows.append(
+            [edits.lm, edits.method, edits.relation.replace("->", "→"), len(edits.failed),
+             f"{share:.0%}", *cells]
+        )  # fmt: skip
+    return markdown_table(["LM", "method", "relation", "edits", "generalized", *header], rows)
+
+
+def _means(everything: Sequence[Edits], shown: Sequence[str] = ()) -> str:
+    rows: list[list[Any]] = []
+    header: list[str] = []
+    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
+        own = [e for e in everything if (e.lm, e.method) == (lm, method) and e.is_judged]
+        if not own:
+            continue
+        risks = [_risks(e, everything) for e in own]
+        header = [name for name in risks[0] if not shown or name in shown]
+        cells = []
+        for name in header:
+            if not all(np.isfinite(each[name]).all() for each in risks):
+                cells.append("")
+                continue
+            mean, low, high = interval([e.failed for e in own], [each[name] for each in risks])
+            cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f})")
+        rows.append([lm, method, len(own), sum(len(e.failed) for e in own), *cells])
+    return markdown_table(["LM", "method", "relations", "edits", *header], rows)
+
+
+def _answers(everything: Sequence[Edits]) -> str:
+    rows: list[list[Any]] = []
+    for edits in everything:
+        p = combined(edits, everything)
+        truth = np.eye(3)[edits.arrays["outcome"]]
+        brier = ((p - truth) ** 2).sum(1).mean()
+        base = ((truth.mean(0) - truth) ** 2).sum(1).mean()
+        rows.append(
+            [edits.lm, edits.method, edits.relation.replace("->", "→"),
+             f"{edits.most_frequent:.0%}",
+             *(f"{edits.accuracy(name):.0%}"
+               for name in ("answer_before", "map_0", "map_auto", "optimizer_step")),
+             f"{brier:.2f}", f"{base:.2f}"]
+        )  # fmt: skip
+    return markdown_table(
+        ["LM", "method", "relation", "most_frequent", "answer_before", "map_0", "map_auto",
+         "optimizer_step", "Brier of combined", "of the shares"],
+        rows,
+    )  # fmt: skip
+
+
+def _left_out(everything: Sequence[Edits]) -> str:
+    """Show what remains if edits above a risk are left out (``data.max_risk``)."""
+    rows: list[list[Any]] = []
+    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
+        own = [e for e in everything if (e.lm, e.method) == (lm, method)]
+        p = np.concatenate([combined(e, everything)[:, HALLUCINATED] for e in own])
+        if not np.isfinite(p).all():
+            continue
+        wrong = np.concatenate([e.arrays["outcome"] == HALLUCINATED for e in own])
+        cells = [f"{wrong.mean():.0%}"]
+        for limit in (0.7, 0.5, 0.3):
+            kept = p <= limit
+            share = f"{wrong[kept].mean():.0%}" if kept.any() else "-"
+            cells.append(f"{share} of {kept.mean():.0%}")
+        rows.append([lm, method, len(wrong), *cells])
+    columns = ("LM", "method", "edits", "hallucinated", "max_risk .7", ".5", ".3")
+    return markdown_table(columns, rows)
+
+
+def _costs(everything: Sequence[Edits]) -> str:
+    """Show the time of forecasts, as shares of the training that they spare."""
+    names = ("maps", "steps", "gradient_similarity", "activation_similarity")
+    rows = [
+        [e.lm, e.method, e.relation.replace("->", "→"), len(e.failed),
+         f"{e.training_seconds:.0f} s",
+         *(f"{float(e.arrays[f'seconds/{name}']) / e.training_seconds:.2f}" for name in names)]
+        for e in everything
+    ]  # fmt: skip
+    return markdown_table(("LM", "method", "relation", "edits", "training", *names), rows)
+
+
+def _reach(everything: Sequence[Edits]) -> str:
+    """Show the length of the step: chosen on one LM, looked up on the others."""
+    names = sorted({n for e in everything for n in e.arrays if n.startswith("predicted/step")})
+    keys = [name.removeprefix("predicted/") for name in names]
+    rows = [
+        [e.lm, e.method, e.relation.replace("->", "→"),
+         *(f"{roc_auc_score(e.failed, e.risk(key)):.2f}, {e.accuracy(key):.0%}" for key in keys)]
+        for e in everything if e.is_judged
+    ]  # fmt: skip
+    return markdown_table(["LM", "method", "relation", *keys], rows)

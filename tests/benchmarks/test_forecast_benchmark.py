@@ -1,0 +1,143 @@
+"""The scripts that forecast edits of pretrained LMs and score the forecasts."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning.finetune.edits import sample_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def scores(script: Script) -> ModuleType:
+    return script("forecast_scores")
+
+
+def edits(scores: ModuleType, lm: str, seed: int, n: int = 80) -> Any:
+    """Edits whose outcome follows the step's forecast, but for some noise."""
+    rng = np.random.default_rng(seed)
+    before, by_map, by_step = rng.normal(scale=2, size=(3, n, 5))
+    reference = np.eye(5, dtype=bool)[rng.integers(5, size=n)]
+    reference[np.arange(n), before.argmax(1)] = False
+    reference[~reference.any(1), 0] = True
+    after = (by_step + rng.normal(scale=1.0, size=(n, 5))).argmax(1)
+    right = reference[np.arange(n), after]
+    outcome = np.where(right, 0, np.where(after == before.argmax(1), 2, 1))
+    arrays = {
+        "before": before, "reference": reference, "after": after, "outcome": outcome,
+        "predicted/map_0": by_map, "predicted/map_auto": by_map,
+        f"predicted/{scores.STEP}": by_step,
+        **{f"risk/{name}": rng.normal(size=n) for name in scores.BASELINES},
+        **{f"seconds/{name}": np.float32(1) for name in
+           ("maps", "steps", "gradient_similarity", "activation_similarity")},
+    }  # fmt: skip
+    return scores.Edits(lm, "lora", "city->country", arrays, 20.0)
+
+
+def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
+    one = edits(scores, "a", 0)
+    logits = one.arrays[f"predicted/{scores.STEP}"]
+    for i, risk in enumerate(one.risk("optimizer_step")):
+        groups: dict[bool, list[float]] = {True: [], False: []}
+        for value, is_right in zip(logits[i], one.arrays["reference"][i], strict=True):
+            groups[bool(is_right)].append(value)
+        assert risk == pytest.approx(max(groups[False]) - max(groups[True]))
+    hits = [max(range(5), key=lambda j, row=row: row[j]) == after
+            for row, after in zip(logits, one.arrays["after"], strict=True)]  # fmt: skip
+    assert one.accuracy("optimizer_step") == pytest.approx(sum(hits) / len(hits))
+    assert one.is_judged
+
+
+def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
+    everything = [edits(scores, lm, seed) for seed, lm in enumerate("abc")]
+    found = scores.combined(everything[0], everything)
+    np.testing.assert_allclose(found.sum(1), 1)
+    assert scores.roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
+    turned = everything[0].arrays["outcome"].copy()
+    everything[0].arrays["outcome"] = 2 - turned
+    np.testing.assert_array_equal(scores.combined(everything[0], everything), found)
+    everything[1].arrays["outcome"] = 2 - everything[1].arrays["outcome"]
+    assert np.abs(scores.combined(everything[0], everything) - found).max() > 0.01
+    assert np.isnan(scores.combined(everything[0], everything[:1])).all()
+
+
+def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) -> None:
+    widths = []
+    for n in (60, 600):
+        one = edits(scores, "a", 3, n)
+        area, low, high = scores.interval([one.failed], [one.risk("optimizer_step")])
+        assert low < area < high
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 2
+
+
+def test_tables_of_all_scores(
+    scores: ModuleType, rows: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = [edits(scores, lm, seed) for seed, lm in enumerate("ab")]
+    monkeypatch.setattr(scores, "load", lambda results: everything)
+    cells = rows(scores.tables(Path()))
+    area = scores.roc_auc_score(everything[0].failed, everything[0].risk("map_0"))
+    assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
+
+
+def test_edits_are_forecast_from_their_cases(
+    script: Script, scores: ModuleType, small_lm: str, tmp_path: Path
+) -> None:
+    forecast = script("forecast")
+    lm = LanguageModel.from_pretrained(small_lm)
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    some = sample_edits(relation, lm, 5)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    cases = folder / "outcomes_lora_city_to_country.csv"
+    with cases.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["subject", "source_answer", "answer_after", "outcome"])
+        for edit in some:
+            after = relation.target.texts[edit.reference[0]]
+            writer.writerow([edit.subject, edit.answer, after, "generalized"])
+    cases.with_suffix(".json").write_text(json.dumps({"results": {"seconds": 9.0}}))
+    forecast.save(forecast.collect(lm, "city->country", "lora", cases), cases.with_suffix(".npz"))
+    (found,) = scores.load(tmp_path)
+    assert (found.lm, found.method, found.relation) == ("small", "lora", "city->country")
+    assert not found.failed.any()
+    subjects = [edit.subject for edit in some]
+    before = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    np.testing.assert_allclose(found.logits("answer_before"), before.numpy(), rtol=1e-3, atol=1e-3)
+    for i, edit in enumerate(some):
+        assert set(found.arrays["reference"][i].nonzero()[0]) == set(edit.reference)
+    assert {"map_0", "map_auto"} <= {n.removeprefix("predicted/") for n in found.arrays}
+
+
+def test_gradient_similarity_equals_the_definition(script: Script, small_lm: str) -> None:
+    baselines = script("forecast_baselines")
+    lm = LanguageModel.from_pretrained(small_lm)
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    some = sample_edits(relation, lm, 2)
+    found = baselines.gradient_similarity(lm, some, relation)
+    assert not any(p.requires_grad for p in lm.model.parameters())
+    lm.model.requires_grad_(True)
+    for edit, risk in zip(some, found.tolist(), strict=True):
+        gradients = []
+        for prompt, token in (
+            (f"{edit.subject} lives in the city of", edit.tokens[0]),
+            (f"{edit.subject} lives in the country of",
+             relation.target.token_ids[edit.reference[0]]),
+        ):  # fmt: skip
+            lm.model.zero_grad()
+            logits = lm.model(**lm.tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+            (-logits.log_softmax(0)[token]).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in lm.model.parameters()]))
+        expected = torch.cosine_similarity(*gradients, dim=0).item()
+        assert risk == pytest.approx(-expected, rel=1e-3)
