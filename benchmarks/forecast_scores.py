@@ -103,8 +103,11 @@ def load(results: Path) -> list[Edits]:
 
 
 def fit(everything: Sequence[Edits]) -> LogisticRegression:
-    """Fit the probabilities of the outcomes on some edits; every run has the same weight."""
-    model = LogisticRegression(C=1.0, max_iter=1000)
+    """Fit the probabilities of the outcomes on some edits; every run has the same weight.
+
+    Strongly regularized: a prior that helps for one relation misleads for another.
+    """
+    model = LogisticRegression(C=0.01, max_iter=1000)
     weights = [np.full(len(e.failed), 1 / len(e.failed)) for e in everything]
     return model.fit(
         np.concatenate([e.features() for e in everything]),
