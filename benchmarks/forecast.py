@@ -25,6 +25,7 @@ from forecast_baselines import BASELINES
 from forecast_scores import load, stored_model, tables
 from jsonargparse import auto_cli
 from numbers_file import write_numbers
+from real_lm_tables import edits_of
 from real_lms import RESULTS
 
 from lincorr_lightning.finetune.edits import Edit, resolve_edits
@@ -129,8 +130,8 @@ def main(
             lm = lm or LanguageModel.from_pretrained(
                 str(config.parent), dtype="float32", attn_implementation="eager"
             )
-            _, method, relation = cases.stem.split("_", 2)
-            arrays = collect(lm, relation.replace("_to_", "->"), method, cases)
+            method, relation = edits_of(cases.stem)
+            arrays = collect(lm, relation, method, cases)
             save(arrays, cases.with_suffix(".npz"))
     print(tables(results))
 

@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 from forecast_baselines import BASELINES
 from numbers_file import read_numbers
+from real_lm_tables import edits_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.finetune.optimizer_step import REACH
 from lincorr_lightning.finetune.outcome_model import outcome_features
-from lincorr_lightning.functional import Outcome
+from lincorr_lightning.functional import Outcome, risk
 from lincorr_lightning.results.tables import markdown_table
 
 FLOATS = npt.NDArray[np.float64]
@@ -67,9 +68,8 @@ class Edits:
         """Return the risk of each edit by a forecaster or baseline."""
         if name in BASELINES:
             return self.arrays[f"risk/{name}"].astype(float)
-        logits, right = self.logits(name), self.arrays["reference"]
-        best_wrong = np.where(right, -np.inf, logits).max(1)
-        return np.asarray(best_wrong - np.where(right, logits, -np.inf).max(1))
+        logits = torch.from_numpy(self.logits(name))
+        return np.asarray(risk(logits, torch.from_numpy(self.arrays["reference"])).numpy())
 
     def accuracy(self, name: str) -> float:
         """Return how often the predicted answer is that after training."""
@@ -92,13 +92,11 @@ def load(results: Path) -> list[Edits]:
     """Read all edits that have been forecast."""
     found = []
     for file in sorted(results.glob("*/outcomes_*.npz")):
-        _, method, relation = file.stem.split("_", 2)
+        method, relation = edits_of(file.stem)
         with np.load(file) as arrays:
             content = {name: arrays[name] for name in arrays.files}
         run = read_numbers(file.with_suffix(".json"))["results"]
-        found.append(
-            Edits(file.parent.name, method, relation.replace("_to_", "->"), content, run["seconds"])
-        )
+        found.append(Edits(file.parent.name, method, relation, content, run["seconds"]))
     return found
 
 
@@ -151,10 +149,10 @@ def interval(
     means = []
     for _ in range(N_RESAMPLES):
         areas = []
-        for truth, risk in zip(failed, risks, strict=True):
+        for truth, values in zip(failed, risks, strict=True):
             rows = rng.integers(len(truth), size=len(truth))
             if 0 < truth[rows].sum() < len(rows):
-                areas.append(roc_auc_score(truth[rows], risk[rows]))
+                areas.append(roc_auc_score(truth[rows], values[rows]))
         means.append(np.mean(areas))
     own = np.mean([roc_auc_score(t, r) for t, r in zip(failed, risks, strict=True)])
     low, high = np.quantile(means, [0.025, 0.975])

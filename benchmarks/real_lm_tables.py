@@ -36,6 +36,12 @@ def edit_run(method: str, relation: str) -> str:
     return f"{method}_{relation.replace('->', '_to_')}"
 
 
+def edits_of(outcomes: str) -> tuple[str, str]:
+    """Return method and relation of a run of outcomes, from its name."""
+    _, method, relation = outcomes.split("_", 2)
+    return method, relation.replace("_to_", "->")
+
+
 def peak_of(curve: Sequence[float]) -> int:
     """Return where a curve over layers is highest."""
     return max(range(len(curve)), key=lambda i: curve[i])

@@ -210,8 +210,7 @@ class EditsDataModule(L.LightningDataModule):
         """Return the edits that are not forecast to hallucinate."""
         limit = self.hparams["max_risk"]
         forecasts = forecast_edits(lm, edits, relation, ["auto"], training=self._training)
-        assert forecasts.probabilities is not None
-        risks = forecasts.probabilities[:, list(Outcome).index(Outcome.HALLUCINATED)].tolist()
+        risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
         if not kept:
             raise SubjectsError(

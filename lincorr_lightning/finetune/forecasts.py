@@ -106,6 +106,11 @@ class Forecasts:
             return 1 - self.probabilities[:, 0]
         return risk(self.predicted[name], self.reference_mask)
 
+    def probability(self, outcome: Outcome) -> list[float]:
+        """Return the probability of an outcome of each edit, by ``combined``."""
+        assert self.probabilities is not None
+        return self.probabilities[:, list(Outcome).index(outcome)].tolist()
+
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
         if name == COMBINED:

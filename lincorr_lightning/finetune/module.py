@@ -74,6 +74,9 @@ class SourceFinetune(L.LightningModule):
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
 
+    Attributes:
+        edit_training: How the edits are trained; `EditsDataModule` takes it as ``training``.
+
     Raises:
         LanguageModelError: The LM cannot be read, or has no such target modules.
         ConfigError: Settings contradict each other.
@@ -101,11 +104,8 @@ class SourceFinetune(L.LightningModule):
         adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
         if protocol not in ("joint", "independent"):
             raise ConfigError(f"model.protocol is {protocol!r}; it must be joint or independent.")
-        if method not in ("full", "lora"):
-            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
+        self.edit_training = EditTraining(method, learning_rate, steps_per_edit, adapter)
         require("model.edits_per_step", edits_per_step, at_least=1)
-        require("model.steps_per_edit", steps_per_edit, at_least=1)
-        require("model.learning_rate", learning_rate, at_least=0)
         require("model.weight_decay", weight_decay, at_least=0)
         if save_model and protocol == "independent":
             raise ConfigError(
@@ -153,16 +153,6 @@ class SourceFinetune(L.LightningModule):
             self.hparams["protocol"],
             1 if one_at_a_time else self.hparams["edits_per_step"],
             self.hparams["steps_per_edit"] if self.is_independent else 1,
-        )
-
-    @property
-    def edit_training(self) -> EditTraining:
-        """How the edits are trained; `EditsDataModule` takes it as ``training``."""
-        return EditTraining(
-            self.hparams["method"],
-            self.hparams["learning_rate"],
-            self.hparams["steps_per_edit"],
-            self.adapter_settings,
         )
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -163,12 +164,8 @@ class _Batch:
     ) -> None:
         self.lm, self.ids, self.tokens = lm, ids, tokens
         self.edits = [edits[i] for i in ids]
-        device = lm.model.device
         batch = edit_batch(self.edits, ids, [sources[i] for i in ids])
-        batch.input_ids = batch.input_ids.to(device)
-        batch.attention_mask = batch.attention_mask.to(device)
-        batch.labels = batch.labels.to(device)
-        self.answers = batch
+        self.answers: EditBatch = move_data_to_device(batch, lm.model.device)
         self.targets = [targets[i] for i in ids]
 
     def require_finite(self, what: str, values: Tensor) -> None:

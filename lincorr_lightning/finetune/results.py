@@ -141,8 +141,9 @@ def forecast_table(
         risks = [number(risk) for risk in forecasts.risks(name)]
         cells[Column(f"{name}_risk", "risk", ".2f")] = risks
     if forecasts.probabilities is not None:
-        for outcome, column in zip(Outcome, forecasts.probabilities.T.tolist(), strict=True):
-            cells[Column(f"p_{outcome}", f"p {outcome}", ".0%")] = column
+        for outcome in Outcome:
+            column = Column(f"p_{outcome}", f"p {outcome}", ".0%")
+            cells[column] = forecasts.probability(outcome)
     if forecasts.causes:
         cells[Column("cause", "if not generalized")] = forecasts.causes
     if answers_after is not None and outcomes is not None:
@@ -158,8 +159,7 @@ def forecast_table(
 
 def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
     """Return the table ``riskiest``: the edits that are most likely to hallucinate."""
-    assert forecasts.probabilities is not None
-    p = forecasts.probabilities[:, list(Outcome).index(Outcome.HALLUCINATED)].tolist()
+    p = forecasts.probability(Outcome.HALLUCINATED)
     answers = forecasts.answers(forecasts.default)
     rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
     return Table(
