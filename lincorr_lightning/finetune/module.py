@@ -235,11 +235,14 @@ class SourceFinetune(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW over the weights that are trained."""
+        # Lightning's gradient scaler for float16 does not support the fused one.
+        fused = self.trainer.precision != "16-mixed"
         return torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.hparams["learning_rate"],
             betas=self.hparams["betas"],
             weight_decay=self.hparams["weight_decay"],
+            fused=fused,
         )
 
     # -- training ----------------------------------------------------------------------------------

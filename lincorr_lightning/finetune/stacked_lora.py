@@ -63,8 +63,8 @@ class StackedLoRA(nn.Module):
         >>> from lincorr_lightning import LanguageModel
         >>> lm = LanguageModel.from_pretrained("tiny-world")
         >>> adapters = StackedLoRA(lm.model, n=2, rank=4, alpha=8, target_modules=["q_proj"])
-        >>> adapters.targets
-        ('model.layers.0.self_attn.q_proj',)
+        >>> adapters.targets[0]
+        'model.layers.0.self_attn.q_proj'
         >>> with adapters.rows([0, 1, 1, -1]):  # -1: the LM itself
         ...     lm.model(input_ids=torch.ones(4, 3, dtype=torch.long)).logits.shape
         torch.Size([4, 3, 2349])
