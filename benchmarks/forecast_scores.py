@@ -5,6 +5,7 @@ Nothing here is fitted on what it is judged on: `combined` is fitted on the othe
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class Edits:
         relation: The relation, as city->country.
         arrays: See ``forecast.py``.
         training_seconds: Duration of the training.
+        repeated: The same edits' logit of the reference's probability, and their outcome, in a
+            second training from other adapters; None if there was none.
     """
 
     lm: str
@@ -48,6 +51,7 @@ class Edits:
     relation: str
     arrays: dict[str, npt.NDArray[Any]]
     training_seconds: float
+    repeated: tuple[FLOATS, npt.NDArray[np.int64]] | None = None
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
@@ -96,8 +100,19 @@ def load(results: Path) -> list[Edits]:
         with np.load(file) as arrays:
             content = {name: arrays[name] for name in arrays.files}
         run = read_numbers(file.with_suffix(".json"))["results"]
-        found.append(Edits(file.parent.name, method, relation, content, run["seconds"]))
+        again = file.with_name(file.name.replace("outcomes", "repeated", 1)).with_suffix(".csv")
+        repeated = read_outcomes(again) if again.exists() else None
+        found.append(Edits(file.parent.name, method, relation, content, run["seconds"], repeated))
     return found
+
+
+def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
+    """Return the log-odds of the reference after each edit, and its outcome."""
+    with cases.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    p = np.array([float(row["probability_reference_after"]) for row in rows]).clip(1e-9, 1 - 1e-9)
+    outcomes = [list(Outcome).index(Outcome(row["outcome"])) for row in rows]
+    return np.log(p / (1 - p)), np.array(outcomes)
 
 
 def fit(everything: Sequence[Edits]) -> LogisticRegression:
@@ -162,7 +177,7 @@ def interval(
 def tables(results: Path) -> str:
     """Return all tables."""
     everything = load(results)
-    makers = (_relations, _means, _answers, _left_out, _costs, _reach)
+    makers = (_relations, _means, _answers, _repeated, _left_out, _costs, _reach)
     parts = [make(everything) for make in makers]
     return "\n\n".join(parts)
 
@@ -237,6 +252,30 @@ def _answers(everything: Sequence[Edits]) -> str:
     return markdown_table(
         ["LM", "method", "relation", "most_frequent", "answer_before", "map_0", "map_auto",
          "optimizer_step", "Brier of combined", "of the shares"],
+        rows,
+    )  # fmt: skip
+
+
+def _repeated(everything: Sequence[Edits]) -> str:
+    """Show how well a second training from other adapters tells the outcome of the first.
+
+    It knows all of the first but the adapters' weights before it.
+    """
+    rows: list[list[Any]] = []
+    for edits in everything:
+        if edits.repeated is None or not edits.is_judged:
+            continue
+        log_odds, outcomes = edits.repeated
+        same = np.mean(outcomes == edits.arrays["outcome"])
+        area = roc_auc_score(edits.failed, -log_odds)
+        forecast = roc_auc_score(edits.failed, edits.risk("optimizer_step"))
+        rows.append(
+            [edits.lm, edits.method, edits.relation.replace("->", "→"), len(edits.failed),
+             f"{same:.0%}", f"{area:.2f}", f"{forecast:.2f}"]
+        )  # fmt: skip
+    return markdown_table(
+        ["LM", "method", "relation", "edits", "same outcome", "AUROC of the second training",
+         "of optimizer_step"],
         rows,
     )  # fmt: skip
 

@@ -240,6 +240,15 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip
+            if n_outcomes and method == "lora" and size.n_parameters <= 4e8:
+                # From other adapters: how far the outcome of an edit is settled at all.
+                yield Run(
+                    f"repeated_{edit_run(method, relation)}",
+                    (*options, f"--data.n_edits={n_outcomes}", "--model.adapter.seed=1000",
+                     "--model.forecast=false", f"--trainer.callbacks={json.dumps(AT_THE_END)}"),
+                    (*outcomes, "seconds"),
+                    tables=("cases",),
+                )  # fmt: skip
             if n_edits:
                 n = n_edits if relation == EDITED[0] else min(n_edits, 32)
                 yield Run(

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,10 +86,24 @@ def test_tables_of_all_scores(
     scores: ModuleType, rows: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = [edits(scores, lm, seed) for seed, lm in enumerate("ab")]
+    outcome = everything[0].arrays["outcome"]
+    everything[0] = replace(everything[0], repeated=(-1.0 * (outcome != 0), outcome))
     monkeypatch.setattr(scores, "load", lambda results: everything)
     cells = rows(scores.tables(Path()))
     area = scores.roc_auc_score(everything[0].failed, everything[0].risk("map_0"))
     assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
+    assert any(row[4:6] == ["100%", "1.00"] for row in cells)
+
+
+def test_a_second_training_is_read_from_its_cases(scores: ModuleType, tmp_path: Path) -> None:
+    cases = tmp_path / "repeated_lora_city_to_country.csv"
+    cases.write_text(
+        "probability_reference_after,outcome\n0.75,generalized\n0.25,hallucinated\n0,unchanged\n"
+    )
+    log_odds, outcomes = scores.read_outcomes(cases)
+    np.testing.assert_allclose(log_odds[:2], [np.log(3), -np.log(3)])
+    assert np.isfinite(log_odds).all()
+    assert outcomes.tolist() == [0, 1, 2]
 
 
 def test_edits_are_forecast_from_their_cases(
