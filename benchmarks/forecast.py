@@ -38,7 +38,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 
 RIDGES = (0.0, "auto", 100.0, 1000.0)
 REACHES = (1.0, 2.0, 4.0, 6.0, 8.0)
-TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-6)}
+TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 N_SUBJECTS = 1000
 
 
