@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
 RIDGES = (0.0, "auto", 100.0, 1000.0)
-REACHES = (1.0, 2.0, 4.0, 6.0, 8.0)
+REACHES = (4.0, 8.0, 16.0, 24.0, 32.0)
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 N_SUBJECTS = 1000
 
@@ -56,13 +57,15 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         ask([edit.subject for edit in edits])
         for ask in (tokenized.source_prompts, tokenized.target_prompts)
     ]
-    start = time.perf_counter()
-    steps = logits_after_step(
-        lm, edits, *prompts, tokenized.target.token_ids, TRAINING[method], reaches=REACHES
+    step = partial(
+        logits_after_step, lm, edits, *prompts, tokenized.target.token_ids, TRAINING[method]
     )
-    seconds["steps"] = time.perf_counter() - start
+    start = time.perf_counter()
+    step()
+    seconds["step"] = time.perf_counter() - start
     predicted = dict(forecasts.predicted)
-    predicted |= {f"step_{reach:g}": one for reach, one in zip(REACHES, steps, strict=True)}
+    steps = zip(REACHES, step(reaches=REACHES), strict=True)
+    predicted |= {f"step_{reach:g}": logits for reach, logits in steps}
     found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
     for name, baseline in BASELINES.items():
         start = time.perf_counter()

@@ -301,7 +301,7 @@ def _left_out(everything: Sequence[Edits]) -> str:
 
 def _costs(everything: Sequence[Edits]) -> str:
     """Show the time of forecasts, as shares of the training that they spare."""
-    names = ("maps", "steps", "gradient_similarity", "activation_similarity")
+    names = ("maps", "step", "gradient_similarity", "activation_similarity")
     rows = [
         [e.lm, e.method, e.relation.replace("->", "→"), len(e.failed),
          f"{e.training_seconds:.0f} s",
@@ -313,8 +313,8 @@ def _costs(everything: Sequence[Edits]) -> str:
 
 def _reach(everything: Sequence[Edits]) -> str:
     """Show the length of the step: chosen on one LM, looked up on the others."""
-    names = sorted({n for e in everything for n in e.arrays if n.startswith("predicted/step")})
-    keys = [name.removeprefix("predicted/") for name in names]
+    names = {n for e in everything for n in e.arrays if n.startswith("predicted/step")}
+    keys = sorted((n.removeprefix("predicted/") for n in names), key=lambda key: float(key[5:]))
     rows = [
         [e.lm, e.method, e.relation.replace("->", "→"),
          *(f"{roc_auc_score(e.failed, e.risk(key)):.2f}, {e.accuracy(key):.0%}" for key in keys)]

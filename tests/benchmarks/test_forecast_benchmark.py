@@ -40,7 +40,7 @@ def edits(scores: ModuleType, lm: str, seed: int, n: int = 80) -> Any:
         f"predicted/{scores.STEP}": by_step,
         **{f"risk/{name}": rng.normal(size=n) for name in scores.BASELINES},
         **{f"seconds/{name}": np.float32(1) for name in
-           ("maps", "steps", "gradient_similarity", "activation_similarity")},
+           ("maps", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
     return scores.Edits(lm, "lora", "city->country", arrays, 20.0)
 
