@@ -29,7 +29,7 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
 
-REACH = 8.0
+REACH = 24.0
 """Length of the step, as a multiple of that at which the loss would be 0 to first order; chosen on
 LoRA edits of four relations on SmolLM2-135M (benchmarks/forecast.py)."""
 # AdamW's own, which keeps weights with next to no gradient where they are.
@@ -210,7 +210,8 @@ def _step_in_adapters(
             for factor, update in zip(factors, updates, strict=True):
                 factor.copy_(update * lengths.to(update))
             after.append(batch.lm.logits_of_rows(batch.targets, batch.tokens, adapters.rows))
-        adapters.reset(seeds)
+        for factor in factors:  # with which an adapter changes nothing
+            factor.zero_()
     return torch.stack(after)
 
 
