@@ -1,6 +1,7 @@
 """Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
 
-Nothing here is fitted on what it is judged on: `combined` is fitted on the other LMs.
+Nothing here is fitted on what it is judged on: `combined` is fitted on other relations of other
+LMs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from forecast_baselines import BASELINES
+from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from real_lm_tables import edits_of
 from sklearn.linear_model import LogisticRegression
@@ -23,6 +25,7 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.finetune.optimizer_step import REACH
 from lincorr_lightning.finetune.outcome_model import outcome_features
 from lincorr_lightning.functional import Outcome, risk
+from lincorr_lightning.results.style import GREY, finish, new_figure, plain_axes
 from lincorr_lightning.results.tables import markdown_table
 
 FLOATS = npt.NDArray[np.float64]
@@ -130,8 +133,15 @@ def fit(everything: Sequence[Edits]) -> LogisticRegression:
 
 
 def combined(edits: Edits, everything: Sequence[Edits]) -> FLOATS:
-    """Return the probabilities of the outcomes, ``(n, 3)``, by a fit on the other LMs' edits."""
-    others = [e for e in everything if e.lm != edits.lm and e.method == edits.method]
+    """Return the probabilities of the outcomes, ``(n, 3)``.
+
+    They are by a fit on edits of other relations of other LMs; NaN if there are none.
+    """
+    others = [
+        e
+        for e in everything
+        if e.lm != edits.lm and e.relation != edits.relation and e.method == edits.method
+    ]
     found = np.zeros((len(edits.failed), len(Outcome)))
     if not others:
         return np.full_like(found, np.nan)
@@ -174,10 +184,20 @@ def interval(
     return float(own), float(low), float(high)
 
 
+def mean_areas(everything: Sequence[Edits], lm: str, names: Sequence[str]) -> dict[str, float]:
+    """Return the AUROC of risks for LoRA edits of an LM, mean over relations; empty if none."""
+    own = [e for e in everything if (e.lm, e.method) == (lm, "lora") and e.is_judged]
+    return {
+        name: float(np.mean([roc_auc_score(e.failed, e.risk(name)) for e in own]))
+        for name in names
+        if own
+    }
+
+
 def tables(results: Path) -> str:
     """Return all tables."""
     everything = load(results)
-    makers = (_relations, _means, _answers, _repeated, _left_out, _costs, _reach)
+    makers = (_relations, _means, answer_table, _repeated, _left_out, _costs, _reach)
     parts = [make(everything) for make in makers]
     return "\n\n".join(parts)
 
@@ -187,6 +207,58 @@ def readme_table(everything: Sequence[Edits]) -> str:
     shown = ("answer_before", "gradient_similarity", "map_0", "map_auto", "optimizer_step",
              "combined")  # fmt: skip
     return _means(everything, shown)
+
+
+def answer_table(everything: Sequence[Edits]) -> str:
+    """Return how often a forecast names the answer after training, and whether it is calibrated.
+
+    The Brier score is that of the probabilities of the three outcomes, ``sum (p - truth)^2``; that
+    of the shares is of a forecast that knows how often each outcome occurs.
+    """
+    names = ("answer_before", "map_0", "map_auto", "optimizer_step")
+    rows: list[list[Any]] = []
+    for edits in everything:
+        p = combined(edits, everything)
+        truth = np.eye(3)[edits.arrays["outcome"]]
+        scores = [((one - truth) ** 2).sum(1).mean() for one in (p, truth.mean(0))]
+        rows.append(
+            [edits.lm, edits.method, edits.relation.replace("->", "→"),
+             f"{edits.most_frequent:.0%}", *(f"{edits.accuracy(name):.0%}" for name in names),
+             *("" if np.isnan(score) else f"{score:.2f}" for score in scores)]
+        )  # fmt: skip
+    return markdown_table(
+        ["LM", "method", "relation", "most_frequent", *names, "Brier of combined",
+         "of the shares"],
+        rows,
+    )  # fmt: skip
+
+
+def reliability_figure(everything: Sequence[Edits]) -> Figure:
+    """Draw the share of edits that generalize over the probability that `combined` gives them."""
+    figure = new_figure(
+        6.4,
+        3.2,
+        "Reliability of the probability that an edit generalizes",
+        "Deciles of the edits of each LM; each LM's are by a fit on other relations of other LMs.",
+    )
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
+        own = [e for e in everything if (e.lm, e.method) == (lm, method)]
+        p = np.concatenate([combined(e, everything)[:, GENERALIZED] for e in own])
+        right = np.concatenate([~e.failed for e in own])[np.isfinite(p)]
+        p = p[np.isfinite(p)]
+        deciles = np.array_split(p.argsort(), 10)
+        if len(p):
+            axes.plot(
+                [p[rows].mean() for rows in deciles], [right[rows].mean() for rows in deciles],
+                marker="o", markersize=3, label=f"{lm}, {method}",
+            )  # fmt: skip
+    plain_axes(axes, "", "probability", "share that generalized")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return finish(figure)
 
 
 def _risks(edits: Edits, everything: Sequence[Edits]) -> dict[str, FLOATS]:
@@ -233,27 +305,6 @@ def _means(everything: Sequence[Edits], shown: Sequence[str] = ()) -> str:
             cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f})")
         rows.append([lm, method, len(own), sum(len(e.failed) for e in own), *cells])
     return markdown_table(["LM", "method", "relations", "edits", *header], rows)
-
-
-def _answers(everything: Sequence[Edits]) -> str:
-    rows: list[list[Any]] = []
-    for edits in everything:
-        p = combined(edits, everything)
-        truth = np.eye(3)[edits.arrays["outcome"]]
-        brier = ((p - truth) ** 2).sum(1).mean()
-        base = ((truth.mean(0) - truth) ** 2).sum(1).mean()
-        rows.append(
-            [edits.lm, edits.method, edits.relation.replace("->", "→"),
-             f"{edits.most_frequent:.0%}",
-             *(f"{edits.accuracy(name):.0%}"
-               for name in ("answer_before", "map_0", "map_auto", "optimizer_step")),
-             f"{brier:.2f}", f"{base:.2f}"]
-        )  # fmt: skip
-    return markdown_table(
-        ["LM", "method", "relation", "most_frequent", "answer_before", "map_0", "map_auto",
-         "optimizer_step", "Brier of combined", "of the shares"],
-        rows,
-    )  # fmt: skip
 
 
 def _repeated(everything: Sequence[Edits]) -> str:

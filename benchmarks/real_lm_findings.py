@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forecast_scores import load, readme_table
+from forecast_scores import answer_table, load, mean_areas, readme_table, reliability_figure
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
@@ -31,6 +31,7 @@ from lincorr_lightning.results.tables import markdown_table
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
+FORECASTERS = ("optimizer_step", "gradient_similarity")
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -163,6 +164,12 @@ def forecasts(runs: Runs) -> tuple[bool, str]:
     return auto > plain, f"AUROC {plain:.2f} → {auto:.2f}"
 
 
+def step_forecasts(runs: Runs) -> tuple[bool, str]:
+    """Return whether the optimizer's step forecasts outcomes better than the best baseline."""
+    step, similarity = (runs["forecasts"][name] for name in FORECASTERS)
+    return step > similarity, f"AUROC {step:.2f}, {similarity:.2f}"
+
+
 def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
     """Return the rule: the reference mapping generalizes better than another one."""
 
@@ -232,6 +239,7 @@ FINDINGS = (
     Finding("edits of city→country generalize", generalizes),
     Finding("edits of X+1→X+2 do not (imprecise W)", hallucinates),
     Finding("the precise W forecasts outcomes better than the plain one", forecasts),
+    Finding("a step of the optimizer forecasts them better than GradSim", step_forecasts),
     Finding(
         "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
     ),
@@ -256,7 +264,11 @@ def read_runs(folder: Path) -> Runs:
 
 def read_lms(results: Path) -> LMRuns:
     """Return the runs of each LM."""
-    return {lm: read_runs(results / lm) for lm in LMS}
+    edits = load(results)
+    return {
+        lm: {**read_runs(results / lm), "forecasts": mean_areas(edits, lm, FORECASTERS)}
+        for lm in LMS
+    }
 
 
 def findings_table(lms: LMRuns) -> str:
@@ -342,13 +354,14 @@ def paper_table(lms: LMRuns) -> str:
 
 def tables(results: Path) -> dict[str, str]:
     """Return the README's tables by their markers."""
-    lms = read_lms(results)
+    lms, forecasts = read_lms(results), load(results)
     return {
         "findings": findings_table(lms),
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
-        "real_forecasts": readme_table(load(results)),
+        "real_forecasts": readme_table(forecasts),
+        "real_answers": answer_table(forecasts),
         "real_ablation": ablation_table(list(LMS), results),
     }
 
@@ -394,8 +407,13 @@ def main(output: str = str(RESULTS)) -> None:
     found = tables(Path(output))
     print("\n\n".join(found.values()))
     README.write_text(placed(README.read_text(encoding="utf-8"), found), encoding="utf-8")
-    with atomic_write(Path(output) / "size.png") as path:
-        size_figure(Path(output)).savefig(path)
+    figures = {
+        "size": size_figure(Path(output)),
+        "reliability": reliability_figure(load(Path(output))),
+    }
+    for name, figure in figures.items():
+        with atomic_write(Path(output) / f"{name}.png") as path:
+            figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def scores(script: Script) -> ModuleType:
     return script("forecast_scores")
 
 
-def edits(scores: ModuleType, lm: str, seed: int, n: int = 80) -> Any:
+def edits(
+    scores: ModuleType, lm: str, seed: int, n: int = 80, relation: str = "city->country"
+) -> Any:
     """Edits whose outcome follows the step's forecast, but for some noise."""
     rng = np.random.default_rng(seed)
     before, by_map, by_step = rng.normal(scale=2, size=(3, n, 5))
@@ -42,7 +44,7 @@ def edits(scores: ModuleType, lm: str, seed: int, n: int = 80) -> Any:
         **{f"seconds/{name}": np.float32(1) for name in
            ("maps", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
-    return scores.Edits(lm, "lora", "city->country", arrays, 20.0)
+    return scores.Edits(lm, "lora", relation, arrays, 20.0)
 
 
 def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
@@ -60,7 +62,12 @@ def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
 
 
 def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
-    everything = [edits(scores, lm, seed) for seed, lm in enumerate("abc")]
+    everything = [
+        edits(scores, lm, seed, relation=relation)
+        for seed, (lm, relation) in enumerate(
+            [("a", "city->country"), ("b", "ceo->company"), ("c", "X+1->X+2")]
+        )
+    ]
     found = scores.combined(everything[0], everything)
     np.testing.assert_allclose(found.sum(1), 1)
     assert scores.roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
@@ -69,7 +76,8 @@ def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
     np.testing.assert_array_equal(scores.combined(everything[0], everything), found)
     everything[1].arrays["outcome"] = 2 - everything[1].arrays["outcome"]
     assert np.abs(scores.combined(everything[0], everything) - found).max() > 0.01
-    assert np.isnan(scores.combined(everything[0], everything[:1])).all()
+    for same in (edits(scores, "a", 9, relation="X+1->X+2"), edits(scores, "b", 9)):
+        assert np.isnan(scores.combined(everything[0], [everything[0], same])).all()
 
 
 def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) -> None:
