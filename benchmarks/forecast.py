@@ -31,25 +31,31 @@ from real_lms import RESULTS
 
 from lincorr_lightning.finetune.edits import Edit, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits
-from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining, logits_after_step
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
-RIDGES = (0.0, "auto", 100.0, 1000.0)
-REACHES = (4.0, 8.0, 16.0, 24.0, 32.0)
+RIDGES = (0.0, "auto")
+SCALES = (4.0, 8.0, 16.0, STEP_SCALE, 32.0)
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 N_SUBJECTS = 1000
 
 
 def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[str, Any]:
-    """Return the forecasts of some edits, and the outcomes of their training."""
+    """Return the forecasts of some edits, and the outcomes of their training.
+
+    Returns:
+        ``before`` and ``predicted/NAME``, target logits ``(n, n_target)``; ``reference``, the same
+        shape, bool; ``after`` and ``outcome``, ``(n,)``, the target label after the training and
+        the position in `Outcome`; ``risk/NAME``, ``(n,)``; ``seconds/NAME``.
+    """
     tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
     with cases.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    asked = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
-    edits: Sequence[Edit] = resolve_edits(asked, tokenized, lm)
+    raw = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
+    edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm)
     start = time.perf_counter()
     forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=N_SUBJECTS)
     seconds = {"maps": time.perf_counter() - start}
@@ -64,14 +70,14 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
     step()
     seconds["step"] = time.perf_counter() - start
     predicted = dict(forecasts.predicted)
-    steps = zip(REACHES, step(reaches=REACHES), strict=True)
-    predicted |= {f"step_{reach:g}": logits for reach, logits in steps}
+    steps = zip(SCALES, step(scales=SCALES), strict=True)
+    predicted |= {f"step_{scale:g}": logits for scale, logits in steps}
     found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
     for name, baseline in BASELINES.items():
         start = time.perf_counter()
         found[f"risk/{name}"] = baseline(lm, edits, tokenized).numpy()
         seconds[name] = time.perf_counter() - start
-    outcomes = [list(Outcome).index(Outcome(row["outcome"])) for row in rows]
+    outcomes = [Outcome(row["outcome"]).code for row in rows]
     after = [tokenized.target.texts.index(row["answer_after"]) for row in rows]
     return {
         "before": forecasts.before.numpy(),
@@ -84,7 +90,7 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
 
 
 def save(arrays: dict[str, Any], file: Path) -> None:
-    """Write arrays, in half precision: logits to .02 at most."""
+    """Write arrays, those of float64 as float16."""
     small = {
         name: value.astype(np.float16) if value.dtype == np.float64 else value
         for name, value in arrays.items()
@@ -116,6 +122,7 @@ def main(
             method: {
                 **stored_model(everything, method),
                 "training": f"{method}, {one.n_steps} steps at {one.learning_rate:g}",
+                "step_scale": STEP_SCALE,
             }
             for method, one in TRAINING.items()
             if any(edits.method == method for edits in everything)

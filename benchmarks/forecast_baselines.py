@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.finetune.batches import edit_batch
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, reference_mask
 from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.functional import risk
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -39,12 +39,12 @@ def gradient_similarity(
     lm.model.requires_grad_(True)
     found = []
     for edit, source, target in zip(edits, sources, targets, strict=True):
-        told = edit._replace(tokens=(tokens[edit.reference[0]],))
+        target_edit = edit._replace(tokens=(tokens[edit.reference[0]],))
         ours, theirs = (
             torch.autograd.grad(
                 answer_losses(lm.model, edit_batch([one], [0], [row])).sum(), weights
             )
-            for one, row in ((edit, source), (told, target))
+            for one, row in ((edit, source), (target_edit, target))
         )
         dot = sum(float((a * b).sum()) for a, b in zip(ours, theirs, strict=True))
         norms = [sum(float(g.square().sum()) for g in part) ** 0.5 for part in (ours, theirs)]
@@ -117,19 +117,16 @@ def logit_transfer(lm: LanguageModel, edits: Sequence[Edit], relation: Tokenized
     source = lm.domain_logits(prompts[0], tokens)
     before = lm.domain_logits(prompts[1], relation.target.token_ids)
     labels = torch.tensor([edit.label for edit in edits])
-    taught = torch.tensor(answers)[labels]
+    answer_tokens = torch.tensor(answers)[labels]
     # Minus the gradient of the loss by the logits of these tokens.
-    step = (torch.tensor(tokens) == taught[:, None]).double() - source.softmax(1)
+    step = (torch.tensor(tokens) == answer_tokens[:, None]).double() - source.softmax(1)
     own = labels[:, None]
     n = len(answers)
     gap = source[:, :n].amax(1) - source.gather(1, own)[:, 0]
     rival = step.gather(1, source[:, :n].argmax(1, keepdim=True))[:, 0]
     speed = (step.gather(1, own)[:, 0] - rival).clamp(min=1e-9)
     after = before + (kernel * gap / speed)[:, None] * step[:, n:]
-    mask = torch.zeros_like(after, dtype=torch.bool)
-    for row, edit in enumerate(edits):
-        mask[row, list(edit.reference)] = True
-    return risk(after, mask)
+    return risk(after, reference_mask(edits, after.shape[1]))
 
 
 BASELINES: dict[str, Baseline] = {

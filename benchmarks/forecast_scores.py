@@ -1,7 +1,7 @@
 """Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
 
-Nothing here is fitted on what it is judged on: `combined` is fitted on other relations of other
-LMs.
+`combined` is fitted on other relations of other LMs. The one choice made on data that is judged
+here is the step's length, on SmolLM2's LoRA edits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from real_lm_tables import edits_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.finetune.optimizer_step import REACH
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE
 from lincorr_lightning.finetune.outcome_model import outcome_features
 from lincorr_lightning.functional import Outcome, risk
 from lincorr_lightning.results.style import GREY, finish, new_figure, plain_axes
@@ -31,19 +31,20 @@ from lincorr_lightning.results.tables import markdown_table
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
 OURS = ("map_0", "map_auto", "optimizer_step", "combined")
-STEP = f"step_{REACH:g}"
-GENERALIZED, HALLUCINATED = 0, 1  # positions in Outcome
+STEP = f"step_{STEP_SCALE:g}"
+GENERALIZED, HALLUCINATED = Outcome.GENERALIZED.code, Outcome.HALLUCINATED.code
+MIN_PER_CLASS = 10
 
 
 @dataclass(frozen=True)
-class Edits:
+class ForecastRun:
     """The edits of one run, with their forecasts and outcomes.
 
     Attributes:
         lm: Name of the LM.
         method: full or lora.
         relation: The relation, as city->country.
-        arrays: See ``forecast.py``.
+        arrays: See ``collect`` of ``forecast.py``.
         training_seconds: Duration of the training.
         repeated: The same edits' logit of the reference's probability, and their outcome, in a
             second training from other adapters; None if there was none.
@@ -64,7 +65,7 @@ class Edits:
     @property
     def is_judged(self) -> bool:
         """Whether enough edits generalized, and did not, for an AUROC to mean something."""
-        return bool(10 <= self.failed.sum() <= len(self.failed) - 10)
+        return bool(MIN_PER_CLASS <= self.failed.sum() <= len(self.failed) - MIN_PER_CLASS)
 
     def logits(self, name: str) -> FLOATS:
         """Return the target logits that a forecaster predicts, ``(n, n_target)``."""
@@ -95,7 +96,7 @@ class Edits:
         return np.asarray(found.numpy())
 
 
-def load(results: Path) -> list[Edits]:
+def load(results: Path) -> list[ForecastRun]:
     """Read all edits that have been forecast."""
     found = []
     for file in sorted(results.glob("*/outcomes_*.npz")):
@@ -105,7 +106,9 @@ def load(results: Path) -> list[Edits]:
         run = read_numbers(file.with_suffix(".json"))["results"]
         again = file.with_name(file.name.replace("outcomes", "repeated", 1)).with_suffix(".csv")
         repeated = read_outcomes(again) if again.exists() else None
-        found.append(Edits(file.parent.name, method, relation, content, run["seconds"], repeated))
+        found.append(
+            ForecastRun(file.parent.name, method, relation, content, run["seconds"], repeated)
+        )
     return found
 
 
@@ -114,11 +117,11 @@ def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
     with cases.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     p = np.array([float(row["probability_reference_after"]) for row in rows]).clip(1e-9, 1 - 1e-9)
-    outcomes = [list(Outcome).index(Outcome(row["outcome"])) for row in rows]
+    outcomes = [Outcome(row["outcome"]).code for row in rows]
     return np.log(p / (1 - p)), np.array(outcomes)
 
 
-def fit(everything: Sequence[Edits]) -> LogisticRegression:
+def fit(everything: Sequence[ForecastRun]) -> LogisticRegression:
     """Fit the probabilities of the outcomes on some edits; every run has the same weight.
 
     Strongly regularized: a prior that helps for one relation misleads for another.
@@ -132,7 +135,7 @@ def fit(everything: Sequence[Edits]) -> LogisticRegression:
     )
 
 
-def combined(edits: Edits, everything: Sequence[Edits]) -> FLOATS:
+def combined(edits: ForecastRun, everything: Sequence[ForecastRun]) -> FLOATS:
     """Return the probabilities of the outcomes, ``(n, 3)``.
 
     They are by a fit on edits of other relations of other LMs; NaN if there are none.
@@ -150,7 +153,7 @@ def combined(edits: Edits, everything: Sequence[Edits]) -> FLOATS:
     return found
 
 
-def stored_model(everything: Sequence[Edits], method: str) -> dict[str, Any]:
+def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, Any]:
     """Return the model of all edits by a method, as ``outcome_model.json`` holds it."""
     own = [e for e in everything if e.method == method]
     model = fit(own)
@@ -166,10 +169,13 @@ def stored_model(everything: Sequence[Edits], method: str) -> dict[str, Any]:
     }
 
 
-def interval(
+def mean_areas(
     failed: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
-) -> tuple[float, float, float]:
-    """Return the mean AUROC over relations, with a 95 % interval over edits (bootstrap)."""
+) -> tuple[float, FLOATS]:
+    """Return the AUROC, mean over runs, and those of samples of the edits (bootstrap).
+
+    The samples are the same ones at each call.
+    """
     rng = np.random.default_rng(0)
     means = []
     for _ in range(N_RESAMPLES):
@@ -180,36 +186,45 @@ def interval(
                 areas.append(roc_auc_score(truth[rows], values[rows]))
         means.append(np.mean(areas))
     own = np.mean([roc_auc_score(t, r) for t, r in zip(failed, risks, strict=True)])
+    return float(own), np.array(means)
+
+
+def interval(
+    failed: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
+) -> tuple[float, float, float]:
+    """Return the mean AUROC over runs, with its 95 % interval over edits."""
+    own, means = mean_areas(failed, risks)
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(own), float(low), float(high)
+    return own, float(low), float(high)
 
 
-def mean_areas(everything: Sequence[Edits], lm: str, names: Sequence[str]) -> dict[str, float]:
-    """Return the AUROC of risks for LoRA edits of an LM, mean over relations; empty if none."""
-    own = [e for e in everything if (e.lm, e.method) == (lm, "lora") and e.is_judged]
-    return {
-        name: float(np.mean([roc_auc_score(e.failed, e.risk(name)) for e in own]))
-        for name in names
-        if own
-    }
+def compare(runs: Sequence[ForecastRun], name: str, than: str) -> tuple[float, float, float]:
+    """Return the AUROC of two risks, mean over runs, and the low end of their difference.
+
+    That is of its 95 % interval over edits (bootstrap).
+    """
+    failed = [run.failed for run in runs]
+    means = [mean_areas(failed, [run.risk(each) for run in runs]) for each in (name, than)]
+    low = np.quantile(means[0][1] - means[1][1], 0.025)
+    return means[0][0], means[1][0], float(low)
 
 
 def tables(results: Path) -> str:
     """Return all tables."""
     everything = load(results)
-    makers = (_relations, _means, answer_table, _repeated, _left_out, _costs, _reach)
+    makers = (_relations, _means, answer_table, _repeated, _left_out, _costs, _scales)
     parts = [make(everything) for make in makers]
     return "\n\n".join(parts)
 
 
-def readme_table(everything: Sequence[Edits]) -> str:
+def readme_table(everything: Sequence[ForecastRun]) -> str:
     """Return the AUROC of each risk, mean over relations, with its interval."""
     shown = ("answer_before", "gradient_similarity", "map_0", "map_auto", "optimizer_step",
              "combined")  # fmt: skip
     return _means(everything, shown)
 
 
-def answer_table(everything: Sequence[Edits]) -> str:
+def answer_table(everything: Sequence[ForecastRun]) -> str:
     """Return how often a forecast names the answer after training, and whether it is calibrated.
 
     The Brier score is that of the probabilities of the three outcomes, ``sum (p - truth)^2``; that
@@ -227,13 +242,13 @@ def answer_table(everything: Sequence[Edits]) -> str:
              *("" if np.isnan(score) else f"{score:.2f}" for score in scores)]
         )  # fmt: skip
     return markdown_table(
-        ["LM", "method", "relation", "most_frequent", *names, "Brier of combined",
-         "of the shares"],
+        ["LM", "method", "relation", "most_frequent", *names, "Brier, combined",
+         "Brier, shares"],
         rows,
     )  # fmt: skip
 
 
-def reliability_figure(everything: Sequence[Edits]) -> Figure:
+def reliability_figure(everything: Sequence[ForecastRun]) -> Figure:
     """Draw the share of edits that generalize over the probability that `combined` gives them."""
     figure = new_figure(
         6.4,
@@ -261,13 +276,16 @@ def reliability_figure(everything: Sequence[Edits]) -> Figure:
     return finish(figure)
 
 
-def _risks(edits: Edits, everything: Sequence[Edits]) -> dict[str, FLOATS]:
+def _risks(edits: ForecastRun, everything: Sequence[ForecastRun]) -> dict[str, FLOATS]:
     names = ("answer_before", *BASELINES, *OURS[:-1])
     probabilities = combined(edits, everything)
-    return {**{name: edits.risk(name) for name in names}, "combined": -probabilities[:, 0]}
+    return {
+        **{name: edits.risk(name) for name in names},
+        "combined": -probabilities[:, GENERALIZED],
+    }
 
 
-def _relations(everything: Sequence[Edits]) -> str:
+def _relations(everything: Sequence[ForecastRun]) -> str:
     rows: list[list[Any]] = []
     header: list[str] = []
     for edits in everything:
@@ -287,7 +305,7 @@ def _relations(everything: Sequence[Edits]) -> str:
     return markdown_table(["LM", "method", "relation", "edits", "generalized", *header], rows)
 
 
-def _means(everything: Sequence[Edits], shown: Sequence[str] = ()) -> str:
+def _means(everything: Sequence[ForecastRun], shown: Sequence[str] = ()) -> str:
     rows: list[list[Any]] = []
     header: list[str] = []
     for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
@@ -307,8 +325,8 @@ def _means(everything: Sequence[Edits], shown: Sequence[str] = ()) -> str:
     return markdown_table(["LM", "method", "relations", "edits", *header], rows)
 
 
-def _repeated(everything: Sequence[Edits]) -> str:
-    """Show how well a second training from other adapters tells the outcome of the first.
+def _repeated(everything: Sequence[ForecastRun]) -> str:
+    """Show how well a second training from other adapters predicts the outcome of the first.
 
     It knows all of the first but the adapters' weights before it.
     """
@@ -331,7 +349,7 @@ def _repeated(everything: Sequence[Edits]) -> str:
     )  # fmt: skip
 
 
-def _left_out(everything: Sequence[Edits]) -> str:
+def _left_out(everything: Sequence[ForecastRun]) -> str:
     """Show what remains if edits above a risk are left out (``data.max_risk``)."""
     rows: list[list[Any]] = []
     for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
@@ -350,7 +368,7 @@ def _left_out(everything: Sequence[Edits]) -> str:
     return markdown_table(columns, rows)
 
 
-def _costs(everything: Sequence[Edits]) -> str:
+def _costs(everything: Sequence[ForecastRun]) -> str:
     """Show the time of forecasts, as shares of the training that they spare."""
     names = ("maps", "step", "gradient_similarity", "activation_similarity")
     rows = [
@@ -362,7 +380,7 @@ def _costs(everything: Sequence[Edits]) -> str:
     return markdown_table(("LM", "method", "relation", "edits", "training", *names), rows)
 
 
-def _reach(everything: Sequence[Edits]) -> str:
+def _scales(everything: Sequence[ForecastRun]) -> str:
     """Show the length of the step: chosen on one LM, looked up on the others."""
     names = {n for e in everything for n in e.arrays if n.startswith("predicted/step")}
     keys = sorted((n.removeprefix("predicted/") for n in names), key=lambda key: float(key[5:]))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forecast_scores import answer_table, load, mean_areas, readme_table, reliability_figure
+from forecast_scores import answer_table, compare, load, readme_table, reliability_figure
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
@@ -31,7 +31,6 @@ from lincorr_lightning.results.tables import markdown_table
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
-FORECASTERS = ("optimizer_step", "gradient_similarity")
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -157,17 +156,14 @@ def hallucinates(runs: Runs) -> tuple[bool, str]:
     )
 
 
-def forecasts(runs: Runs) -> tuple[bool, str]:
-    """Return whether the map at the chosen ridge forecasts outcomes better than the plain one."""
-    forecast = runs[edit_run("lora", "city->country")]["forecast"]
-    plain, auto = forecast["map_0"]["auroc"], forecast["map_auto"]["auroc"]
-    return auto > plain, f"AUROC {plain:.2f} → {auto:.2f}"
+def forecasts_better(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: a forecaster's AUROC is higher, the interval of the difference above 0."""
 
+    def check(runs: Runs) -> tuple[bool, str]:
+        mean, other, low = compare(runs["forecasts"]["lora"], name, than)
+        return low > 0, f"AUROC {mean:.2f}, {other:.2f}"
 
-def step_forecasts(runs: Runs) -> tuple[bool, str]:
-    """Return whether the optimizer's step forecasts outcomes better than the best baseline."""
-    step, similarity = (runs["forecasts"][name] for name in FORECASTERS)
-    return step > similarity, f"AUROC {step:.2f}, {similarity:.2f}"
+    return check
 
 
 def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
@@ -238,8 +234,14 @@ FINDINGS = (
     Finding("W predicts how an edit changes target logits (gradient r)", gradient),
     Finding("edits of city→country generalize", generalizes),
     Finding("edits of X+1→X+2 do not (imprecise W)", hallucinates),
-    Finding("the precise W forecasts outcomes better than the plain one", forecasts),
-    Finding("a step of the optimizer forecasts them better than GradSim", step_forecasts),
+    Finding(
+        "W of ridge auto forecasts outcomes better than the plain W",
+        forecasts_better("map_auto", "map_0"),
+    ),
+    Finding(
+        "a step of the optimizer forecasts them better than GradSim",
+        forecasts_better("optimizer_step", "gradient_similarity"),
+    ),
     Finding(
         "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
     ),
@@ -264,11 +266,14 @@ def read_runs(folder: Path) -> Runs:
 
 def read_lms(results: Path) -> LMRuns:
     """Return the runs of each LM."""
-    edits = load(results)
-    return {
-        lm: {**read_runs(results / lm), "forecasts": mean_areas(edits, lm, FORECASTERS)}
-        for lm in LMS
-    }
+    forecast_runs = load(results)
+    found = {}
+    for lm in LMS:
+        judged = [run for run in forecast_runs if run.lm == lm and run.is_judged]
+        methods = dict.fromkeys(run.method for run in judged)
+        by_method = {m: [run for run in judged if run.method == m] for m in methods}
+        found[lm] = {**read_runs(results / lm), "forecasts": by_method}
+    return found
 
 
 def findings_table(lms: LMRuns) -> str:
@@ -354,14 +359,14 @@ def paper_table(lms: LMRuns) -> str:
 
 def tables(results: Path) -> dict[str, str]:
     """Return the README's tables by their markers."""
-    lms, forecasts = read_lms(results), load(results)
+    lms, forecast_runs = read_lms(results), load(results)
     return {
         "findings": findings_table(lms),
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
-        "real_forecasts": readme_table(forecasts),
-        "real_answers": answer_table(forecasts),
+        "real_forecasts": readme_table(forecast_runs),
+        "real_answers": answer_table(forecast_runs),
         "real_ablation": ablation_table(list(LMS), results),
     }
 

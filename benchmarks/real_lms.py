@@ -50,8 +50,8 @@ PAIR_KEYS = (
 )  # fmt: skip
 
 
-# Outcomes alone, without a measurement at each step.
-AT_THE_END = [
+# No edit has 1000 steps, so that only its end is measured.
+OUTCOMES_ONLY = [
     {
         "class_path": "Generalization",
         "init_args": {"controls": ["color", "pet"], "every_n_steps": 1000},
@@ -219,7 +219,7 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
     methods = (
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits, size.n_outcomes, ()),
         ("full", "configs/source_finetune.yaml", size.n_full, size.n_full_outcomes,
-         # In 10 steps at the paper's 5e-6, the smallest LM learns hardly an edit.
+         # In 10 steps at the paper's 5e-6, the smallest LM hardly learns any edit.
          ("--model.learning_rate=5e-5", "--model.steps_per_edit=10")),
     )  # fmt: skip
     outcomes = (
@@ -237,16 +237,16 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                 yield Run(
                     f"outcomes_{edit_run(method, relation)}",
                     (*options, f"--data.n_edits={n_outcomes}", "--model.forecast=false",
-                     f"--trainer.callbacks={json.dumps(AT_THE_END)}"),
+                     f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip
             if n_outcomes and method == "lora" and size.n_parameters <= 4e8:
-                # From other adapters: how far the outcome of an edit is settled at all.
+                # From other adapters: how reproducible the outcomes are.
                 yield Run(
                     f"repeated_{edit_run(method, relation)}",
                     (*options, f"--data.n_edits={n_outcomes}", "--model.adapter.seed=1000",
-                     "--model.forecast=false", f"--trainer.callbacks={json.dumps(AT_THE_END)}"),
+                     "--model.forecast=false", f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip

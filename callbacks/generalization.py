@@ -16,7 +16,7 @@ from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
 from lincorr_lightning.finetune.edit_file import check_edits, read_edits
-from lincorr_lightning.finetune.edits import Edit, resolve_edits
+from lincorr_lightning.finetune.edits import Edit, reference_mask, resolve_edits
 from lincorr_lightning.finetune.results import cases_table, outcome_charts, outcome_figures
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
@@ -237,10 +237,7 @@ class Generalization(RelationCallback):
         reference = torch.from_numpy(self.tokenized.reference_mask).T
         if not self._edits:
             return reference[logits.source.argmax(1)]
-        mask = torch.zeros(len(ids), reference.shape[1], dtype=torch.bool)
-        for row, index in enumerate(ids):
-            mask[row, list(self._edits[index].reference)] = True
-        return mask
+        return reference_mask([self._edits[index] for index in ids], reference.shape[1])
 
     def _labels(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
         """Return the source label that each edit teaches, or that leads without edits, ``(n,)``."""

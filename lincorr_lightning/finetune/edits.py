@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
@@ -137,6 +139,14 @@ def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnsw
         if answer.label != source and target not in answer.reference:
             return stock.pop(index)
     return None
+
+
+def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
+    """Return the target labels in each edit's reference, ``(n, n_target)`` bool."""
+    mask = torch.zeros(len(edits), n_target, dtype=torch.bool)
+    for row, edit in enumerate(edits):
+        mask[row, list(edit.reference)] = True
+    return mask
 
 
 # -- resolving -------------------------------------------------------------------------------------

@@ -30,13 +30,13 @@ class EditForecast(FrozenLMModule):
     It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
 
     Args:
-        lm: The LM that is to be taught.
+        lm: The LM before the edits.
         ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
         optimizer_step: Whether to forecast from the gradient as well; it costs one backward pass
             per edit.
-        method: ``full``, or ``lora`` for an adapter of each edit's own.
+        method: ``full``, or ``lora`` for one adapter per edit.
         adapter: Rank, alpha, target modules and seed of the adapters.
         steps_per_edit: Optimizer steps of each edit.
         learning_rate: Learning rate of AdamW.

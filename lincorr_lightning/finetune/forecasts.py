@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, reference_mask
 from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
 from lincorr_lightning.finetune.outcome_model import outcome_features, outcome_model
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -32,9 +32,9 @@ from lincorr_lightning.results.numbers import number
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
 COMBINED = "combined"
-"""The forecaster that joins the others' predictions to probabilities, see `OutcomeModel`."""
+"""The forecaster that turns the others' logits into probabilities, see `OutcomeModel`."""
 DEFAULT_FORECASTERS = ("optimizer_step", "map_auto")
-"""The forecasters to rely on, the best first (benchmarks/forecast.py)."""
+"""The default is the first of these that a run has, the best first (benchmarks/forecast.py)."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Forecasts:
         relation: Name of the relation, as ``city->country``.
         subjects: Subject of each of the n edits.
         source_answers: New source answer of each edit.
-        references: Target labels that are right for it, joined by ``|``.
+        references: Target labels of its reference, joined by ``|``.
         labels: The n_target target labels.
         before: Target logits before the edits, ``(n, n_target)``.
-        reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
+        reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
         predicted: Target logits by forecaster, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by W
             of that ridge (``map`` for a given W); ``optimizer_step`` after a step along the first
             update of the edit's optimizer.
@@ -79,7 +79,7 @@ class Forecasts:
 
     @property
     def default(self) -> str:
-        """Name of the forecaster to rely on."""
+        """Name of the forecaster whose answers and risks are shown first."""
         return next((n for n in DEFAULT_FORECASTERS if n in self.names), self.names[0])
 
     @property
@@ -103,13 +103,13 @@ class Forecasts:
     def _risks(self, name: str) -> Tensor:
         if name == COMBINED:
             assert self.probabilities is not None
-            return 1 - self.probabilities[:, 0]
+            return 1 - self.probabilities[:, Outcome.GENERALIZED.code]
         return risk(self.predicted[name], self.reference_mask)
 
     def probability(self, outcome: Outcome) -> list[float]:
         """Return the probability of an outcome of each edit, by ``combined``."""
         assert self.probabilities is not None
-        return self.probabilities[:, list(Outcome).index(outcome)].tolist()
+        return self.probabilities[:, outcome.code].tolist()
 
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
@@ -148,7 +148,7 @@ class Forecasts:
             # all edits end alike.
             scores[name] = {"accuracy": hits / n, "auroc": number(auroc(risks, failed))}
         if self.probabilities is not None:
-            codes = torch.tensor([list(Outcome).index(Outcome(outcome)) for outcome in outcomes])
+            codes = torch.tensor([Outcome(outcome).code for outcome in outcomes])
             errors = self.probabilities - one_hot(codes, len(Outcome))
             scores[COMBINED]["brier"] = number(errors.square().sum(1).mean().item())
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
@@ -190,9 +190,7 @@ def forecast_edits(
     source = lm.domain_logits(source_prompts, source_ids).cpu()
     target = lm.domain_logits(target_prompts, target_ids).cpu()
     labels = torch.tensor([edit.label for edit in edits])
-    mask = torch.zeros(len(edits), target.shape[1], dtype=torch.bool)
-    for row, edit in enumerate(edits):
-        mask[row, list(edit.reference)] = True
+    mask = reference_mask(edits, target.shape[1])
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         warn_of_fit_subjects(linear_map, subjects)

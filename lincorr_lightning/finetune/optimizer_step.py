@@ -1,4 +1,4 @@
-"""What the first update of an edit's own optimizer does to the target.
+"""The target of an edit after one step of its own optimizer.
 
 AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
 trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
@@ -29,10 +29,10 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
 
-REACH = 24.0
-"""Length of the step, as a multiple of that at which the loss would be 0 to first order; chosen on
-LoRA edits of four relations on SmolLM2-135M (benchmarks/forecast.py)."""
-# AdamW's own, which keeps weights with next to no gradient where they are.
+STEP_SCALE = 24.0
+"""Length of the step, in units of that at which the loss would be 0 to first order; chosen on LoRA
+edits of four relations on SmolLM2-135M (benchmarks/forecast.py)."""
+# The default of torch.optim.AdamW: weights with next to no gradient stay where they are.
 _EPS = 1e-8
 _SIDE_BY_SIDE = 32
 
@@ -42,7 +42,7 @@ class EditTraining:
     """How an edit is trained, as far as a forecast depends on it.
 
     Attributes:
-        method: ``full``, or ``lora`` for an adapter of each edit's own.
+        method: ``full``, or ``lora`` for one adapter per edit.
         learning_rate: Learning rate of AdamW.
         n_steps: Optimizer steps.
         adapter: Rank, alpha, target modules and seed of the adapters.
@@ -72,7 +72,7 @@ def logits_after_step(
     target_tokens: Sequence[int],
     training: EditTraining,
     adapters: StackedLoRA | None = None,
-    reaches: Sequence[float] = (REACH,),
+    scales: Sequence[float] = (STEP_SCALE,),
 ) -> Tensor:
     """Return the target logits after a step along each edit's first update.
 
@@ -87,18 +87,18 @@ def logits_after_step(
         target_tokens: Token ids of the n_target labels.
         training: How the edits are trained.
         adapters: Adapters on the LM to use; they are reset. None makes some for ``lora``.
-        reaches: Lengths of the step, as multiples of ``loss / sum(|gradient|)``, at which the loss
+        scales: Lengths of the step, in units of ``loss / sum(|gradient|)``, at which the loss
             would be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way
             that AdamW takes if all its updates agree; twice that with adapters.
 
     Returns:
-        ``(n_reaches, n_edits, n_target)``, float64, on the CPU.
+        ``(n_scales, n_edits, n_target)``, float64, on the CPU.
 
     Raises:
         NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
     """
     sources, targets = lm.rows(source_prompts), lm.rows(target_prompts)
-    found = [torch.zeros(len(reaches), 0, len(target_tokens), dtype=torch.float64)]
+    found = [torch.zeros(len(scales), 0, len(target_tokens), dtype=torch.float64)]
     # Lightning predicts in inference mode, in which there are no gradients.
     with (
         torch.inference_mode(False),
@@ -112,9 +112,9 @@ def logits_after_step(
             ids = range(first, min(first + size, len(edits)))
             batch = _Batch(lm, edits, ids, sources, targets, tokens)
             after = (
-                _step_in_weights(batch, training, reaches)
+                _step_in_weights(batch, training, scales)
                 if stack is None
-                else _step_in_adapters(batch, stack, training, reaches)
+                else _step_in_adapters(batch, stack, training, scales)
             )
             batch.require_finite("a logit after its first update", after.sum((0, 2)))
             found.append(after.double().cpu())
@@ -188,13 +188,13 @@ def _update(gradient: Tensor) -> Tensor:
 
 
 def _step_in_adapters(
-    batch: _Batch, adapters: StackedLoRA, training: EditTraining, reaches: Sequence[float]
+    batch: _Batch, adapters: StackedLoRA, training: EditTraining, scales: Sequence[float]
 ) -> Tensor:
     """Step all edits of a batch side by side; see `logits_after_step`."""
     seeds = [training.adapter.seed + i for i in batch.ids]
     n = len(seeds)
     adapters.reset(seeds)
-    factors = list(adapters.lora_B.values())  # those that read the input have no gradient yet
+    factors = list(adapters.lora_B.values())  # B is 0, so that A has no gradient
     with torch.enable_grad(), adapters.rows(range(n)):
         losses = answer_losses(batch.lm.model, batch.answers)
         # Edits side by side are summed: the gradient of one does not depend on the others.
@@ -204,18 +204,18 @@ def _step_in_adapters(
     updates = [_update(gradient) for gradient in gradients]
     after = []
     with torch.no_grad():
-        for reach in reaches:
+        for scale in scales:
             lengths = torch.zeros(adapters.n, 1, 1, device=losses.device)
-            lengths[:n, 0, 0] = _length(reach, losses.detach(), slopes, training)
+            lengths[:n, 0, 0] = _step_length(scale, losses.detach(), slopes, training)
             for factor, update in zip(factors, updates, strict=True):
                 factor.copy_(update * lengths.to(update))
             after.append(batch.lm.logits_of_rows(batch.targets, batch.tokens, adapters.rows))
-        for factor in factors:  # with which an adapter changes nothing
+        for factor in factors:  # B = 0 switches the adapters off
             factor.zero_()
     return torch.stack(after)
 
 
-def _step_in_weights(batch: _Batch, training: EditTraining, reaches: Sequence[float]) -> Tensor:
+def _step_in_weights(batch: _Batch, training: EditTraining, scales: Sequence[float]) -> Tensor:
     """Step one edit in the LM's own weights; see `logits_after_step`."""
     # The same names in `LanguageModel` and in `_Losses`.
     every = {n: p for n, p in batch.lm.named_parameters() if p.is_floating_point()}
@@ -233,17 +233,18 @@ def _step_in_weights(batch: _Batch, training: EditTraining, reaches: Sequence[fl
     ids, mask = (part.to(loss.device) for part in batch.lm.pad(batch.targets))
     after = []
     with torch.no_grad():
-        for i, reach in enumerate(reaches, start=1):
-            length = float(_length(reach, loss.detach(), slope, training))
+        for i, scale in enumerate(scales, start=1):
+            length = float(_step_length(scale, loss.detach(), slope, training))
             # The last step replaces the update, which saves a copy of the weights.
-            scaled = (u.mul_(length) if i == len(reaches) else u * length for u in updates.values())
+            scaled = (u.mul_(length) if i == len(scales) else u * length for u in updates.values())
             moved = {n: u.add_(trained[n]) for n, u in zip(updates, scaled, strict=True)}
             after.append(functional_call(batch.lm, moved, (ids, mask, batch.tokens)))
     return torch.stack(after)
 
 
-def _length(reach: float, losses: Tensor, slopes: Tensor, training: EditTraining) -> Tensor:
+def _step_length(scale: float, losses: Tensor, slopes: Tensor, training: EditTraining) -> Tensor:
+    """Return the length of each edit's step, at most what AdamW can move; shape of `losses`."""
     longest = training.n_steps * training.learning_rate
     if training.method == "lora":  # both factors are trained, the step moves one of them
         longest *= 2
-    return (reach * losses / slopes.clamp(min=1e-30)).clamp(max=longest)
+    return (scale * losses / slopes.clamp(min=1e-30)).clamp(max=longest)

@@ -21,8 +21,8 @@ class OutcomeModel:
     """A fitted model of outcomes.
 
     Attributes:
-        coefficients: Of each outcome, in the order of `Outcome`, ``(3, 5)``.
-        intercepts: ``(3,)``.
+        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 5)`` float64.
+        intercepts: One for each outcome, ``(3,)`` float64.
         fitted_on: The LMs and relations that it was fitted on.
         training: How their edits were trained, such as ``LoRA, 10 steps at 0.002``.
     """
@@ -39,9 +39,9 @@ class OutcomeModel:
 
 @cache
 def outcome_model(method: str) -> OutcomeModel:
-    """Return the model that ships for a method, ``full`` or ``lora``, or else for the other one.
+    """Return the model of edits that were trained by ``full`` or ``lora``.
 
-    Its ``training`` says how the edits were trained that it was fitted on.
+    If none was fitted on edits of that method, it is the other one's: ``training`` says which.
     """
     file = files("lincorr_lightning.finetune") / "outcome_model.json"
     models = json.loads(file.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def outcome_features(
         before: Target logits before the edits, ``(n, n_target)``.
         by_map: The forecaster ``map_auto``'s, same shape.
         by_step: The forecaster ``optimizer_step``'s, same shape.
-        reference_mask: Target labels that are right for each edit, same shape, bool.
+        reference_mask: Target labels in each edit's reference, same shape, bool.
 
     Returns:
         ``(n, 5)``: of the reference before the edit; of the reference and of the answer before the
@@ -78,5 +78,5 @@ def outcome_features(
 
 
 def _log_odds(p: Tensor) -> Tensor:
-    # The regression sees no more certainty than a forecast can have.
+    # Extreme log-odds would dominate the regression.
     return p.double().clamp(1e-6, 1 - 1e-6).logit()

@@ -179,13 +179,13 @@ def forecast_results(
     forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Results:
     """Return the results of a forecast without training."""
-    n, shares = len(forecasts.subjects), _foreseen(forecasts)
+    n, shares = len(forecasts.subjects), _outcome_shares(forecasts)
     table = Table.from_dicts(
         "forecast_outcomes",
         [{"forecaster": name, **row} for name, row in shares.items()],
         ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
         caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
-        note=f"The forecaster to rely on is {forecasts.default}.",
+        note=f"The default forecaster is {forecasts.default}.",
         headline=True,
     )
     return Results(
@@ -193,7 +193,7 @@ def forecast_results(
         values={
             "relation": forecasts.relation,
             "n_edits": n,
-            "foreseen": shares,
+            "predicted_outcomes": shares,
             "forecast_default": forecasts.default,
             "combined_from": forecasts.combined_from,
         },
@@ -215,7 +215,7 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
     return Figure("forecast", caption, partial(risk_figure, forecasts))
 
 
-def _foreseen(forecasts: Forecasts) -> dict[str, dict[str, float]]:
+def _outcome_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
     """Return the share of each predicted outcome by forecaster."""
     found = {}
     for name in forecasts.names:
@@ -286,9 +286,9 @@ def finetune_results(
     tables = [_outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
         tables.append(_gradients_table(by_relation))
-    drawings = []
+    figures = []
     if history:
-        drawings.append(_training_figure(history, name, lm, settings))
+        figures.append(_training_figure(history, name, lm, settings))
     if forecasts is not None:
         after = _after_training(forecasts, own)
         tables.append(forecast_table(forecasts, *after))
@@ -298,8 +298,8 @@ def finetune_results(
             values["forecast"] = scores
             tables.insert(-1, _scores_table(scores, forecasts))
         else:
-            values["foreseen"] = _foreseen(forecasts)
-        drawings.append(_risk_figure(forecasts))
+            values["predicted_outcomes"] = _outcome_shares(forecasts)
+        figures.append(_risk_figure(forecasts))
     if relation is not None and edits:
         tables.append(edits_table(edits, relation))
     values |= {"seconds": round(seconds, 2), "n_steps": n_steps}
@@ -309,7 +309,7 @@ def finetune_results(
         "source_finetune",
         values=values,
         tables=tables,
-        figures=drawings,
+        figures=figures,
         lm=lm,
         settings=settings,
         included=[replace(one, values={}) if id(one) in merged else one for one in measured],

@@ -18,6 +18,11 @@ class Outcome(StrEnum):
     HALLUCINATED = "hallucinated"
     UNCHANGED = "unchanged"
 
+    @property
+    def code(self) -> int:
+        """Its position, as in `outcome_codes`."""
+        return list(Outcome).index(self)
+
 
 class Cause(StrEnum):
     """Cause of a hallucination (paper, section 5.2)."""

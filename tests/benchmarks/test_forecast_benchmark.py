@@ -44,7 +44,7 @@ def edits(
         **{f"seconds/{name}": np.float32(1) for name in
            ("maps", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
-    return scores.Edits(lm, "lora", relation, arrays, 20.0)
+    return scores.ForecastRun(lm, "lora", relation, arrays, 20.0)
 
 
 def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:

@@ -168,7 +168,7 @@ def test_a_checkpoint_restores_them(forecasts, tmp_path):
 def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts):
     results = forecast_results(forecasts, {"name_or_path": "an-lm"}, {})
     assert results.values["n_edits"] == 12
-    for name, shares in results.values["foreseen"].items():
+    for name, shares in results.values["predicted_outcomes"].items():
         assert sum(shares.values()) == pytest.approx(1), name
         if name == "combined":
             likely = forecasts.probabilities.argmax(1)
@@ -212,7 +212,7 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
     assert results["n_edits"] == 7
     names = {"map_0", "map_auto", "map_10", "optimizer_step"}
-    assert set(results["foreseen"]) == {*names, "combined"}
+    assert set(results["predicted_outcomes"]) == {*names, "combined"}
     assert results["forecast_default"] == "optimizer_step"
     assert results["settings"]["lm"]["name_or_path"] == small_lm
     assert path.parent.parent.name == "forecast"

@@ -281,7 +281,7 @@ def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
     run = finetune({"n_edits": 6}, {"max_steps": 6}, forecast=True, steps_per_edit=3)
     assert run.results["n_edits"] == 2
     assert run.results["forecast"] is None
-    assert set(run.results["foreseen"]) >= {"map_0", "optimizer_step"}
+    assert set(run.results["predicted_outcomes"]) >= {"map_0", "optimizer_step"}
 
 
 def test_forecasts_are_scored_on_their_own_edits_only(finetune):
@@ -289,7 +289,7 @@ def test_forecasts_are_scored_on_their_own_edits_only(finetune):
     run = finetune({"n_edits": 6}, {"callbacks": [Generalization("city->country", edits=other)]},
                    protocol="joint", forecast=True, measured=False)  # fmt: skip
     assert run.results["forecast"] is None
-    assert set(run.results["foreseen"]) >= {"map_0", "optimizer_step"}
+    assert set(run.results["predicted_outcomes"]) >= {"map_0", "optimizer_step"}
 
 
 @pytest.mark.parametrize("protocol", ["joint", "independent"])

@@ -55,25 +55,25 @@ def target_logits(model: Any, row: list[int]) -> Tensor:
     return model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1, TOKENS].double()
 
 
-def full_step(lm: LanguageModel, source: list[int], edit: Edit, reach: float) -> Any:
+def full_step(lm: LanguageModel, source: list[int], edit: Edit, scale: float) -> Any:
     """A copy of the LM after torch's own AdamW has made one step of the length."""
     model: Any = copy.deepcopy(lm.model).requires_grad_(True)
     loss = loss_of(model, source, edit.tokens)
     loss.backward()
     slope = sum(float(p.grad.abs().sum()) for p in model.parameters() if p.grad is not None)
-    length = min(reach * loss.item() / slope, FULL.n_steps * FULL.learning_rate)
+    length = min(scale * loss.item() / slope, FULL.n_steps * FULL.learning_rate)
     torch.optim.AdamW(model.parameters(), lr=length, weight_decay=0.0).step()
     return model, length
 
 
 def test_all_weights_move_as_adamw_moves_them(architecture: str, small: SimpleNamespace) -> None:
     lm = language_model(small, architecture)
-    reaches = (0.5, 2.0, 1e6)
-    ours = steps(lm, FULL, reaches=reaches)
+    scales = (0.5, 2.0, 1e6)
+    ours = steps(lm, FULL, scales=scales)
     lengths = []
     for i, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
-        for k, reach in enumerate(reaches):
-            model, length = full_step(lm, small.ids(source), EDITS[i], reach)
+        for k, scale in enumerate(scales):
+            model, length = full_step(lm, small.ids(source), EDITS[i], scale)
             lengths.append(length)
             expected = target_logits(model, small.ids(target))
             torch.testing.assert_close(ours[k, i], expected, rtol=1e-5, atol=1e-5)
@@ -83,8 +83,8 @@ def test_all_weights_move_as_adamw_moves_them(architecture: str, small: SimpleNa
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2", "opt"])
 def test_adapters_move_as_the_product_of_their_factors(name: str, small: SimpleNamespace) -> None:
     lm = language_model(small, name)
-    reach = 0.7
-    (ours,) = steps(lm, LORA, reaches=[reach])
+    scale = 0.7
+    (ours,) = steps(lm, LORA, scales=[scale])
     for i, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
         stack = StackedLoRA(lm.model, 1, 2, 6.0)
         stack.reset([5 + i])  # of the adapter's seed and the edit's position
@@ -100,7 +100,7 @@ def test_adapters_move_as_the_product_of_their_factors(name: str, small: SimpleN
             whole = weight.grad.T if name == "gpt2" else weight.grad
             gradients[layer] = 3.0 * whole @ read.T
             slope += float(gradients[layer].abs().sum())
-        length = reach * loss.item() / slope
+        length = scale * loss.item() / slope
         assert length < 2 * LORA.n_steps * LORA.learning_rate
         with torch.no_grad():
             for layer, gradient in gradients.items():
@@ -114,8 +114,8 @@ def test_adapters_move_as_the_product_of_their_factors(name: str, small: SimpleN
 def test_adapters_go_at_most_twice_as_far_as_their_optimizer(small: SimpleNamespace) -> None:
     lm = language_model(small, "llama")
     near = EditTraining("lora", 1e-5, 10, LORA.adapter)
-    (capped,) = steps(lm, near, reaches=[1e9])
-    (twice,) = steps(lm, EditTraining("lora", 1e-5, 20, LORA.adapter), reaches=[1e9])
+    (capped,) = steps(lm, near, scales=[1e9])
+    (twice,) = steps(lm, EditTraining("lora", 1e-5, 20, LORA.adapter), scales=[1e9])
     before = lm.domain_logits(TARGETS, TOKENS)
     # So short a step is linear in its length.
     torch.testing.assert_close(twice - before, 2 * (capped - before), rtol=0.02, atol=1e-6)
@@ -143,7 +143,7 @@ def test_only_what_is_trained_moves(small: SimpleNamespace) -> None:
     lm = language_model(small, "llama")
     layer = lm.model.get_submodule("model.layers.0.mlp.down_proj")
     layer.requires_grad_(True)
-    (ours,) = steps(lm, FULL, [0], reaches=[1.0])
+    (ours,) = steps(lm, FULL, [0], scales=[1.0])
     model: Any = copy.deepcopy(lm.model)
     loss = loss_of(model, small.ids(SOURCES[0]), EDITS[0].tokens)
     (gradient,) = torch.autograd.grad(loss, [model.model.layers[0].mlp.down_proj.weight])

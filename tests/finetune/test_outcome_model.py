@@ -1,12 +1,15 @@
 """Probabilities of outcomes, against scikit-learn and the definition."""
 
+import json
 import math
+from importlib.resources import files
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE
 from lincorr_lightning.finetune.outcome_model import OutcomeModel, outcome_features, outcome_model
 
 
@@ -57,3 +60,9 @@ def test_the_shipped_models_agree_with_common_sense(method: str) -> None:
     # An edit that is seen to reach its reference is the most likely to generalize.
     assert p[:, 0].argmax() == 0
     assert p[2, 2] == p[:, 2].max()
+
+
+def test_the_models_that_ship_are_of_the_step_that_is_made() -> None:
+    file = files("lincorr_lightning.finetune") / "outcome_model.json"
+    for model in json.loads(file.read_text(encoding="utf-8")).values():
+        assert model["step_scale"] == STEP_SCALE

@@ -226,7 +226,7 @@ def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
     measured.tables = [Table("cases", measured.tables[0].columns, rows[what])]
     results = build([measured], forecasts())
     assert results.values["forecast"] is None
-    shares = results.values["foreseen"]["map_auto"]
+    shares = results.values["predicted_outcomes"]["map_auto"]
     assert shares == {"generalized": 0.5, "hallucinated": 0.25, "unchanged": 0.25}
     assert "outcome" not in results.table("forecast").keys
 
