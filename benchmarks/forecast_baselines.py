@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.finetune.batches import edit_batch
 from lincorr_lightning.finetune.edits import Edit, reference_mask
@@ -46,8 +47,9 @@ def gradient_similarity(
             )
             for one, row in ((edit, source), (target_edit, target))
         )
-        dot = sum(float((a * b).sum()) for a, b in zip(ours, theirs, strict=True))
-        norms = [sum(float(g.square().sum()) for g in part) ** 0.5 for part in (ours, theirs)]
+        # Without another copy of the gradients.
+        dot = sum(float(a.flatten().dot(b.flatten())) for a, b in zip(ours, theirs, strict=True))
+        norms = [float(get_total_norm(part)) for part in (ours, theirs)]
         found.append(-dot / max(norms[0] * norms[1], 1e-30))
     for weight, was in zip(weights, required, strict=True):
         weight.requires_grad_(was)

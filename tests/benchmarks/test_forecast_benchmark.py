@@ -90,6 +90,16 @@ def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) 
     assert widths[1] < widths[0] / 2
 
 
+def test_two_forecasters_are_compared_on_the_same_samples(scores: ModuleType) -> None:
+    one = edits(scores, "a", 5, 300)
+    area, other, low = scores.compare([one], "optimizer_step", "map_0")
+    assert area == pytest.approx(scores.roc_auc_score(one.failed, one.risk("optimizer_step")))
+    assert area > other
+    assert 0 < low < area - other
+    assert scores.compare([one], "map_0", "optimizer_step")[2] < 0
+    assert scores.compare([one], "map_0", "map_0")[2] == 0
+
+
 def test_tables_of_all_scores(
     scores: ModuleType, rows: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
