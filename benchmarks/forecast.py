@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from forecast_baselines import BASELINES
-from forecast_scores import load, stored_model, tables
+from forecast_scores import load, stored_model
+from forecast_tables import tables
 from jsonargparse import auto_cli
 from numbers_file import write_numbers
 from real_lm_tables import edits_of
@@ -121,7 +122,7 @@ def main(
         models = {
             method: {
                 **stored_model(everything, method),
-                "training": f"{method}, {one.n_steps} steps at {one.learning_rate:g}",
+                "training": one.summary,
                 "step_scale": STEP_SCALE,
             }
             for method, one in TRAINING.items()

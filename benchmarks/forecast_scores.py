@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from forecast_baselines import BASELINES
-from matplotlib.figure import Figure
 from numbers_file import read_numbers
 from real_lm_tables import edits_of
+from scipy.stats import rankdata
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE
 from lincorr_lightning.finetune.outcome_model import outcome_features
 from lincorr_lightning.functional import Outcome, risk
-from lincorr_lightning.results.style import GREY, finish, new_figure, plain_axes
-from lincorr_lightning.results.tables import markdown_table
 
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
-OURS = ("map_0", "map_auto", "optimizer_step", "combined")
+RISKS = (
+    "answer_before", *BASELINES, "map_0", "map_auto", "optimizer_step", "combined"
+)  # fmt: skip
 STEP = f"step_{STEP_SCALE:g}"
 GENERALIZED, HALLUCINATED = Outcome.GENERALIZED.code, Outcome.HALLUCINATED.code
 MIN_PER_CLASS = 10
@@ -46,6 +45,8 @@ class ForecastRun:
         relation: The relation, as city->country.
         arrays: See ``collect`` of ``forecast.py``.
         training_seconds: Duration of the training.
+        probabilities: Probability of each `Outcome` by `combined`, ``(n, 3)``; NaN if there are no
+            edits to fit it on.
         repeated: The same edits' logit of the reference's probability, and their outcome, in a
             second training from other adapters; None if there was none.
     """
@@ -55,12 +56,18 @@ class ForecastRun:
     relation: str
     arrays: dict[str, npt.NDArray[Any]]
     training_seconds: float
+    probabilities: FLOATS
     repeated: tuple[FLOATS, npt.NDArray[np.int64]] | None = None
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
         """Whether each edit did not generalize."""
         return np.asarray(self.arrays["outcome"] != GENERALIZED)
+
+    @property
+    def hallucinated(self) -> npt.NDArray[np.bool_]:
+        """Whether each edit hallucinated."""
+        return np.asarray(self.arrays["outcome"] == HALLUCINATED)
 
     @property
     def is_judged(self) -> bool:
@@ -73,15 +80,17 @@ class ForecastRun:
         return self.arrays[key or f"predicted/{name}"].astype(float)
 
     def risk(self, name: str) -> FLOATS:
-        """Return the risk of each edit by a forecaster or baseline."""
+        """Return the risk of each edit by a forecaster or baseline, ``(n,)``."""
+        if name == "combined":
+            return -self.probabilities[:, GENERALIZED]
         if name in BASELINES:
             return self.arrays[f"risk/{name}"].astype(float)
         logits = torch.from_numpy(self.logits(name))
         return np.asarray(risk(logits, torch.from_numpy(self.arrays["reference"])).numpy())
 
-    def accuracy(self, name: str) -> float:
-        """Return how often the predicted answer is that after training."""
-        return float(np.mean(self.logits(name).argmax(1) == self.arrays["after"]))
+    def hits(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return whether each predicted answer is that after training, ``(n,)``."""
+        return np.asarray(self.logits(name).argmax(1) == self.arrays["after"])
 
     @property
     def most_frequent(self) -> float:
@@ -106,10 +115,18 @@ def load(results: Path) -> list[ForecastRun]:
         run = read_numbers(file.with_suffix(".json"))["results"]
         again = file.with_name(file.name.replace("outcomes", "repeated", 1)).with_suffix(".csv")
         repeated = read_outcomes(again) if again.exists() else None
+        unknown = np.full((len(content["outcome"]), len(Outcome)), np.nan)
         found.append(
-            ForecastRun(file.parent.name, method, relation, content, run["seconds"], repeated)
+            ForecastRun(
+                file.parent.name, method, relation, content, run["seconds"], unknown, repeated
+            )
         )
-    return found
+    return with_probabilities(found)
+
+
+def with_probabilities(runs: Sequence[ForecastRun]) -> list[ForecastRun]:
+    """Return the runs with the probabilities of `combined`."""
+    return [replace(run, probabilities=combined(run, runs)) for run in runs]
 
 
 def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
@@ -169,31 +186,37 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
     }
 
 
+def areas(truth: npt.NDArray[np.bool_], values: FLOATS) -> FLOATS:
+    """Return the AUROC of values along the last axis; NaN where all truths are the same."""
+    n = truth.shape[-1]
+    n_true = truth.sum(-1)
+    # The share of pairs in order, by ranks (Mann and Whitney 1947).
+    above = (rankdata(values, axis=-1) * truth).sum(-1) - n_true * (n_true + 1) / 2
+    with np.errstate(invalid="ignore"):
+        return np.asarray(above / (n_true * (n - n_true)))
+
+
 def mean_areas(
-    failed: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
+    truths: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
 ) -> tuple[float, FLOATS]:
     """Return the AUROC, mean over runs, and those of samples of the edits (bootstrap).
 
     The samples are the same ones at each call.
     """
     rng = np.random.default_rng(0)
-    means = []
-    for _ in range(N_RESAMPLES):
-        areas = []
-        for truth, values in zip(failed, risks, strict=True):
-            rows = rng.integers(len(truth), size=len(truth))
-            if 0 < truth[rows].sum() < len(rows):
-                areas.append(roc_auc_score(truth[rows], values[rows]))
-        means.append(np.mean(areas))
-    own = np.mean([roc_auc_score(t, r) for t, r in zip(failed, risks, strict=True)])
-    return float(own), np.array(means)
+    samples = []
+    for truth, values in zip(truths, risks, strict=True):
+        rows = rng.integers(len(truth), size=(N_RESAMPLES, len(truth)))
+        samples.append(areas(truth[rows], values[rows]))
+    own = [areas(truth, values) for truth, values in zip(truths, risks, strict=True)]
+    return float(np.mean(own)), np.nanmean(samples, 0)
 
 
 def interval(
-    failed: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
+    truths: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
 ) -> tuple[float, float, float]:
     """Return the mean AUROC over runs, with its 95 % interval over edits."""
-    own, means = mean_areas(failed, risks)
+    own, means = mean_areas(truths, risks)
     low, high = np.quantile(means, [0.025, 0.975])
     return own, float(low), float(high)
 
@@ -207,186 +230,3 @@ def compare(runs: Sequence[ForecastRun], name: str, than: str) -> tuple[float, f
     means = [mean_areas(failed, [run.risk(each) for run in runs]) for each in (name, than)]
     low = np.quantile(means[0][1] - means[1][1], 0.025)
     return means[0][0], means[1][0], float(low)
-
-
-def tables(results: Path) -> str:
-    """Return all tables."""
-    everything = load(results)
-    makers = (_relations, _means, answer_table, _repeated, _left_out, _costs, _scales)
-    parts = [make(everything) for make in makers]
-    return "\n\n".join(parts)
-
-
-def readme_table(everything: Sequence[ForecastRun]) -> str:
-    """Return the AUROC of each risk, mean over relations, with its interval."""
-    shown = ("answer_before", "gradient_similarity", "map_0", "map_auto", "optimizer_step",
-             "combined")  # fmt: skip
-    return _means(everything, shown)
-
-
-def answer_table(everything: Sequence[ForecastRun]) -> str:
-    """Return how often a forecast names the answer after training, and whether it is calibrated.
-
-    The Brier score is that of the probabilities of the three outcomes, ``sum (p - truth)^2``; that
-    of the shares is of a forecast that knows how often each outcome occurs.
-    """
-    names = ("answer_before", "map_0", "map_auto", "optimizer_step")
-    rows: list[list[Any]] = []
-    for edits in everything:
-        p = combined(edits, everything)
-        truth = np.eye(3)[edits.arrays["outcome"]]
-        scores = [((one - truth) ** 2).sum(1).mean() for one in (p, truth.mean(0))]
-        rows.append(
-            [edits.lm, edits.method, edits.relation.replace("->", "→"),
-             f"{edits.most_frequent:.0%}", *(f"{edits.accuracy(name):.0%}" for name in names),
-             *("" if np.isnan(score) else f"{score:.2f}" for score in scores)]
-        )  # fmt: skip
-    return markdown_table(
-        ["LM", "method", "relation", "most_frequent", *names, "Brier, combined",
-         "Brier, shares"],
-        rows,
-    )  # fmt: skip
-
-
-def reliability_figure(everything: Sequence[ForecastRun]) -> Figure:
-    """Draw the share of edits that generalize over the probability that `combined` gives them."""
-    figure = new_figure(
-        6.4,
-        3.2,
-        "Reliability of the probability that an edit generalizes",
-        "Deciles of the edits of each LM; each LM's are by a fit on other relations of other LMs.",
-    )
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
-        own = [e for e in everything if (e.lm, e.method) == (lm, method)]
-        p = np.concatenate([combined(e, everything)[:, GENERALIZED] for e in own])
-        right = np.concatenate([~e.failed for e in own])[np.isfinite(p)]
-        p = p[np.isfinite(p)]
-        deciles = np.array_split(p.argsort(), 10)
-        if len(p):
-            axes.plot(
-                [p[rows].mean() for rows in deciles], [right[rows].mean() for rows in deciles],
-                marker="o", markersize=3, label=f"{lm}, {method}",
-            )  # fmt: skip
-    plain_axes(axes, "", "probability", "share that generalized")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    return finish(figure)
-
-
-def _risks(edits: ForecastRun, everything: Sequence[ForecastRun]) -> dict[str, FLOATS]:
-    names = ("answer_before", *BASELINES, *OURS[:-1])
-    probabilities = combined(edits, everything)
-    return {
-        **{name: edits.risk(name) for name in names},
-        "combined": -probabilities[:, GENERALIZED],
-    }
-
-
-def _relations(everything: Sequence[ForecastRun]) -> str:
-    rows: list[list[Any]] = []
-    header: list[str] = []
-    for edits in everything:
-        risks = _risks(edits, everything)
-        header = list(risks)
-        cells = [
-            f"{roc_auc_score(edits.failed, risk):.2f}"
-            if edits.is_judged and np.isfinite(risk).all()
-            else ""
-            for risk in risks.values()
-        ]
-        share = 1 - edits.failed.mean()
-        rows.append(
-            [edits.lm, edits.method, edits.relation.replace("->", "→"), len(edits.failed),
-             f"{share:.0%}", *cells]
-        )  # fmt: skip
-    return markdown_table(["LM", "method", "relation", "edits", "generalized", *header], rows)
-
-
-def _means(everything: Sequence[ForecastRun], shown: Sequence[str] = ()) -> str:
-    rows: list[list[Any]] = []
-    header: list[str] = []
-    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
-        own = [e for e in everything if (e.lm, e.method) == (lm, method) and e.is_judged]
-        if not own:
-            continue
-        risks = [_risks(e, everything) for e in own]
-        header = [name for name in risks[0] if not shown or name in shown]
-        cells = []
-        for name in header:
-            if not all(np.isfinite(each[name]).all() for each in risks):
-                cells.append("")
-                continue
-            mean, low, high = interval([e.failed for e in own], [each[name] for each in risks])
-            cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f})")
-        rows.append([lm, method, len(own), sum(len(e.failed) for e in own), *cells])
-    return markdown_table(["LM", "method", "relations", "edits", *header], rows)
-
-
-def _repeated(everything: Sequence[ForecastRun]) -> str:
-    """Show how well a second training from other adapters predicts the outcome of the first.
-
-    It knows all of the first but the adapters' weights before it.
-    """
-    rows: list[list[Any]] = []
-    for edits in everything:
-        if edits.repeated is None or not edits.is_judged:
-            continue
-        log_odds, outcomes = edits.repeated
-        same = np.mean(outcomes == edits.arrays["outcome"])
-        area = roc_auc_score(edits.failed, -log_odds)
-        forecast = roc_auc_score(edits.failed, edits.risk("optimizer_step"))
-        rows.append(
-            [edits.lm, edits.method, edits.relation.replace("->", "→"), len(edits.failed),
-             f"{same:.0%}", f"{area:.2f}", f"{forecast:.2f}"]
-        )  # fmt: skip
-    return markdown_table(
-        ["LM", "method", "relation", "edits", "same outcome", "AUROC of the second training",
-         "of optimizer_step"],
-        rows,
-    )  # fmt: skip
-
-
-def _left_out(everything: Sequence[ForecastRun]) -> str:
-    """Show what remains if edits above a risk are left out (``data.max_risk``)."""
-    rows: list[list[Any]] = []
-    for lm, method in dict.fromkeys((e.lm, e.method) for e in everything):
-        own = [e for e in everything if (e.lm, e.method) == (lm, method)]
-        p = np.concatenate([combined(e, everything)[:, HALLUCINATED] for e in own])
-        if not np.isfinite(p).all():
-            continue
-        wrong = np.concatenate([e.arrays["outcome"] == HALLUCINATED for e in own])
-        cells = [f"{wrong.mean():.0%}"]
-        for limit in (0.7, 0.5, 0.3):
-            kept = p <= limit
-            share = f"{wrong[kept].mean():.0%}" if kept.any() else "-"
-            cells.append(f"{share} of {kept.mean():.0%}")
-        rows.append([lm, method, len(wrong), *cells])
-    columns = ("LM", "method", "edits", "hallucinated", "max_risk .7", ".5", ".3")
-    return markdown_table(columns, rows)
-
-
-def _costs(everything: Sequence[ForecastRun]) -> str:
-    """Show the time of forecasts, as shares of the training that they spare."""
-    names = ("maps", "step", "gradient_similarity", "activation_similarity")
-    rows = [
-        [e.lm, e.method, e.relation.replace("->", "→"), len(e.failed),
-         f"{e.training_seconds:.0f} s",
-         *(f"{float(e.arrays[f'seconds/{name}']) / e.training_seconds:.2f}" for name in names)]
-        for e in everything
-    ]  # fmt: skip
-    return markdown_table(("LM", "method", "relation", "edits", "training", *names), rows)
-
-
-def _scales(everything: Sequence[ForecastRun]) -> str:
-    """Show the length of the step: chosen on one LM, looked up on the others."""
-    names = {n for e in everything for n in e.arrays if n.startswith("predicted/step")}
-    keys = sorted((n.removeprefix("predicted/") for n in names), key=lambda key: float(key[5:]))
-    rows = [
-        [e.lm, e.method, e.relation.replace("->", "→"),
-         *(f"{roc_auc_score(e.failed, e.risk(key)):.2f}, {e.accuracy(key):.0%}" for key in keys)]
-        for e in everything if e.is_judged
-    ]  # fmt: skip
-    return markdown_table(["LM", "method", "relation", *keys], rows)

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forecast_scores import answer_table, compare, load, readme_table, reliability_figure
+from forecast_scores import compare, load
+from forecast_tables import answer_table, area_table, left_out_table, reliability_figure
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
@@ -365,8 +366,9 @@ def tables(results: Path) -> dict[str, str]:
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
-        "real_forecasts": readme_table(forecast_runs),
+        "real_forecasts": area_table(forecast_runs),
         "real_answers": answer_table(forecast_runs),
+        "real_left_out": left_out_table(forecast_runs),
         "real_ablation": ablation_table(list(LMS), results),
     }
 

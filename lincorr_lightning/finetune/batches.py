@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, LeftOut
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
 IGNORED = -100
@@ -134,9 +134,10 @@ class EditDataset(Dataset[EditBatch]):
         catalogue: All knowledge of the run, for other relations of the same run; None is the
             knowledge that the package ships.
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
+        left_out: Edits that are not trained, for the results.
 
     Attributes:
-        edits, relation, schedule, catalogue, subwords: As given.
+        edits, relation, schedule, catalogue, subwords, left_out: As given.
     """
 
     def __init__(
@@ -150,8 +151,10 @@ class EditDataset(Dataset[EditBatch]):
         n_shards: int = 1,
         catalogue: Catalogue | None = None,
         subwords: bool = False,
+        left_out: Sequence[LeftOut] = (),
     ) -> None:
         self.edits = list(edits)
+        self.left_out = left_out
         self.relation = relation
         self.schedule = schedule
         self.catalogue = Catalogue.load() if catalogue is None else catalogue

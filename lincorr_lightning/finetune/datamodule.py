@@ -14,6 +14,7 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSched
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
+    LeftOut,
     check_subjects,
     record_baseline,
     resolve_labels,
@@ -115,6 +116,7 @@ class EditsDataModule(L.LightningDataModule):
         self._raw: list[RawEdit] | None = None
         self._relation: TokenizedRelation | None = None
         self._edits: list[Edit] | None = None
+        self._left_out: list[LeftOut] = []
         self._restored_labels: list[list[int]] | None = None
 
     def setup(self, stage: str) -> None:
@@ -212,11 +214,16 @@ class EditsDataModule(L.LightningDataModule):
         forecasts = forecast_edits(lm, edits, relation, ["auto"], training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
+        self._left_out = [
+            LeftOut(edit.subject, edit.answer, risk)
+            for edit, risk in zip(edits, risks, strict=True)
+            if risk > limit
+        ]
         if not kept:
             raise SubjectsError(
                 f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
                 f"probability of {min(risks):.2f} or more. Raise it, or set it to null; `lincorr "
-                "predict --config configs/forecast.yaml` shows the risks."
+                "predict --config configs/forecast.yaml --data.max_risk null` shows the risks."
             )
         rank_zero_info(
             f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
@@ -247,7 +254,7 @@ class EditsDataModule(L.LightningDataModule):
         shard = data_shard(self.trainer)
         dataset = EditDataset(
             edits, relation, lm.rows(prompts), schedule, self.hparams["seed"],
-            shard.number, shard.n, self._catalogue, self.hparams["subwords"],
+            shard.number, shard.n, self._catalogue, self.hparams["subwords"], self._left_out,
         )  # fmt: skip
         return ResumableLoader(dataset, self.trainer)
 
@@ -262,6 +269,7 @@ class EditsDataModule(L.LightningDataModule):
             "labels": _label_ids(self._resolve()),
             "sampling": {name: self.hparams[name] for name in _SAMPLING_SETTINGS},
             "file": _contents(self._raw),
+            "left_out": [edit._asdict() for edit in self._left_out],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -281,6 +289,7 @@ class EditsDataModule(L.LightningDataModule):
                 "settings of the run that wrote it (its config.yaml), or start a new run."
             )
         self._edits = [Edit(**state) for state in state_dict["edits"]]
+        self._left_out = [LeftOut(**state) for state in state_dict["left_out"]]
         self._restored_labels = state_dict["labels"]
 
 

@@ -47,6 +47,20 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     target_before: int
 
 
+class LeftOut(NamedTuple):
+    """An edit that is not trained, because it is forecast to hallucinate (``data.max_risk``).
+
+    Attributes:
+        subject: The subject.
+        answer: The new source answer.
+        p_hallucinated: Probability of a hallucination.
+    """
+
+    subject: str
+    answer: str
+    p_hallucinated: float
+
+
 class SourceAnswer(NamedTuple):
     """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
 

@@ -25,17 +25,21 @@ class EditForecast(FrozenLMModule):
     answer until it leads, and carries the change through W (for each ridge). It also makes a step
     along the first update of the edit's optimizer, which depends on how the edit is to be trained:
     set `method`, `adapter`, `learning_rate` and `steps_per_edit` as in `SourceFinetune`.
-    ``tables/forecast.csv`` has a row per edit, ``figures/forecast.png`` shows the risks.
+    From both it gives the probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv``
+    has a row per edit, ``tables/riskiest.csv`` those that are most likely to hallucinate, and
+    ``figures/forecast.png`` shows the risks.
 
     It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
 
     Args:
         lm: The LM before the edits.
-        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
-        linear_map: Folder of a linear map to use instead of fitting maps.
+        ridges: Ridges of the fitted maps; ``auto``, which probabilities need, chooses one on
+            held-out subjects.
+        linear_map: Folder of a linear map to use instead of fitting maps; there are then no
+            probabilities.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
-        optimizer_step: Whether to forecast from the gradient as well; it costs one backward pass
-            per edit.
+        optimizer_step: Whether to forecast from the gradient as well, which probabilities need; it
+            costs one backward pass per edit.
         method: ``full``, or ``lora`` for one adapter per edit.
         adapter: Rank, alpha, target modules and seed of the adapters.
         steps_per_edit: Optimizer steps of each edit.
@@ -98,7 +102,9 @@ class EditForecast(FrozenLMModule):
             self.hparams["n_subjects"],
             self.edit_training if self.hparams["optimizer_step"] else None,
         )
-        results = forecast_results(self.forecasts, self.lm.info, run_settings(self.trainer))
+        results = forecast_results(
+            self.forecasts, self.lm.info, run_settings(self.trainer), dataset.left_out
+        )
         write_results(self.trainer, results)
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:

@@ -54,10 +54,11 @@ class Forecasts:
             update of the edit's optimizer.
         probabilities: Probability of each `Outcome`, ``(n, 3)``, by ``combined``; None without
             ``map_auto`` or ``optimizer_step``.
-        combined_from: What ``combined`` was fitted on; empty without it.
-        causes: Why each edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`,
-            or ``ambiguous reference`` if the expected answer may mean something right; empty
-            without a map.
+        combined_from: What ``combined`` was fitted on, and whether these edits are trained
+            otherwise; empty without it.
+        causes: Why an edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`, or
+            ``ambiguous reference`` if the expected answer may mean something right. Empty text if
+            it is expected to generalize; no texts without a map.
     """
 
     relation: str
@@ -214,7 +215,9 @@ def forecast_edits(
             target, predicted["map_auto"], predicted["optimizer_step"], mask
         )
         probabilities = model.probabilities(features)
-        combined_from = f"{model.training}; {model.fitted_on}"
+        combined_from = f"fitted on {model.fitted_on}, trained by {model.training}"
+        if model.training != training.summary:
+            combined_from += f"; these are trained by {training.summary}"
     texts = relation.target.texts
     forecasts = Forecasts(
         relation=relation.name,
@@ -237,8 +240,10 @@ def forecast_edits(
     return replace(
         forecasts,
         causes=[
-            "ambiguous reference"
-            if ambiguous[answer, edit.label] and answer not in edit.reference
+            ""
+            if answer in edit.reference
+            else "ambiguous reference"
+            if ambiguous[answer, edit.label]
             else str(cause)
             for answer, edit, cause in zip(expected, edits, causes, strict=True)
         ],

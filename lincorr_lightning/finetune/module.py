@@ -405,6 +405,7 @@ class SourceFinetune(L.LightningModule):
             seconds=seconds,
             edits=() if dataset is None else dataset.edits,
             relation=None if dataset is None else dataset.relation,
+            left_out=() if dataset is None else dataset.left_out,
             history={
                 key: points
                 for callback in callbacks

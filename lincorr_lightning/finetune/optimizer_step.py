@@ -63,6 +63,11 @@ class EditTraining:
         require("model.learning_rate", self.learning_rate, at_least=0)
         require("model.steps_per_edit", self.n_steps, at_least=1)
 
+    @property
+    def summary(self) -> str:
+        """Method, steps and learning rate, such as ``lora, 10 steps at 0.002``."""
+        return f"{self.method}, {self.n_steps} steps at {self.learning_rate:g}"
+
 
 def logits_after_step(
     lm: LanguageModel,

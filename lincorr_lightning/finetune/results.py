@@ -15,7 +15,7 @@ from typing import Any
 
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_file import SEPARATOR
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, LeftOut
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -136,7 +136,9 @@ def forecast_table(
         Column("reference"): forecasts.references,
         Column("answer_before", "before"): forecasts.answers_before,
     }
-    for name in forecasts.names:
+    expected = forecasts.answers(forecasts.default)
+    cells[Column("expected_answer", "expected answer")] = expected
+    for name in forecasts.predicted:
         cells[Column(f"{name}_answer", f"{name}: answer")] = forecasts.answers(name)
         risks = [number(risk) for risk in forecasts.risks(name)]
         cells[Column(f"{name}_risk", "risk", ".2f")] = risks
@@ -145,15 +147,14 @@ def forecast_table(
             column = Column(f"p_{outcome}", f"p {outcome}", ".0%")
             cells[column] = forecasts.probability(outcome)
     if forecasts.causes:
-        cells[Column("cause", "if not generalized")] = forecasts.causes
+        cells[Column("cause")] = forecasts.causes
     if answers_after is not None and outcomes is not None:
         cells[Column("answer_after", "after")] = answers_after
         cells[Column("outcome")] = outcomes
     return Table(
         "forecast", list(cells), list(zip(*cells.values(), strict=True)),
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
-        "The risk is how far the best wrong label is predicted ahead of the reference, in logits; "
-        "of combined, the probability that the edit does not generalize.",
+        "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
     )  # fmt: skip
 
 
@@ -170,13 +171,27 @@ def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
         [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
           p[i], forecasts.causes[i] if forecasts.causes else "") for i in rows],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.",
-        f"Probabilities were fitted on: {forecasts.combined_from}.",
+        f"Probabilities: {forecasts.combined_from}.",
         headline=True,
     )  # fmt: skip
 
 
+def left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
+    """Return the table ``left_out``: the edits above ``data.max_risk``."""
+    return Table(
+        "left_out",
+        ["subject", "source_answer", Column("p_hallucinated", "p hallucinated", ".0%")],
+        [tuple(edit) for edit in left_out],
+        f"The {len(left_out)} of {n_trained + len(left_out)} edits that are left out, because they "
+        "are forecast to hallucinate (data.max_risk).",
+    )
+
+
 def forecast_results(
-    forecasts: Forecasts, lm: Mapping[str, Any], settings: Mapping[str, Any]
+    forecasts: Forecasts,
+    lm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    left_out: Sequence[LeftOut] = (),
 ) -> Results:
     """Return the results of a forecast without training."""
     n, shares = len(forecasts.subjects), _outcome_shares(forecasts)
@@ -185,7 +200,13 @@ def forecast_results(
         [{"forecaster": name, **row} for name, row in shares.items()],
         ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
         caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
-        note=f"The default forecaster is {forecasts.default}.",
+        note=f"Expected answers are those of {forecasts.default}."
+        + (
+            " There are no probabilities: they need model.ridges with auto, and "
+            "model.optimizer_step true."
+            if forecasts.probabilities is None
+            else ""
+        ),
         headline=True,
     )
     return Results(
@@ -196,11 +217,13 @@ def forecast_results(
             "predicted_outcomes": shares,
             "forecast_default": forecasts.default,
             "combined_from": forecasts.combined_from,
+            "n_left_out": len(left_out),
         },
         tables=[
             table,
             *([] if forecasts.probabilities is None else [riskiest_table(forecasts)]),
             forecast_table(forecasts),
+            *([left_out_table(left_out, n)] if left_out else []),
         ],
         figures=[_risk_figure(forecasts)],
         lm=lm,
@@ -238,6 +261,7 @@ def finetune_results(
     seconds: float,
     edits: Sequence[Edit] = (),
     relation: TokenizedRelation | None = None,
+    left_out: Sequence[LeftOut] = (),
     history: Mapping[str, Sequence[tuple[int, float]]] | None = None,
 ) -> Results:
     """Return the results of a fine-tune, with those of its callbacks.
@@ -256,6 +280,7 @@ def finetune_results(
         seconds: Duration of the training.
         edits: The edits; empty if the run's dataset does not list them.
         relation: The relation that they are about; None if the run's dataset does not say.
+        left_out: Edits that were not trained.
         history: ``(step, value)`` pairs by log key that callbacks measured.
     """
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
@@ -279,6 +304,8 @@ def finetune_results(
         "gradients": by_relation,
         "forecast": None,
         "forecast_default": None if forecasts is None else forecasts.default,
+        "combined_from": None if forecasts is None else forecasts.combined_from,
+        "n_left_out": len(left_out),
     }
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
@@ -302,6 +329,8 @@ def finetune_results(
         figures.append(_risk_figure(forecasts))
     if relation is not None and edits:
         tables.append(edits_table(edits, relation))
+    if left_out:
+        tables.append(left_out_table(left_out, n_edits))
     values |= {"seconds": round(seconds, 2), "n_steps": n_steps}
     # Values that stand in this study's own are not repeated under the callbacks' names.
     merged = {id(one) for one in (*outcomes, *gradients)}
@@ -406,8 +435,8 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
             Column("brier", "Brier score", ".2f"),
         ],
         caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
-        note=f"The forecaster to rely on is {forecasts.default}; answer_before and most_frequent "
-        "use no forecast.",
+        note="answer_before and most_frequent use no forecast."
+        + (f" combined: {forecasts.combined_from}." if forecasts.combined_from else ""),
         headline=True,
     )
 

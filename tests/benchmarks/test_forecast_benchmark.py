@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.finetune.edits import sample_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -44,7 +45,8 @@ def edits(
         **{f"seconds/{name}": np.float32(1) for name in
            ("maps", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
-    return scores.ForecastRun(lm, "lora", relation, arrays, 20.0)
+    unknown = np.full((n, 3), np.nan)
+    return scores.ForecastRun(lm, "lora", relation, arrays, 20.0, unknown)
 
 
 def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
@@ -57,7 +59,7 @@ def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
         assert risk == pytest.approx(max(groups[False]) - max(groups[True]))
     hits = [max(range(5), key=lambda j, row=row: row[j]) == after
             for row, after in zip(logits, one.arrays["after"], strict=True)]  # fmt: skip
-    assert one.accuracy("optimizer_step") == pytest.approx(sum(hits) / len(hits))
+    assert one.hits("optimizer_step").tolist() == hits
     assert one.is_judged
 
 
@@ -70,7 +72,7 @@ def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
     ]
     found = scores.combined(everything[0], everything)
     np.testing.assert_allclose(found.sum(1), 1)
-    assert scores.roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
+    assert roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
     turned = everything[0].arrays["outcome"].copy()
     everything[0].arrays["outcome"] = 2 - turned
     np.testing.assert_array_equal(scores.combined(everything[0], everything), found)
@@ -93,24 +95,49 @@ def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) 
 def test_two_forecasters_are_compared_on_the_same_samples(scores: ModuleType) -> None:
     one = edits(scores, "a", 5, 300)
     area, other, low = scores.compare([one], "optimizer_step", "map_0")
-    assert area == pytest.approx(scores.roc_auc_score(one.failed, one.risk("optimizer_step")))
+    assert area == pytest.approx(roc_auc_score(one.failed, one.risk("optimizer_step")))
     assert area > other
     assert 0 < low < area - other
     assert scores.compare([one], "map_0", "optimizer_step")[2] < 0
     assert scores.compare([one], "map_0", "map_0")[2] == 0
 
 
+def test_areas_are_those_of_scikit_learn(scores: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    truth, values = rng.random((5, 40)) < 0.4, rng.integers(9, size=(5, 40)).astype(float)
+    expected = [roc_auc_score(*each) for each in zip(truth, values, strict=True)]
+    np.testing.assert_allclose(scores.areas(truth, values), expected)
+    assert np.isnan(scores.areas(np.full(3, True), np.arange(3.0)))
+
+
 def test_tables_of_all_scores(
-    scores: ModuleType, rows: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+    script: Script,
+    scores: ModuleType,
+    rows: Callable[[str], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    everything = [edits(scores, lm, seed) for seed, lm in enumerate("ab")]
-    outcome = everything[0].arrays["outcome"]
-    everything[0] = replace(everything[0], repeated=(-1.0 * (outcome != 0), outcome))
-    monkeypatch.setattr(scores, "load", lambda results: everything)
-    cells = rows(scores.tables(Path()))
-    area = scores.roc_auc_score(everything[0].failed, everything[0].risk("map_0"))
+    tables = script("forecast_tables")
+    runs = [
+        edits(scores, "a", 0, 400), edits(scores, "b", 1, 400, "ceo->company"),
+        edits(scores, "c", 2, 400, "X+1->X+2"),
+    ]  # fmt: skip
+    outcome = runs[0].arrays["outcome"]
+    runs[0] = replace(runs[0], repeated=(-1.0 * (outcome != 0), outcome))
+    runs = scores.with_probabilities(runs)
+    monkeypatch.setattr(tables, "load", lambda results: runs)
+    cells = rows(tables.tables(Path()))
+    area = roc_auc_score(runs[0].failed, runs[0].risk("map_0"))
     assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
     assert any(row[4:6] == ["100%", "1.00"] for row in cells)
+    own = [row for row in cells if row[0] == "combined"]  # not generalized, hallucinated
+    for row, truth in zip(own, (runs[0].failed, runs[0].hallucinated), strict=True):
+        area = roc_auc_score(truth, -runs[0].probabilities[:, 0])
+        assert row[1].startswith(f"{area:.2f} (")
+    (left,) = [row for row in cells if row[0] == "a, lora" and row[1] == "400"]
+    kept = outcome[runs[0].probabilities[:, 1] <= 0.5]
+    shares = [f"{np.mean(kept == code):.0%}" for code in (1, 0)]
+    assert left[4] == f"{', '.join(shares)} of {len(kept) / 400:.0%} kept"
+    assert float(left[4].split("%")[0]) < float(left[2].split("%")[0]), "fewer hallucinate"
 
 
 def test_a_second_training_is_read_from_its_cases(scores: ModuleType, tmp_path: Path) -> None:

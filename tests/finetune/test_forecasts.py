@@ -16,6 +16,7 @@ from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
+from lincorr_lightning.finetune.outcome_model import outcome_model
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
@@ -271,6 +272,49 @@ def test_edits_above_a_risk_are_left_out(lm, edits, relation):
     expected = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
     assert data.prepare_edits() == expected
     assert 0 < len(expected) < 12
+    left = {(edit.subject, edit.answer): risk for edit, risk in zip(edits, risks, strict=True)
+            if risk > limit}  # fmt: skip
+    dataset = data.predict_dataloader().dataset
+    assert {(e.subject, e.answer): e.p_hallucinated for e in dataset.left_out} == left
+    again = EditsDataModule(lm, n_edits=12, max_risk=limit, training=training)
+    again.load_state_dict(data.state_dict())
+    assert again.predict_dataloader().dataset.left_out == dataset.left_out
+
+
+def test_what_is_left_out_stands_in_the_results(small_lm, tmp_path):
+    predict(small_lm, tmp_path / "all")
+    (everything,) = (tmp_path / "all").rglob("results.json")
+    with (everything.parent / "tables" / "forecast.csv").open(newline="") as file:
+        risks = {row["subject"]: float(row["p_hallucinated"]) for row in csv.DictReader(file)}
+    limit = sorted(risks.values())[3]
+    predict(small_lm, tmp_path / "some", f"--data.max_risk={limit}")
+    (path,) = (tmp_path / "some").rglob("results.json")
+    found = json.loads(path.read_text())
+    assert found["n_edits"] + found["n_left_out"] == 7
+    assert found["n_left_out"] == sum(risk > limit for risk in risks.values())
+    with (path.parent / "tables" / "left_out.csv").open(newline="") as file:
+        rows = {row["subject"]: float(row["p_hallucinated"]) for row in csv.DictReader(file)}
+    assert rows == pytest.approx({s: risk for s, risk in risks.items() if risk > limit})
+
+
+def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
+    model = outcome_model("lora")
+    same = EditTraining("lora", 2e-3, 10)
+    assert model.training == same.summary
+    for training, other in ((same, False), (EditTraining("lora", 1e-3, 7), True)):
+        found = forecast_edits(lm, edits[:2], relation, ["auto"], training=training).combined_from
+        assert model.fitted_on in found and model.training in found
+        assert ("these are trained by lora, 7 steps at 0.001" in found) == other
+    alone = forecast_edits(lm, edits[:2], relation, [0.0], training=same)
+    assert (alone.combined_from, alone.probabilities) == ("", None)
+
+
+def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation):
+    found = forecast_edits(lm, edits, relation, [0.0])
+    answers = found.answers("map_0")
+    for edit, answer, cause in zip(edits, answers, found.causes, strict=True):
+        right = relation.target.texts.index(answer) in edit.reference
+        assert (cause == "") == right
 
 
 def test_a_risk_that_leaves_no_edit_is_refused(lm):

@@ -124,7 +124,8 @@ def test_the_table_of_forecasts(known: bool) -> None:
     given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
     table = forecast_table(given, *((AFTER, OUTCOMES) if known else ()))
     columns = (
-        "subject source_answer reference answer_before map_answer map_risk first_answer first_risk"
+        "subject source_answer reference answer_before expected_answer map_answer map_risk "
+        "first_answer first_risk"
     ).split()
     assert table.keys == columns + (["answer_after", "outcome"] if known else [])
     cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
