@@ -190,6 +190,7 @@ class LincorrCLI(LightningCLI):
             value = config.trainer.get(name)
             if isinstance(value, (int, float)):
                 require(f"trainer.{name}", value, **allowed)
+        check_subcommand(_class_of(config.model), str(self.subcommand))
         limits = (config.trainer.max_epochs, config.trainer.max_time, self.subcommand == "fit")
         if limits == (None, None, True) and config.trainer.max_steps == -1:
             raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
@@ -281,6 +282,34 @@ class LincorrCLI(LightningCLI):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
 
     after_fit = after_validate = after_test = after_predict = _describe
+
+
+_STEPS = {
+    "fit": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
+
+
+def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
+    """Refuse a study without the step of the subcommand.
+
+    Raises:
+        ConfigError: The study has no such step; the message names the subcommands that it has.
+    """
+
+    def has(step: str) -> bool:
+        return getattr(module, step) is not getattr(L.LightningModule, step)
+
+    # Lightning's own predict_step calls forward.
+    if has(_STEPS[subcommand]) or (subcommand == "predict" and has("forward")):
+        return
+    others = [f"`lincorr {name}`" for name, step in _STEPS.items() if has(step)]
+    raise ConfigError(
+        f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. Use "
+        f"{' or '.join(others) or 'another study'}."
+    )
 
 
 def check_datamodule(
