@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from forecast_scores import compare, load
-from forecast_tables import answer_table, area_table, left_out_table, reliability_figure
+from forecast_tables import (
+    answer_table,
+    area_table,
+    cost_table,
+    left_out_table,
+    reliability_figure,
+    repeated_table,
+)
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
@@ -369,6 +376,8 @@ def tables(results: Path) -> dict[str, str]:
         "real_forecasts": area_table(forecast_runs),
         "real_answers": answer_table(forecast_runs),
         "real_left_out": left_out_table(forecast_runs),
+        "real_repeated": repeated_table(forecast_runs),
+        "real_costs": cost_table(forecast_runs),
         "real_ablation": ablation_table(list(LMS), results),
     }
 

@@ -132,7 +132,7 @@ def forecast_table(
     """Return the table ``forecast`` with a row per edit; after training, with what happened."""
     cells: dict[Column, Sequence[Any]] = {
         Column("subject"): forecasts.subjects,
-        Column("source_answer", "to be taught"): forecasts.source_answers,
+        Column("source_answer", "new answer"): forecasts.source_answers,
         Column("reference"): forecasts.references,
         Column("answer_before", "before"): forecasts.answers_before,
     }
@@ -165,7 +165,7 @@ def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
     rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
     return Table(
         "riskiest",
-        ["subject", Column("source_answer", "to be taught"), "reference",
+        ["subject", Column("source_answer", "new answer"), "reference",
          Column("answer", "expected answer"), Column("p_hallucinated", "p hallucinated", ".0%"),
          "cause"],
         [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
