@@ -136,22 +136,11 @@ class LincorrCLI(LightningCLI):
             "torch's own, highest.",
         )
         parser.set_defaults({"trainer.default_root_dir": "runs"})
-        # A datamodule that samples subjects or tokenizes texts takes the LM as `lm`.
-        parser.link_arguments(
-            "model", "data.init_args.lm", compute_fn=_language_model, apply_on="instantiate"
-        )
-        # EditsDataModule distributes edits over steps as the study trains them.
-        parser.link_arguments(
-            "model", "data.init_args.schedule", compute_fn=_edit_schedule, apply_on="instantiate"
-        )
-        # To leave risky edits out, it forecasts them as they are to be trained.
-        parser.link_arguments(
-            "model", "data.init_args.training", compute_fn=_edit_training, apply_on="instantiate"
-        )
-        # One that makes the texts of several seeds and phases takes the study's plan.
-        parser.link_arguments(
-            "model", "data.init_args.plan", compute_fn=_training_plan, apply_on="instantiate"
-        )
+        for argument, (attribute, kind) in _FROM_STUDY.items():
+            parser.link_arguments(
+                "model", f"data.init_args.{argument}", compute_fn=_attribute(attribute, kind),
+                apply_on="instantiate",
+            )  # fmt: skip
         # TextsDataModule adds training steps where the study trains SAEs first.
         parser.link_arguments(
             "model", "data.init_args.training_tokens", compute_fn=_training_tokens,
@@ -377,24 +366,25 @@ def _is_raised_by_library(error: BaseException) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] in ("lightning", "jsonargparse")
 
 
-def _language_model(module: L.LightningModule) -> LanguageModel | None:
-    lm = getattr(module, "lm", None)
-    return lm if isinstance(lm, LanguageModel) else None
+_FROM_STUDY = {
+    "lm": ("lm", LanguageModel),
+    # How EditsDataModule distributes edits over steps, and forecasts them to leave risky ones out.
+    "schedule": ("edit_schedule", EditSchedule),
+    "training": ("edit_training", EditTraining),
+    # The seeds and phases that a datamodule makes texts of.
+    "plan": ("plan", TrainingPlan),
+}
+"""What a datamodule takes from the study: argument -> attribute of the study, and its type."""
 
 
-def _edit_training(module: L.LightningModule) -> EditTraining | None:
-    training = getattr(module, "edit_training", None)
-    return training if isinstance(training, EditTraining) else None
+def _attribute(name: str, kind: type[Any]) -> Callable[[L.LightningModule], Any]:
+    """Return a function that takes an attribute of a study, None if it has none of the type."""
 
+    def take(module: L.LightningModule) -> Any:
+        value = getattr(module, name, None)
+        return value if isinstance(value, kind) else None
 
-def _edit_schedule(module: L.LightningModule) -> EditSchedule | None:
-    schedule = getattr(module, "edit_schedule", None)
-    return schedule if isinstance(schedule, EditSchedule) else None
-
-
-def _training_plan(module: L.LightningModule) -> TrainingPlan | None:
-    plan = getattr(module, "plan", None)
-    return plan if isinstance(plan, TrainingPlan) else None
+    return take
 
 
 def _training_tokens(module: L.LightningModule) -> int:
