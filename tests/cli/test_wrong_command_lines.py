@@ -219,7 +219,8 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # Commands that a study does not have
     ("test --config source_finetune.yaml", "", "test_step"),
     ("validate --config token_geometry.yaml", "", "validation_step"),
-    ("predict --config pretraining.yaml", "", "requires `forward`"),
+    ("predict --config pretraining.yaml", "",
+     "has no predict_step, which `lincorr predict` runs. Use `lincorr fit` or `lincorr validate`"),
     # Commands without a Trainer
     ("audit", "--bogus x", "there is no option bogus"),
     ("audit", "--details maybe", "details is maybe; it must be true or false"),
