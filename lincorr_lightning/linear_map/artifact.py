@@ -255,16 +255,16 @@ class LinearMap:
             return tensors.pop(key)
 
         try:
-            pairs, knowledges = dict(config["pairs"]), dict(config["knowledges"])
+            pairs, kinds = dict(config["pairs"]), dict(config["knowledges"])
             parts: dict[str, Any] = {
-                "labels": {name: entry["labels"] for name, entry in knowledges.items()},
-                "token_ids": {name: entry["token_ids"] for name, entry in knowledges.items()},
-                "templates": {name: entry["template"] for name, entry in knowledges.items()},
+                "labels": {name: entry["labels"] for name, entry in kinds.items()},
+                "token_ids": {name: entry["token_ids"] for name, entry in kinds.items()},
+                "templates": {name: entry["template"] for name, entry in kinds.items()},
                 "ridge": {pair: entry["ridge"] for pair, entry in pairs.items()},
                 "lm": config["lm"]["name_or_path"],
                 "fingerprint": config["lm"]["fingerprint"],
             }
-            for name in knowledges:
+            for name in kinds:
                 if take(f"{name}/token_ids").tolist() != list(parts["token_ids"][name]):
                     raise LinearMapError(f"{name}/token_ids differs from that of {_CONFIG}.")
             weights = {pair: take(f"{pair}/weight") for pair in pairs}
