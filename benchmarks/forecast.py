@@ -126,7 +126,8 @@ def main(
                 "step_scale": STEP_SCALE,
             }
             for method, one in TRAINING.items()
-            if any(edits.method == method for edits in everything)
+            # The edits of one LM alone say nothing of others.
+            if len({run.lm for run in everything if run.method == method}) > 1
         }
         file = Path(str(files("lincorr_lightning.finetune") / "outcome_model.json"))
         write_numbers(file, models)
