@@ -289,7 +289,7 @@ class EditsDataModule(L.LightningDataModule):
                 "settings of the run that wrote it (its config.yaml), or start a new run."
             )
         self._edits = [Edit(**state) for state in state_dict["edits"]]
-        self._left_out = [LeftOut(**state) for state in state_dict["left_out"]]
+        self._left_out = [LeftOut(**state) for state in state_dict.get("left_out", ())]
         self._restored_labels = state_dict["labels"]
 
 
