@@ -39,7 +39,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
 RIDGES = (0.0, "auto")
-SCALES = (4.0, 8.0, 16.0, STEP_SCALE, 32.0)
+OTHER_SCALES = (4.0, 8.0, 16.0, 32.0)
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 N_SUBJECTS = 1000
 
@@ -68,11 +68,11 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         logits_after_step, lm, edits, *prompts, tokenized.target.token_ids, TRAINING[method]
     )
     start = time.perf_counter()
-    step()
+    steps = {STEP_SCALE: step()[0]}
     seconds["step"] = time.perf_counter() - start
+    steps |= zip(OTHER_SCALES, step(scales=OTHER_SCALES), strict=True)
     predicted = dict(forecasts.predicted)
-    steps = zip(SCALES, step(scales=SCALES), strict=True)
-    predicted |= {f"step_{scale:g}": logits for scale, logits in steps}
+    predicted |= {f"step_{scale:g}": logits for scale, logits in steps.items()}
     found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
     for name, baseline in BASELINES.items():
         start = time.perf_counter()

@@ -187,7 +187,10 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
 
 
 def areas(truth: npt.NDArray[np.bool_], values: FLOATS) -> FLOATS:
-    """Return the AUROC of values along the last axis; NaN where all truths are the same."""
+    """Return the AUROC of values along the last axis; NaN where all truths are the same.
+
+    All samples of a bootstrap at once, where the package's `auroc` takes one.
+    """
     n = truth.shape[-1]
     n_true = truth.sum(-1)
     # The share of pairs in order, by ranks (Mann and Whitney 1947).

@@ -9,13 +9,13 @@ that it can fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forecast_scores import compare, load
+from forecast_scores import ForecastRun, compare, load
 from forecast_tables import (
     answer_table,
     area_table,
@@ -168,7 +168,7 @@ def forecasts_better(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]
     """Return the rule: a forecaster's AUROC is higher, the interval of the difference above 0."""
 
     def check(runs: Runs) -> tuple[bool, str]:
-        mean, other, low = compare(runs["forecasts"]["lora"], name, than)
+        mean, other, low = compare(runs["lora_forecasts"], name, than)
         return low > 0, f"AUROC {mean:.2f}, {other:.2f}"
 
     return check
@@ -272,15 +272,12 @@ def read_runs(folder: Path) -> Runs:
     }
 
 
-def read_lms(results: Path) -> LMRuns:
-    """Return the runs of each LM."""
-    forecast_runs = load(results)
+def read_lms(results: Path, forecast_runs: Sequence[ForecastRun] = ()) -> LMRuns:
+    """Return the runs of each LM, with the forecasts of its LoRA edits."""
     found = {}
     for lm in LMS:
-        judged = [run for run in forecast_runs if run.lm == lm and run.is_judged]
-        methods = dict.fromkeys(run.method for run in judged)
-        by_method = {m: [run for run in judged if run.method == m] for m in methods}
-        found[lm] = {**read_runs(results / lm), "forecasts": by_method}
+        about = [r for r in forecast_runs if (r.lm, r.method) == (lm, "lora") and r.is_judged]
+        found[lm] = {**read_runs(results / lm), **({"lora_forecasts": about} if about else {})}
     return found
 
 
@@ -365,9 +362,9 @@ def paper_table(lms: LMRuns) -> str:
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
-def tables(results: Path) -> dict[str, str]:
+def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str]:
     """Return the README's tables by their markers."""
-    lms, forecast_runs = read_lms(results), load(results)
+    lms = read_lms(results, forecast_runs)
     return {
         "findings": findings_table(lms),
         "paper_pairs": paper_table(lms),
@@ -420,12 +417,13 @@ def main(output: str = str(RESULTS)) -> None:
     Args:
         output: Folder of the results.
     """
-    found = tables(Path(output))
+    forecast_runs = load(Path(output))  # fits the probabilities
+    found = tables(Path(output), forecast_runs)
     print("\n\n".join(found.values()))
     README.write_text(placed(README.read_text(encoding="utf-8"), found), encoding="utf-8")
     figures = {
         "size": size_figure(Path(output)),
-        "reliability": reliability_figure(load(Path(output))),
+        "reliability": reliability_figure(forecast_runs),
     }
     for name, figure in figures.items():
         with atomic_write(Path(output) / f"{name}.png") as path:

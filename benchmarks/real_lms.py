@@ -233,20 +233,15 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                 # Fused attention is slow at this precision on CPUs.
                 "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own,
             )  # fmt: skip
-            if n_outcomes:
-                yield Run(
-                    f"outcomes_{edit_run(method, relation)}",
-                    (*options, f"--data.n_edits={n_outcomes}", "--model.forecast=false",
-                     f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
-                    (*outcomes, "seconds"),
-                    tables=("cases",),
-                )  # fmt: skip
+            trainings: dict[str, tuple[str, ...]] = {"outcomes": ()} if n_outcomes else {}
             if n_outcomes and method == "lora" and size.n_parameters <= 4e8:
                 # From other adapters: how reproducible the outcomes are.
+                trainings["repeated"] = ("--model.adapter.seed=1000",)
+            for name, changed in trainings.items():
                 yield Run(
-                    f"repeated_{edit_run(method, relation)}",
-                    (*options, f"--data.n_edits={n_outcomes}", "--model.adapter.seed=1000",
-                     "--model.forecast=false", f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
+                    f"{name}_{edit_run(method, relation)}",
+                    (*options, f"--data.n_edits={n_outcomes}", *changed, "--model.forecast=false",
+                     f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip

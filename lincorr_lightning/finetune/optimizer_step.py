@@ -91,7 +91,7 @@ def logits_after_step(
         target_prompts: Target prompt of each edit.
         target_tokens: Token ids of the n_target labels.
         training: How the edits are trained.
-        adapters: Adapters on the LM to use; they are reset. None makes some for ``lora``.
+        adapters: Adapters on the LM to use, whose B is 0 afterwards. None makes some for ``lora``.
         scales: Lengths of the step, in units of ``loss / sum(|gradient|)``, at which the loss
             would be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way
             that AdamW takes if all its updates agree; twice that with adapters.
