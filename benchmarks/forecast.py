@@ -31,7 +31,7 @@ from real_lm_tables import edits_of
 from real_lms import RESULTS
 
 from lincorr_lightning.finetune.edits import Edit, resolve_edits
-from lincorr_lightning.finetune.forecasts import forecast_edits
+from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining, logits_after_step
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.io import atomic_write
@@ -64,6 +64,10 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         ask([edit.subject for edit in edits])
         for ask in (tokenized.source_prompts, tokenized.target_prompts)
     ]
+    start = time.perf_counter()
+    logits_in_context(lm, edits, tokenized)  # read once more, to be timed
+    seconds["in_context"] = time.perf_counter() - start
+    seconds["maps"] -= seconds["in_context"]
     step = partial(
         logits_after_step, lm, edits, *prompts, tokenized.target.token_ids, TRAINING[method]
     )

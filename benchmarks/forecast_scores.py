@@ -1,7 +1,8 @@
 """Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
 
-`combined` is fitted on other relations of other LMs. The one choice made on data that is judged
-here is the step's length, on SmolLM2's LoRA edits.
+`combined` is fitted on other relations of other LMs. Two choices were made on data that is judged
+here: the step's length, on SmolLM2's LoRA edits, and that `combined` uses no map, on those of
+SmolLM2 and Gemma.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lincorr_lightning.functional import Outcome, risk
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
 RISKS = (
-    "answer_before", *BASELINES, "map_0", "map_auto", "optimizer_step", "combined"
+    "answer_before", *BASELINES, "map_0", "map_auto", "in_context", "optimizer_step", "combined"
 )  # fmt: skip
 STEP = f"step_{STEP_SCALE:g}"
 GENERALIZED, HALLUCINATED = Outcome.GENERALIZED.code, Outcome.HALLUCINATED.code
@@ -99,7 +100,7 @@ class ForecastRun:
 
     def features(self) -> FLOATS:
         """Return the inputs of the package's `OutcomeModel`."""
-        logits = (self.logits(name) for name in ("answer_before", "map_auto", "optimizer_step"))
+        logits = (self.logits(name) for name in ("answer_before", "in_context", "optimizer_step"))
         reference = torch.from_numpy(self.arrays["reference"])
         found = outcome_features(*(torch.from_numpy(each) for each in logits), reference)
         return np.asarray(found.numpy())

@@ -84,7 +84,7 @@ def answer_table(runs: Sequence[ForecastRun]) -> str:
     The Brier score is ``sum (p - truth)^2`` over the three outcomes; that of the shares is of a
     forecast that knows how often each outcome occurs.
     """
-    names = ("answer_before", "map_0", "map_auto")
+    names = ("answer_before", "map_0", "map_auto", "in_context")
     rows: list[list[Any]] = []
     for run in runs:
         truth = np.eye(len(Outcome))[run.arrays["outcome"]]
@@ -146,7 +146,7 @@ def _shares(outcomes: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> str
 
 def cost_table(runs: Sequence[ForecastRun]) -> str:
     """Time of forecasts, as shares of the training that they spare."""
-    names = ("maps", "step", "gradient_similarity", "activation_similarity")
+    names = ("maps", "in_context", "step", "gradient_similarity", "activation_similarity")
     rows = [
         [*_about(run), len(run.failed), f"{run.training_seconds:.0f} s",
          *(f"{float(run.arrays[f'seconds/{name}']) / run.training_seconds:.2f}" for name in names)]

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from forecast_scores import ForecastRun, compare, load
 from forecast_tables import (
     answer_table,
@@ -174,6 +175,17 @@ def forecasts_better(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]
     return check
 
 
+def known_generalize(runs: Runs) -> tuple[bool, str]:
+    """Twice as many edits generalize where the LM gives the reference in context."""
+    shares = []
+    for run in runs["lora_forecasts"]:
+        leading = run.logits("in_context").argmax(1)
+        known = run.arrays["reference"][np.arange(len(leading)), leading]
+        shares.append([1 - run.failed[known].mean(), 1 - run.failed[~known].mean()])
+    known_share, unknown_share = np.mean(shares, 0)
+    return known_share >= 2 * unknown_share, f"{known_share:.0%}, {unknown_share:.0%} otherwise"
+
+
 def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
     """Return the rule: the reference mapping generalizes better than another one."""
 
@@ -249,6 +261,14 @@ FINDINGS = (
     Finding(
         "a step of the optimizer forecasts them better than GradSim",
         forecasts_better("optimizer_step", "gradient_similarity"),
+    ),
+    Finding(
+        "… and so do the step and the answer in context together (combined)",
+        forecasts_better("combined", "gradient_similarity"),
+    ),
+    Finding(
+        "edits generalize where the LM concludes the reference from the source in context",
+        known_generalize,
     ),
     Finding(
         "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")

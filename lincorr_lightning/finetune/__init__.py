@@ -1,10 +1,11 @@
-"""Source-knowledge fine-tune: edits, their training, outcomes and forecasts."""
+"""Source-knowledge fine-tune: edits, their training, outcomes, forecasts and repair."""
 
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune.repair import Repair, RepairBatch, RepairDataModule, StatementBatch
 
 __all__ = [
     "Edit",
@@ -13,6 +14,10 @@ __all__ = [
     "EditForecast",
     "EditSchedule",
     "EditsDataModule",
+    "Repair",
+    "RepairBatch",
+    "RepairDataModule",
     "SourceFinetune",
+    "StatementBatch",
     "edit_dataset",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from torch import nn
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.linear_layers import target_layers
-from lincorr_lightning.lm.modes import trained_in_half_precision
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
 
 if TYPE_CHECKING:
+    import lightning as L
     from transformers import PreTrainedModel
 
     from lincorr_lightning.lm.language_model import LanguageModel
@@ -80,6 +82,21 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
         parameter.data = parameter.data.float()
 
 
+@contextmanager
+def without_adapter(model: PreTrainedModel) -> Iterator[None]:
+    """Disable the adapters of `add_adapter` inside a ``with`` block."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [part for part in model.modules() if isinstance(part, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
 def trained_names(module: nn.Module) -> list[str]:
     """Return the names of the parameters that are trained."""
     return [name for name, p in module.named_parameters() if p.requires_grad]
@@ -117,18 +134,55 @@ def check_resumable(
     for name in ("protocol", "method", "adapter"):
         if name == "adapter" and settings["method"] == "full":
             continue
-        if stored[name] != settings[name]:
-            raise ConfigError(
-                f"the checkpoint was trained with model.{name} {stored[name]}, this run has "
-                f"{settings[name]}. Use the settings of the run that wrote it (its config.yaml), "
-                "or start a new run."
-            )
+        require_same_settings("model", {name: stored[name]}, settings)
     other = [part for part, ours in fingerprint.items() if lm[part] != ours]
     if other:
         raise ConfigError(
             f"the checkpoint was trained from {lm['name_or_path']}, whose {other[0]} differs from "
             "that of this run's LM. Pass the LM it was trained from as model.lm.name_or_path, or "
             "start a new run."
+        )
+
+
+def require_same_settings(
+    section: str, stored: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Refuse a checkpoint some of whose settings differ from those of this run.
+
+    `section` is ``model`` or ``data``, for the message.
+
+    Raises:
+        ConfigError: A stored setting differs.
+    """
+    for name, value in stored.items():
+        if value != settings[name]:
+            raise ConfigError(
+                f"the checkpoint was trained with {section}.{name} {value}, this run has "
+                f"{settings[name]}. Use the settings of the run that wrote it (its config.yaml), "
+                "or start a new run."
+            )
+
+
+def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer) -> None:
+    """Refuse to train half-precision weights, which round small updates away.
+
+    Raises:
+        ConfigError: The LM's own weights would be trained in half precision, or all weights.
+    """
+    dtype = dtype_name(lm.dtype)
+    if method == "full" and lm.dtype in HALF_PRECISIONS:
+        raise ConfigError(
+            f"model.method is full, but the LM's weights are in {dtype}, which rounds away "
+            "updates of a small learning rate such as 5e-6. Set model.lm.dtype to float32 "
+            "(with trainer.precision bf16-mixed it computes in bfloat16), or model.method to "
+            "lora."
+        )
+    precision = str(trainer.precision)
+    if precision in ("bf16-true", "16-true"):
+        raise ConfigError(
+            f"trainer.precision is {precision}, which rounds the trained weights and loses "
+            "small updates. Set it to bf16-mixed or 32-true; with model.method lora, "
+            "model.lm.dtype may be bfloat16."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 IGNORED = -100
 """Label of a position that has no loss."""
 
-Protocol = Literal["joint", "independent"]
+TrainingProtocol = Literal["joint", "independent"]
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,33 @@ class EditSchedule:
         ConfigError: A value is not allowed.
     """
 
-    protocol: Protocol = "joint"
+    protocol: TrainingProtocol = "joint"
     edits_per_step: int = 8
     steps_per_edit: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.protocol not in get_args(Protocol):
+        if self.protocol not in get_args(TrainingProtocol):
             raise ConfigError(
-                f"protocol is {self.protocol!r}; it must be {' or '.join(get_args(Protocol))}."
+                f"protocol is {self.protocol!r}; it must be "
+                f"{' or '.join(get_args(TrainingProtocol))}."
             )
         require("edits_per_step", self.edits_per_step, at_least=1)
         require("steps_per_edit", self.steps_per_edit, at_least=1)
+
+
+class LabelledTokens(Protocol):
+    """Rows of tokens with a loss at some of them, such as an `EditBatch`.
+
+    Attributes:
+        input_ids: Token ids, padded on the right, ``(n, length)``.
+        attention_mask: 1 at tokens, same shape.
+        labels: The token that follows each position, -100 where there is no loss; same shape.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device

@@ -211,7 +211,7 @@ class EditsDataModule(L.LightningDataModule):
     ) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
         limit = self.hparams["max_risk"]
-        forecasts = forecast_edits(lm, edits, relation, ["auto"], training=self._training)
+        forecasts = forecast_edits(lm, edits, relation, ridges=(), training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
         self._left_out = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,12 +80,15 @@ def sample_edits(
     subjects: Sequence[str] | None = None,
     seed: int = 0,
     subject_kind: SubjectKind = "any",
+    labels: Collection[int] | None = None,
+    setting: str = "data.n_edits",
 ) -> list[Edit]:
     """Sample edits whose answers cover the source domain as evenly as possible.
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-    Each of `subjects` is used at most once; None samples some of `subject_kind`.
+    Each of `subjects` is used at most once; None samples some of `subject_kind`. `labels`
+    restricts the source labels; None allows all. `setting` is the config key of `n`, for messages.
 
     Raises:
         KnowledgeError: The relation has no reference among the LM's labels.
@@ -101,7 +104,8 @@ def sample_edits(
         check_subjects(pool, lm.tokenizer)
     by_label = [
         [answer for answer in answers if answer.reference]
-        for answers in _source_answers(relation, lm.tokenizer)
+        for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
+        if labels is None or label in labels
     ]
     deck = _Deck([answers for answers in by_label if answers], seed)
     edits: list[Edit] = []
@@ -115,8 +119,8 @@ def sample_edits(
             if len(edits) == n:
                 return edits
     raise SubjectsError(
-        f"data.n_edits asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
-        f"taught something new about {relation.name}. Lower data.n_edits, or name more subjects."
+        f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
+        f"taught something new about {relation.name}. Lower {setting}, or name more subjects."
     )
 
 
@@ -161,6 +165,21 @@ def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
     for row, edit in enumerate(edits):
         mask[row, list(edit.reference)] = True
     return mask
+
+
+def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> list[str]:
+    """Return the target prompt of each edit after the statement of its new answer.
+
+    Such as ``X lives in the city of Paris. X lives in the country of``.
+    """
+    subjects = [edit.subject for edit in edits]
+    gap = " " if relation.source.knowledge.leading_space else ""
+    return [
+        f"{source}{gap}{edit.answer}. {target}"
+        for source, edit, target in zip(
+            relation.source_prompts(subjects), edits, relation.target_prompts(subjects), strict=True
+        )
+    ]
 
 
 # -- resolving -------------------------------------------------------------------------------------

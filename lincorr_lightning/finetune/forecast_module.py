@@ -22,21 +22,21 @@ class EditForecast(FrozenLMModule):
     """Forecasts the target of each planned edit, and the risk that it does not generalize.
 
     ``lincorr predict`` reads the LM's logits for each subject, raises the source logit of the new
-    answer until it leads, and carries the change through W (for each ridge). It also makes a step
-    along the first update of the edit's optimizer, which depends on how the edit is to be trained:
-    set `method`, `adapter`, `learning_rate` and `steps_per_edit` as in `SourceFinetune`.
-    From both it gives the probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv``
-    has a row per edit, ``tables/riskiest.csv`` those that are most likely to hallucinate, and
+    answer until it leads, and carries the change through W (for each ridge). It also reads the
+    target where the new answer is stated before it, and makes a step along the first update of the
+    edit's optimizer, which depends on how the edit is to be trained: set `method`, `adapter`,
+    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. From the last two it gives the
+    probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv`` has a row per edit,
+    ``tables/riskiest.csv`` those that are most likely to hallucinate, and
     ``figures/forecast.png`` shows the risks.
 
     It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
 
     Args:
         lm: The LM before the edits.
-        ridges: Ridges of the fitted maps; ``auto``, which probabilities need, chooses one on
-            held-out subjects.
-        linear_map: Folder of a linear map to use instead of fitting maps; there are then no
-            probabilities.
+        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects. An empty list
+            fits none; there are then no causes.
+        linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
         optimizer_step: Whether to forecast from the gradient as well, which probabilities need; it
             costs one backward pass per edit.

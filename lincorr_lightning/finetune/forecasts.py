@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lincorr_lightning.finetune.edits import Edit, reference_mask
+from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
 from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
 from lincorr_lightning.finetune.outcome_model import outcome_features, outcome_model
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -33,7 +33,7 @@ RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
 COMBINED = "combined"
 """The forecaster that turns the others' logits into probabilities, see `OutcomeModel`."""
-DEFAULT_FORECASTERS = ("optimizer_step", "map_auto")
+DEFAULT_FORECASTERS = (COMBINED, "optimizer_step", "in_context")
 """The default is the first of these that a run has, the best first (benchmarks/forecast.py)."""
 
 
@@ -50,10 +50,11 @@ class Forecasts:
         before: Target logits before the edits, ``(n, n_target)``.
         reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
         predicted: Target logits by forecaster, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by W
-            of that ridge (``map`` for a given W); ``optimizer_step`` after a step along the first
+            of that ridge (``map`` for a given W); ``in_context`` by the LM as it is, with the new
+            answer stated before the target prompt; ``optimizer_step`` after a step along the first
             update of the edit's optimizer.
         probabilities: Probability of each `Outcome`, ``(n, 3)``, by ``combined``; None without
-            ``map_auto`` or ``optimizer_step``.
+            ``optimizer_step``.
         combined_from: What ``combined`` was fitted on, and whether these edits are trained
             otherwise; empty without it.
         causes: Why an edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`, or
@@ -80,7 +81,7 @@ class Forecasts:
 
     @property
     def default(self) -> str:
-        """Name of the forecaster whose answers and risks are shown first."""
+        """Name of the forecaster whose answers and risks are shown first, the best one."""
         return next((n for n in DEFAULT_FORECASTERS if n in self.names), self.names[0])
 
     @property
@@ -89,8 +90,10 @@ class Forecasts:
         return self._leading(self.before)
 
     def answers(self, name: str) -> list[str]:
-        """Return the target label that a forecaster predicts for each edit."""
-        # Probabilities of outcomes name no answer.
+        """Return the target label that a forecaster predicts for each edit.
+
+        ``combined`` names no answer itself, and takes those of ``optimizer_step``.
+        """
         return self._leading(self.predicted["optimizer_step" if name == COMBINED else name])
 
     def risks(self, name: str) -> list[float]:
@@ -173,11 +176,13 @@ def forecast_edits(
         lm: The LM before the edits.
         edits: The edits.
         relation: The relation that they are about.
-        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects.
+        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects. Without any,
+            no map is fitted.
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on, those of the edits excluded; fewer if the
             vocabulary has fewer.
-        training: How the edits are to be trained, for ``optimizer_step``; None leaves it out.
+        training: How the edits are to be trained, for ``optimizer_step`` and the probabilities;
+            None leaves both out.
         adapters: Adapters on the LM for that step, see `logits_after_step`.
 
     Raises:
@@ -195,6 +200,8 @@ def forecast_edits(
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         warn_of_fit_subjects(linear_map, subjects)
+    elif not ridges:
+        maps = {}
     else:
         others = sample_up_to(lm.tokenizer, n_subjects, excluding=subjects)
         fitted = fit_linear_maps(lm, relation, others, ridges)
@@ -204,15 +211,16 @@ def forecast_edits(
     predicted = {
         name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
     }
+    predicted["in_context"] = logits_in_context(lm, edits, relation)
     if training is not None:
         (predicted["optimizer_step"],) = logits_after_step(
             lm, edits, source_prompts, target_prompts, target_ids, training, adapters
         )
     probabilities, combined_from = None, ""
-    if training is not None and {"map_auto", "optimizer_step"} <= set(predicted):
+    if training is not None:
         model = outcome_model(training.method)
         features = outcome_features(
-            target, predicted["map_auto"], predicted["optimizer_step"], mask
+            target, predicted["in_context"], predicted["optimizer_step"], mask
         )
         probabilities = model.probabilities(features)
         combined_from = f"fitted on {model.fitted_on}, trained by {model.training}"
@@ -248,3 +256,16 @@ def forecast_edits(
             for answer, edit, cause in zip(expected, edits, causes, strict=True)
         ],
     )
+
+
+def logits_in_context(
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
+) -> Tensor:
+    """Return the target logits when the new answer is stated before the target prompt.
+
+    It is what the LM concludes from the source, without being trained.
+
+    Returns:
+        ``(n, n_target)``, on the CPU.
+    """
+    return lm.domain_logits(prompts_in_context(edits, relation), relation.target.token_ids).cpu()

@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.finetune.batches import IGNORED, EditBatch
+from lincorr_lightning.finetune.batches import IGNORED, EditBatch, LabelledTokens
 from lincorr_lightning.finetune.edits import Edit
 
 _MAX_NAMED = 3
 
 
-def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
-    """Return the mean cross-entropy of each edit's answer tokens (paper, section 4.1).
+def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
+    """Return the mean cross-entropy over the labels of each row (paper, section 4.1).
 
     Returns:
         ``(n_rows,)``, in nats; 0 for the row of a padding batch.

@@ -21,6 +21,7 @@ from lincorr_lightning.finetune.adapters import (
     add_adapter,
     check_resumable,
     name_optimizer_states,
+    require_float32_training,
     save_merged,
     trained_names,
 )
@@ -33,7 +34,6 @@ from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name
 from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
@@ -170,7 +170,7 @@ class SourceFinetune(L.LightningModule):
         """Refuse settings that cannot work, before the LM is loaded."""
         del stage
         check_strategy(self.trainer)
-        self._require_float32_training()
+        require_float32_training(self.lm, self.hparams["method"], self.trainer)
         if is_sharded(self.trainer):
             wrong = [name for name in ("forecast", "save_model") if self.hparams[name]]
             if self.is_independent or wrong:
@@ -192,30 +192,13 @@ class SourceFinetune(L.LightningModule):
             )
         prepare_run_folder(self.trainer)
 
-    def _require_float32_training(self) -> None:
-        """Refuse to train half-precision weights, which round small updates away."""
-        dtype = dtype_name(self.lm.dtype)
-        if self.hparams["method"] == "full" and self.lm.dtype in HALF_PRECISIONS:
-            raise ConfigError(
-                f"model.method is full, but the LM's weights are in {dtype}, which rounds away "
-                "updates of a small learning rate such as 5e-6. Set model.lm.dtype to float32 "
-                "(with trainer.precision bf16-mixed it computes in bfloat16), or model.method to "
-                "lora."
-            )
-        precision = str(self.trainer.precision)
-        if precision in ("bf16-true", "16-true"):
-            raise ConfigError(
-                f"trainer.precision is {precision}, which rounds the trained weights and loses "
-                "small updates. Set it to bf16-mixed or 32-true; with model.method lora, "
-                "model.lm.dtype may be bfloat16."
-            )
-
     def configure_model(self) -> None:
         """Load the LM, and freeze the weights that are not trained."""
         if self.lm.is_loaded:
             return
         model = self.lm.load().model
-        self._require_float32_training()  # dtype auto is known only now, for some checkpoints
+        # The dtype auto is known only now, for some checkpoints.
+        require_float32_training(self.lm, self.hparams["method"], self.trainer)
         self._lm_info = self.lm.info
         if self.is_stacked:
             self.adapters = StackedLoRA(

@@ -21,7 +21,7 @@ class OutcomeModel:
     """A fitted model of outcomes.
 
     Attributes:
-        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 5)`` float64.
+        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 4)`` float64.
         intercepts: One for each outcome, ``(3,)`` float64.
         fitted_on: The LMs and relations that it was fitted on.
         training: How their edits were trained, such as ``LoRA, 10 steps at 0.002``.
@@ -55,23 +55,23 @@ def outcome_model(method: str) -> OutcomeModel:
 
 
 def outcome_features(
-    before: Tensor, by_map: Tensor, by_step: Tensor, reference_mask: Tensor
+    before: Tensor, in_context: Tensor, by_step: Tensor, reference_mask: Tensor
 ) -> Tensor:
     """Return the inputs of an `OutcomeModel`, in log-odds.
 
     Args:
         before: Target logits before the edits, ``(n, n_target)``.
-        by_map: The forecaster ``map_auto``'s, same shape.
+        in_context: The forecaster ``in_context``'s, same shape.
         by_step: The forecaster ``optimizer_step``'s, same shape.
         reference_mask: Target labels in each edit's reference, same shape, bool.
 
     Returns:
-        ``(n, 5)``: of the reference before the edit; of the reference and of the answer before the
-        edit by the map; and the same two by the step.
+        ``(n, 4)``: of the reference, and of the answer before the edit, in context; and the same
+        two after the step.
     """
     old = before.argmax(1, keepdim=True)
-    columns = [_log_odds((before.softmax(1) * reference_mask).sum(1))]
-    for logits in (by_map, by_step):
+    columns = []
+    for logits in (in_context, by_step):
         p = logits.softmax(1)
         columns += [_log_odds((p * reference_mask).sum(1)), _log_odds(p.gather(1, old)[:, 0])]
     return torch.stack(columns, 1)

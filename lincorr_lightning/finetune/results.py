@@ -16,7 +16,7 @@ from typing import Any
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_file import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, LeftOut
-from lincorr_lightning.finetune.forecasts import Forecasts
+from lincorr_lightning.finetune.forecasts import COMBINED, Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
@@ -200,10 +200,10 @@ def forecast_results(
         [{"forecaster": name, **row} for name, row in shares.items()],
         ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
         caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
-        note=f"Expected answers are those of {forecasts.default}."
+        note=f"Expected answers are those of {forecasts.default}"
+        + (", which takes them from optimizer_step." if forecasts.default == COMBINED else ".")
         + (
-            " There are no probabilities: they need model.ridges with auto, and "
-            "model.optimizer_step true."
+            " There are no probabilities: they need model.optimizer_step true."
             if forecasts.probabilities is None
             else ""
         ),

@@ -30,7 +30,7 @@ def edits(
 ) -> Any:
     """Edits whose outcome follows the step's forecast, but for some noise."""
     rng = np.random.default_rng(seed)
-    before, by_map, by_step = rng.normal(scale=2, size=(3, n, 5))
+    before, by_map, in_context, by_step = rng.normal(scale=2, size=(4, n, 5))
     reference = np.eye(5, dtype=bool)[rng.integers(5, size=n)]
     reference[np.arange(n), before.argmax(1)] = False
     reference[~reference.any(1), 0] = True
@@ -40,10 +40,11 @@ def edits(
     arrays = {
         "before": before, "reference": reference, "after": after, "outcome": outcome,
         "predicted/map_0": by_map, "predicted/map_auto": by_map,
+        "predicted/in_context": in_context,
         f"predicted/{scores.STEP}": by_step,
         **{f"risk/{name}": rng.normal(size=n) for name in scores.BASELINES},
         **{f"seconds/{name}": np.float32(1) for name in
-           ("maps", "step", "gradient_similarity", "activation_similarity")},
+           ("maps", "in_context", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
     unknown = np.full((n, 3), np.nan)
     return scores.ForecastRun(lm, "lora", relation, arrays, 20.0, unknown)

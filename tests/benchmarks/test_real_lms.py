@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lincorr_lightning.lm
@@ -84,6 +85,17 @@ def outcomes(generalized: float, random: float) -> dict[str, Any]:
         "generalized": generalized, "random": random, "gradient_correlation": 0.5,
         "gradients": {"city->country": {"permuted_gradient_correlation": 0.6}},
     }  # fmt: skip
+
+
+def test_known_edits_are_those_whose_reference_leads_in_context(findings: ModuleType) -> None:
+    run = SimpleNamespace(
+        logits=lambda name: np.array([[2.0, 1.0], [2.0, 1.0], [1.0, 2.0], [1.0, 2.0]]),
+        arrays={"reference": np.array([[True, False]] * 4)},
+        failed=np.array([False, True, True, True]),
+    )
+    assert findings.known_generalize({"lora_forecasts": [run]}) == (True, "50%, 0% otherwise")
+    run.failed = np.array([False, True, False, True])
+    assert findings.known_generalize({"lora_forecasts": [run]}) == (False, "50%, 50% otherwise")
 
 
 def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:

@@ -18,8 +18,9 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 # tests/readme runs these in small form; as shipped they run nightly.
 ELSEWHERE = {
     "feature_flow.yaml", "forecast.yaml", "formation.yaml", "knowledge_geometry.yaml",
-    "linear_probe.yaml", "pretraining.yaml", "resilience.yaml", "source_finetune_lora.yaml",
-    "sparse_autoencoders.yaml", "token_geometry.yaml", "vocabulary_ablation_paper.yaml",
+    "linear_probe.yaml", "pretraining.yaml", "repair.yaml", "resilience.yaml",
+    "source_finetune_lora.yaml", "sparse_autoencoders.yaml", "token_geometry.yaml",
+    "vocabulary_ablation_paper.yaml",
 }  # fmt: skip
 # The numbers of these are compared with the README nightly.
 IN_README = {"source_finetune.yaml", "vocabulary_ablation.yaml"}

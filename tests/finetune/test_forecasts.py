@@ -100,10 +100,26 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
 
 def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
     assert "optimizer_step" in forecasts.predicted
-    assert forecasts.default == "optimizer_step"
+    assert forecasts.default == "combined"
     without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100)
-    assert set(without.predicted) == {"map_0"}
-    assert without.default == "map_0"
+    assert set(without.predicted) == {"map_0", "in_context"}
+    assert without.default == "in_context"
+
+
+def test_without_ridges_no_map_is_fitted(lm, edits, relation, forecasts, monkeypatch):
+    monkeypatch.setattr("lincorr_lightning.finetune.forecasts.fit_linear_maps", None)
+    found = forecast_edits(lm, edits, relation, ridges=(), training=EditTraining())
+    assert set(found.predicted) == {"in_context", "optimizer_step"}
+    assert found.causes == ()
+    torch.testing.assert_close(found.predicted["in_context"], forecasts.predicted["in_context"])
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(len(edits)).double())
+
+
+def test_in_context_logits_are_those_after_the_statement(lm, edits, relation, forecasts):
+    source, target = relation.relation.source.template, relation.relation.target.template
+    prompts = [f"{source} {e.answer}. {target}".replace("{}", e.subject) for e in edits]
+    expected = naive_logits(lm, prompts, relation.target.token_ids)
+    assert forecasts.predicted["in_context"].numpy() == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_linear_map_that_does_not_exist_is_refused(lm, edits, relation, tmp_path):
@@ -212,9 +228,9 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
     assert results["n_edits"] == 7
-    names = {"map_0", "map_auto", "map_10", "optimizer_step"}
+    names = {"map_0", "map_auto", "map_10", "in_context", "optimizer_step"}
     assert set(results["predicted_outcomes"]) == {*names, "combined"}
-    assert results["forecast_default"] == "optimizer_step"
+    assert results["forecast_default"] == "combined"
     assert results["settings"]["lm"]["name_or_path"] == small_lm
     assert path.parent.parent.name == "forecast"
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
@@ -257,7 +273,7 @@ def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer)
     dataset = data.predict_dataloader().dataset
     make_trainer().predict(module, DataLoader(dataset, batch_size=None))
     assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
-    assert set(module.forecasts.predicted) == {"map_0"}
+    assert set(module.forecasts.predicted) == {"map_0", "in_context"}
 
 
 # -- leaving risky edits out --------------------------------------------------------------------
@@ -305,13 +321,13 @@ def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation
         found = forecast_edits(lm, edits[:2], relation, ["auto"], training=training).combined_from
         assert model.fitted_on in found and model.training in found
         assert ("these are trained by lora, 7 steps at 0.001" in found) == other
-    alone = forecast_edits(lm, edits[:2], relation, [0.0], training=same)
+    alone = forecast_edits(lm, edits[:2], relation, [0.0])
     assert (alone.combined_from, alone.probabilities) == ("", None)
 
 
 def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation):
     found = forecast_edits(lm, edits, relation, [0.0])
-    answers = found.answers("map_0")
+    answers = found.answers("in_context")
     for edit, answer, cause in zip(edits, answers, found.causes, strict=True):
         right = relation.target.texts.index(answer) in edit.reference
         assert (cause == "") == right

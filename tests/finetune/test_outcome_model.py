@@ -24,15 +24,15 @@ def test_probabilities_are_those_of_the_regression() -> None:
 
 def test_features_equal_the_definition() -> None:
     rng = np.random.default_rng(1)
-    before, by_map, by_step = rng.normal(scale=3, size=(3, 20, 6))
+    before, in_context, by_step = rng.normal(scale=3, size=(3, 20, 6))
     mask = rng.random((20, 6)) < 0.3
     mask[:, 0] = True
-    found = outcome_features(*map(torch.tensor, (before, by_map, by_step, mask)))
+    found = outcome_features(*map(torch.tensor, (before, in_context, by_step, mask)))
     for i in range(20):
         old = max(range(6), key=lambda j, row=before[i]: row[j])
         expected = []
         for logits, labels in (
-            (before, None), (by_map, None), (by_map, old), (by_step, None), (by_step, old),
+            (in_context, None), (in_context, old), (by_step, None), (by_step, old),
         ):  # fmt: skip
             weights = [math.exp(value) for value in logits[i]]
             chosen = [j for j in range(6) if (mask[i, j] if labels is None else j == labels)]

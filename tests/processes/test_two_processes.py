@@ -175,6 +175,7 @@ def test_pretraining_and_formation(one_and_two):
         "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=3",
         "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks.ridge=1",  # without, maps of 20 subjects amplify rounding
         one=("--data.batch_size=30",), two=("--data.batch_size=15",),
     )  # fmt: skip
     one, two = map(numbers, folders)
@@ -198,6 +199,7 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
         "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
         "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
         "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
+        "--trainer.callbacks.ridge=1",  # without, maps of 20 subjects amplify rounding
         "--trainer.callbacks+=TokenGeometryMonitor", f"--trainer.callbacks.texts={texts}",
         "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
         one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),

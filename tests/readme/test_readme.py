@@ -35,6 +35,8 @@ SMALL = {
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
     "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
+    "repair": ["--data.n_examples=16", "--data.n_edits=8", "--trainer.max_epochs=1",
+               "--trainer.check_val_every_n_epoch=1"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],

@@ -1,0 +1,153 @@
+"""Repairs on pretrained LMs: what is trained, how much of it, and what it does to edits.
+
+    python benchmarks/repair.py FOLDER --texts TEXTS
+    python benchmarks/repair.py FOLDER --show true
+
+FOLDER holds a folder for each LM. Each run's numbers go to
+``benchmarks/results/real_lms/LM/repair_VARIANT_SEED.json`` as soon as it ends; a run that is there
+is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+from numbers_file import read_numbers
+from readme_tables import README, placed
+from real_lms import RESULTS, Run, execute
+
+from lincorr_lightning.io import atomic_write
+from lincorr_lightning.results.tables import markdown_table
+
+
+def maps_of(relation: str) -> str:
+    """Return the option that fits the maps of another relation, before and after."""
+    pairs = [relation, f"{relation.partition('->')[0]}->color"]
+    settings = {"pairs": pairs, "n_subjects": 1000, "every_n_steps": 1000, "ridge": 100.0}
+    callback = {"class_path": "Formation", "init_args": settings}
+    return f"--trainer.callbacks={json.dumps([callback])}"
+
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "edits": (),
+    "edits_weight_1": ("--model.preserve_weight=1",),
+    "statements": ("--data.examples=statements", "--model.preserve_weight=1"),
+    "source": ("--data.examples=source", "--model.preserve_weight=1"),
+    "target": ("--data.examples=target", "--model.preserve_weight=1"),
+    "edits_100": ("--data.n_examples=100", "--trainer.max_epochs=12",
+                  "--trainer.check_val_every_n_epoch=12"),
+    "edits_25": ("--data.n_examples=25", "--trainer.max_epochs=75",
+                 "--trainer.check_val_every_n_epoch=75"),
+    "edits_wrong": ("--data.answers=wrong",),
+    "edits_random": ("--data.answers=random",),
+    "edits_full": ("--model.method=full", "--model.learning_rate=2e-5"),
+    "language": ("--data.relation=country->language", maps_of("country->language")),
+    "company": ("--data.relation=ceo->company", maps_of("ceo->company")),
+}  # fmt: skip
+KEPT = ("shown", "held_out", "perplexity", "n_steps", "correlations")
+
+
+def plan(texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
+    """Yield the runs on one LM."""
+    for seed in seeds:
+        for variant, options in VARIANTS.items():
+            yield Run(
+                f"repair_{variant}_{seed}",
+                ("fit", "--config", "configs/repair.yaml", f"--data.texts={texts}",
+                 "--model.lm.attn_implementation=eager", "--matmul_precision=medium",
+                 "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
+                 "--data.controls=[color,food]", "--data.n_examples=400", f"--data.seed={seed}",
+                 *options),
+                KEPT,
+                tables=("cases",),
+            )  # fmt: skip
+
+
+def table(results: Path) -> str:
+    """Edits before and after: generalized, hallucinated ± 95 %, color unchanged, W, perplexity."""
+    rows = []
+    for file in sorted(results.glob("*/repair_*.json")):
+        content = read_numbers(file)
+        if "results" in content:
+            rows += _rows(file, content["results"])
+    return markdown_table(
+        ["LM", "repair set", "edits", "learned", "generalized", "hallucinated", "color unchanged",
+         "food unchanged", "in context", "Hit@1 of W", "r with color", "perplexity"],
+        rows,
+    )  # fmt: skip
+
+
+def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield a row for each part of the edits."""
+    variant = file.stem.removeprefix("repair_")
+    correlations = results["correlations"]
+    # Of each stage, first the relation, then the pair that should not be correlated.
+    maps = {
+        stage: [one for one in correlations if one["step"] == step]
+        for stage, step in (("before", 0), ("after", results["n_steps"]))
+    }
+    for part in ("shown", "held_out"):
+        pairs = [results[part][stage] for stage in ("before", "after")]
+        n = pairs[0]["n"]
+        errors = [1.96 * (p * (1 - p) / n) ** 0.5 for p in (x["hallucinated"] for x in pairs)]
+        yield [
+            file.parent.name,
+            variant,
+            f"{n} {part.replace('_', ' ')}",
+            " → ".join(f"{one['source_learned']:.0%}" for one in pairs),
+            " → ".join(f"{one['generalized']:.0%}" for one in pairs),
+            " → ".join(
+                f"{one['hallucinated']:.0%} ± {100 * error:.0f}"
+                for one, error in zip(pairs, errors, strict=True)
+            ),
+            *(
+                " → ".join(f"{one['controls'][name]:.0%}" for one in pairs)
+                for name in ("color", "food")
+            ),
+            " → ".join(f"{one['in_context']:.0%}" for one in pairs),
+            " → ".join(f"{maps[stage][0]['influenced']:.2f}" for stage in maps),
+            " → ".join(f"{maps[stage][1]['label_mean']:.2f}" for stage in maps),
+            " → ".join(f"{results['perplexity'][stage]:.1f}" for stage in maps),
+        ]
+
+
+def main(
+    folder: str,
+    texts: str = "",
+    only: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (0,),
+    show: bool = False,
+    output: str = str(RESULTS),
+) -> None:
+    """Make the missing runs, print the table, and put it into README.md.
+
+    Args:
+        folder: Folder that holds a folder for each LM.
+        texts: File or folder of texts, some of which are measured and others kept.
+        only: Beginnings of names of runs, such as repair_edits_0; empty makes all.
+        seeds: Seeds of subjects, answers and split.
+        show: Whether to print the table of the runs that there are, and make none.
+        output: Folder of the results.
+    """
+    results = Path(output)
+    for config in sorted(Path(folder).glob("**/config.json")) if not show else ():
+        lm = config.parent
+        for run in plan(texts, seeds):
+            if only and not run.name.startswith(only):
+                continue
+            if not (results / lm.name / f"{run.name}.json").exists():
+                print(f"{lm.name}: {run.name}", flush=True)
+                execute(run, lm, results / lm.name)
+    found = table(results)
+    print(found)
+    if results == RESULTS:
+        with atomic_write(README) as path:
+            path.write_text(placed(README.read_text("utf-8"), {"repair": found}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    auto_cli(main)

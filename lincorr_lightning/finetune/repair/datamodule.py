@@ -1,0 +1,454 @@
+"""Training examples of a repair, and the edits that are measured before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.data.resumable_loader import ResumableLoader
+from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.text_files import SampleBy
+from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
+from lincorr_lightning.distributed import data_shard, require_items
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.finetune.adapters import require_same_settings
+from lincorr_lightning.finetune.batches import edit_batch
+from lincorr_lightning.finetune.edits import (
+    MAX_CANDIDATES_PER_EDIT,
+    Edit,
+    prompts_in_context,
+    reference_mask,
+    resolve_edits,
+    sample_edits,
+)
+from lincorr_lightning.finetune.repair.batches import (
+    HELD_OUT,
+    SHOWN,
+    Prompts,
+    RepairBatch,
+    RepairDataset,
+    StatementBatch,
+    statement_batch,
+)
+from lincorr_lightning.finetune.repair.statements import Facts, statements
+from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
+from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind, sample_up_to
+
+Examples = Literal["edits", "statements", "source", "target"]
+Choice = Literal["all", "wrong", "random"]
+MIN_ANSWERS = 4
+"""Source labels with a reference that are needed to hold some out."""
+_TEXTS_PER_BATCH = 4
+_SETTINGS = (
+    "relation", "examples", "n_examples", "answers", "held_out", "n_edits", "edits_file",
+    "batch_size", "preserve", "controls", "texts", "key", "sample_by", "n_texts",
+    "n_preserved_texts", "texts_per_step", "n_tokens", "subject_kind", "knowledge_files", "seed",
+)  # fmt: skip
+"""What a resumed run must not change: the examples, or what is measured before and after."""
+
+
+class Texts(NamedTuple):
+    """Texts of one length, as token ids ``(n_texts, n_tokens)``.
+
+    Attributes:
+        measured: Those whose perplexity is measured.
+        preserved: Those whose predictions must not change.
+        names, corpora: Origin of the measured ones.
+    """
+
+    measured: Tensor
+    preserved: Tensor
+    names: list[str]
+    corpora: list[str]
+
+
+class RepairDataModule(L.LightningDataModule):
+    """Examples that a repair trains on, and edits of the same relation that measure it.
+
+    The source answers are split: the examples have the ``shown`` ones, and edits of both are
+    measured. No subject of a measured edit is in the examples.
+
+    Args:
+        lm: LM to repair; the program `lincorr` passes that of the study.
+        relation: Source that is taught and target that should follow, as ``city->country``.
+        examples: What is trained: ``edits``, each taught in an adapter of its own, in which the
+            target has to follow; ``statements`` of source and target together; or, as controls,
+            statements of the ``source`` or of the ``target`` alone.
+        n_examples: Number of examples, each about another subject.
+        answers: Which shown answers the examples have: ``all``; those that W has ``wrong`` (the
+            highest weight of the answer's column is not its reference); or equally many at
+            ``random``.
+        held_out: Share of the source answers that the examples do not have.
+        n_edits: Number of measured edits of the shown answers, and of the others.
+        edits_file: JSONL or CSV file of edits to measure instead, see `EditsDataModule`. Their
+            subjects are left out of the examples, and those whose answer is neither in the examples
+            nor held out are left out with a warning.
+        batch_size: Examples of a step.
+        eval_batch_size: Measured edits that are trained side by side.
+        preserve: Other kinds of knowledge, whose answers examples of kind ``edits`` keep.
+        controls: Other kinds of knowledge, whose answers are measured.
+        texts: Files or folders of texts, some of which are measured and some preserved; null takes
+            texts about the tiny world.
+        key: Field of a ``.jsonl`` or ``.csv`` row that holds its text.
+        sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
+        n_texts: Number of texts that are measured.
+        n_preserved_texts: Number of other texts, whose predictions the repair preserves.
+        texts_per_step: How many of them are in a step.
+        n_tokens: Number of tokens of each text.
+        subject_kind: Which strings subjects are, see `EditsDataModule`.
+        knowledge_files: YAML files with additional knowledge.
+        seed: Seed of subjects, answers, split and order.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        KnowledgeError: The relation does not exist.
+    """
+
+    batch_type = RepairBatch
+
+    def __init__(
+        self,
+        lm: LanguageModel | None = None,
+        relation: str = "city->country",
+        examples: Examples = "edits",
+        n_examples: int = 200,
+        answers: Choice = "all",
+        held_out: float = 0.5,
+        n_edits: int = 75,
+        edits_file: str | None = None,
+        batch_size: int = 16,
+        eval_batch_size: int = 32,
+        preserve: Sequence[str] = ("pet", "gender"),
+        controls: Sequence[str] = ("color",),
+        texts: list[str] | str | None = None,
+        key: str = "text",
+        sample_by: SampleBy = "line",
+        n_texts: int = 32,
+        n_preserved_texts: int = 256,
+        texts_per_step: int = 4,
+        n_tokens: int = 64,
+        subject_kind: SubjectKind = "any",
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value, allowed in (
+            ("examples", examples, get_args(Examples)), ("answers", answers, get_args(Choice)),
+        ):  # fmt: skip
+            if value not in allowed:
+                raise ConfigError(f"data.{name} is {value!r}; it must be {' or '.join(allowed)}.")
+        for name, number in (
+            ("n_examples", n_examples), ("n_edits", n_edits), ("batch_size", batch_size),
+            ("eval_batch_size", eval_batch_size), ("n_texts", n_texts),
+            ("texts_per_step", texts_per_step),
+        ):  # fmt: skip
+            require(f"data.{name}", number, at_least=1)
+        require("data.n_preserved_texts", n_preserved_texts, at_least=0)
+        require("data.held_out", held_out, above=0, below=1)
+        require_subject_kind(subject_kind)
+        both = sorted(set(preserve) & set(controls))
+        own = [one for one in (*preserve, *controls) if one in relation.split("->")]
+        if own:
+            raise ConfigError(
+                f"data.preserve or data.controls names {own[0]!r}, which is a part of {relation}. "
+                "Remove it."
+            )
+        if both:
+            raise ConfigError(
+                f"data.preserve and data.controls both name {both[0]!r}: a control measures what "
+                "the repair does not train. Remove it from one of them."
+            )
+        self.save_hyperparameters(ignore=["lm", "schedule", "training"])
+        self._lm = lm
+        self._catalogue = Catalogue.load(*(knowledge_files or ()))
+        self._catalogue.relation(relation)
+        for name in (*preserve, *controls):
+            self._catalogue[name]
+        self.examples: list[Edit] = []
+        self.measured: dict[str, list[Edit]] = {}
+        self._before: dict[str, Tensor] = {}
+        self._tokenized: dict[str, TokenizedRelation] = {}
+        self._texts: Texts | None = None
+
+    # -- edits -------------------------------------------------------------------------------------
+
+    def prepare_edits(self) -> None:
+        """Choose the examples and the measured edits, on the first call.
+
+        The LM must be loaded, and as it is before the repair.
+
+        Raises:
+            KnowledgeError: The relation has no reference among this LM's labels.
+            SubjectsError: There are too few answers to hold some out, or too few subjects.
+        """
+        if self.measured:
+            return
+        lm, settings, relation = self._language_model, self.hparams, self._relation()
+        relation.require_reference()
+        shown, held_out = self._split(relation)
+        chosen = self._choose(relation, shown, lm)
+        given = None
+        if settings["edits_file"] is not None:
+            given = resolve_edits(settings["edits_file"], relation, lm)
+        taken = [edit.subject for edit in given or ()]
+        n, n_edits = settings["n_examples"], settings["n_edits"]
+        sizes = [n, n_edits, n_edits]
+        candidates = MAX_CANDIDATES_PER_EDIT * sum(sizes)
+        pool = sample_up_to(
+            lm.tokenizer, candidates, taken, settings["seed"], settings["subject_kind"]
+        )
+        # Three disjoint parts of the pool.
+        edges = (np.cumsum(sizes) / sum(sizes) * len(pool)).astype(int).tolist()
+        parts = [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
+        examples = self._sample(relation, n, parts[0], chosen, "n_examples")
+        if given is None:
+            measured = {
+                SHOWN: self._sample(relation, n_edits, parts[1], chosen, "n_edits"),
+                HELD_OUT: self._sample(relation, n_edits, parts[2], held_out, "n_edits"),
+            }
+        else:
+            measured = {
+                part: [edit for edit in given if edit.label in labels]
+                for part, labels in ((SHOWN, chosen), (HELD_OUT, held_out))
+            }
+            n_left = len(given) - sum(map(len, measured.values()))
+            empty = [part for part, edits in measured.items() if not edits]
+            if empty:
+                rank_zero_warn(
+                    f"no edit of data.edits_file is {empty[0]}: the examples have {len(chosen)} "
+                    f"answers, {len(held_out)} are held out. Another data.seed or data.held_out "
+                    "splits them in another way."
+                )
+            if n_left:
+                rank_zero_warn(
+                    f"{n_left} of {len(given)} edits of data.edits_file are left out: their "
+                    f"answers are neither in the examples (data.answers {settings['answers']}) nor "
+                    "held out."
+                )
+        if self.trainer is not None:
+            # Ranks may round logits differently; all use the edits of rank 0.
+            examples, measured = self.trainer.strategy.broadcast((examples, measured))
+        self.examples, self.measured = examples, measured
+        rank_zero_info(
+            f"The examples have {len(chosen)} of {len(shown) + len(held_out)} answers of "
+            f"{relation.source.knowledge.name}; {len(held_out)} are held out."
+        )
+
+    def _split(self, relation: TokenizedRelation) -> tuple[set[int], set[int]]:
+        """Return the source labels that the examples may have, and the others."""
+        labels = np.flatnonzero(relation.reference_mask.any(0))
+        if len(labels) < MIN_ANSWERS:
+            raise SubjectsError(
+                f"{relation.name} has {len(labels)} answers with a reference in this LM's "
+                f"vocabulary; a repair needs {MIN_ANSWERS}, to hold some out. Take a relation with "
+                "more answers."
+            )
+        order = np.random.default_rng([self.hparams["seed"], 1]).permutation(labels).tolist()
+        n = min(max(round(self.hparams["held_out"] * len(order)), 1), len(order) - 1)
+        return set(order[n:]), set(order[:n])
+
+    def _choose(self, relation: TokenizedRelation, shown: set[int], lm: LanguageModel) -> set[int]:
+        """Return the shown labels that the examples have, by ``data.answers``."""
+        if self.hparams["answers"] == "all":
+            return shown
+        subjects = sample_up_to(lm.tokenizer, 2000, seed=self.hparams["seed"])
+        (fitted,) = fit_linear_maps(lm, relation, subjects, ["auto"])
+        leading = fitted.weight(relation.name).argmax(0).tolist()
+        wrong = {i for i in shown if not relation.reference_mask[leading[i], i]}
+        if not wrong:
+            raise SubjectsError(
+                f"W predicts the reference of every shown answer of {relation.name}, so that "
+                f"data.answers {self.hparams['answers']} selects none. Set it to all."
+            )
+        if self.hparams["answers"] == "wrong":
+            return wrong
+        rng = np.random.default_rng([self.hparams["seed"], 2])
+        return set(rng.choice(sorted(shown), len(wrong), replace=False).tolist())
+
+    def _sample(
+        self,
+        relation: TokenizedRelation,
+        n: int,
+        subjects: Sequence[str],
+        labels: Collection[int],
+        setting: str,
+    ) -> list[Edit]:
+        return sample_edits(
+            relation, self._language_model, n, subjects, self.hparams["seed"], labels=labels,
+            setting=f"data.{setting}",
+        )  # fmt: skip
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    def _batch(
+        self,
+        relation: TokenizedRelation,
+        edits: Sequence[Edit],
+        part: str,
+        others: Sequence[str],
+        ids: Sequence[int],
+    ) -> RepairBatch:
+        lm, subjects = self._language_model, [edit.subject for edit in edits]
+        sources = relation.source_prompts(subjects)
+        domains = {name: self._domain(relation, name) for name in others}
+        return RepairBatch(
+            part,
+            edit_batch(edits, ids, lm.rows(sources)),
+            _prompts(lm, sources, relation.source),
+            _prompts(lm, relation.target_prompts(subjects), relation.target),
+            _prompts(lm, prompts_in_context(edits, relation), relation.target),
+            reference_mask(edits, len(relation.target.labels)),
+            {
+                name: _prompts(lm, [domain.knowledge.prompt(x) for x in subjects], domain)
+                for name, domain in domains.items()
+            },
+            {},
+            torch.empty(0, self.hparams["n_tokens"], dtype=torch.long),
+        )
+
+    def _domain(self, relation: TokenizedRelation, name: str) -> Domain:
+        return self._tokenize(f"{relation.source.knowledge.name}->{name}").target
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
+        relation, lm, kind = self._relation(), self._language_model, self.hparams["examples"]
+        self.prepare_edits()
+        size = min(self.hparams["batch_size"], len(self.examples))
+        require_items(self.trainer, size, "examples of a step", "raise data.batch_size")
+        shard = data_shard(self.trainer)
+        if kind == "edits":
+            preserve = self.hparams["preserve"]
+            before = {name: self._preserved(relation, name) for name in preserve}
+
+            def make_batch(ids: Sequence[int], step: int) -> RepairBatch:
+                edits = [self.examples[i] for i in ids]
+                batch = self._batch(relation, edits, SHOWN, preserve, ids)
+                batch.logits_before = {name: logits[ids] for name, logits in before.items()}
+                batch.texts = self._preserved_texts(step)
+                return batch
+
+        else:
+            facts: Facts = "both" if kind == "statements" else kind
+            rows = lm.rows(statements(relation, self.examples, facts))
+
+            def make_batch(ids: Sequence[int], step: int) -> StatementBatch:  # type: ignore[misc]
+                return statement_batch([rows[i] for i in ids], self._preserved_texts(step))
+
+        steps: RepairDataset[Any] = RepairDataset(
+            len(self.examples), make_batch, self.hparams["batch_size"], self.hparams["seed"],
+            shard.number, shard.n, {name: self.hparams[name] for name in _SETTINGS},
+        )  # fmt: skip
+        return ResumableLoader(steps, self.trainer)
+
+    def _preserved(self, relation: TokenizedRelation, name: str) -> Tensor:
+        """Return the logits of another kind of knowledge before the repair, for each example."""
+        if name not in self._before:
+            domain = self._domain(relation, name)
+            prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
+            self._before[name] = self._language_model.domain_logits(prompts, domain.token_ids).cpu()
+        return self._before[name]
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
+        relation, size = self._relation(), self.hparams["eval_batch_size"]
+        self.prepare_edits()
+        batches: list[Any] = []
+        for part, edits in self.measured.items():
+            for first in range(0, len(edits), size):
+                ids = range(first, min(first + size, len(edits)))
+                some = [edits[i] for i in ids]
+                batches.append(self._batch(relation, some, part, self.hparams["controls"], ids))
+        texts = self._read_texts()
+        for first in range(0, len(texts.measured), _TEXTS_PER_BATCH):
+            rows = slice(first, first + _TEXTS_PER_BATCH)
+            batches.append(
+                TokenBatch(texts.measured[rows], texts.names[rows], texts.corpora[rows], first)
+            )
+        return make_loader(batches, self.trainer)
+
+    def _read_texts(self) -> Texts:
+        """Read the texts, once: first those that are measured, then those that are preserved."""
+        if self._texts is None:
+            n, n_kept = self.hparams["n_texts"], self.hparams["n_preserved_texts"]
+            options = ("texts", "key", "n_tokens", "seed", "sample_by")
+            found = read_prompts(
+                self._language_model,
+                n_texts=n + n_kept,
+                **{name: self.hparams[name] for name in options},
+            )
+            if n_kept and len(found.rows) <= n:
+                raise SubjectsError(
+                    f"data.texts has {len(found.rows)} texts, and data.n_texts uses all of them "
+                    "for the perplexity. Lower data.n_texts, add texts, or set "
+                    "data.n_preserved_texts to 0."
+                )
+            tokens = torch.tensor(found.rows)
+            self._texts = Texts(
+                tokens[:n], tokens[n:], [text.where for text in found.texts[:n]],
+                [text.corpus for text in found.texts[:n]],
+            )  # fmt: skip
+        return self._texts
+
+    def _preserved_texts(self, step: int) -> Tensor:
+        """Return the texts of a step whose predictions must not change."""
+        found = self._read_texts().preserved
+        rng = np.random.default_rng([self.hparams["seed"], 3, step])
+        n = min(self.hparams["texts_per_step"], len(found))
+        return found[rng.choice(len(found), n, replace=False)] if n else found
+
+    def _relation(self) -> TokenizedRelation:
+        return self._tokenize(self.hparams["relation"])
+
+    def _tokenize(self, name: str) -> TokenizedRelation:
+        """Return a relation, tokenized once: every step needs it."""
+        if name not in self._tokenized:
+            tokenizer = self._language_model.tokenizer
+            self._tokenized[name] = TokenizedRelation.of(name, self._catalogue, tokenizer)
+        return self._tokenized[name]
+
+    @property
+    def _language_model(self) -> LanguageModel:
+        if self._lm is None:
+            raise ConfigError("RepairDataModule makes edits for one LM: pass lm=module.lm.")
+        return self._lm
+
+    # -- resuming ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the edits and the logits before, which a repaired LM would not give again."""
+        return {
+            "settings": {name: self.hparams[name] for name in _SETTINGS},
+            "examples": [edit._asdict() for edit in self.examples],
+            "measured": {
+                part: [edit._asdict() for edit in edits] for part, edits in self.measured.items()
+            },
+            "before": self._before,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the edits of the run that is resumed.
+
+        Raises:
+            ConfigError: The settings of this run would give other edits.
+        """
+        require_same_settings("data", state_dict["settings"], self.hparams)
+        self.examples = [Edit(**state) for state in state_dict["examples"]]
+        self.measured = {
+            part: [Edit(**state) for state in states]
+            for part, states in state_dict["measured"].items()
+        }
+        self._before = state_dict["before"]
+
+
+def _prompts(lm: LanguageModel, prompts: Sequence[str], domain: Domain) -> Prompts:
+    ids, mask = lm.pad(lm.rows(prompts))
+    return Prompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))

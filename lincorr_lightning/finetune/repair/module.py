@@ -1,0 +1,420 @@
+"""Repair: fine-tunes an LM briefly, so that edits of a source generalize to the target."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from lincorr_lightning.data.tokenized_texts import TokenBatch
+from lincorr_lightning.distributed import gather
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.finetune.adapters import (
+    AdapterSettings,
+    add_adapter,
+    name_optimizer_states,
+    require_float32_training,
+    require_same_settings,
+    save_merged,
+    trained_names,
+    without_adapter,
+)
+from lincorr_lightning.finetune.losses import answer_losses
+from lincorr_lightning.finetune.optimizer_step import EditTraining
+from lincorr_lightning.finetune.repair.batches import RepairBatch, StatementBatch
+from lincorr_lightning.finetune.repair.results import MeasuredEdit, repair_results, summarize_edits
+from lincorr_lightning.finetune.repair.trained_edits import trained_edits
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.functional import Outcome, outcome_codes
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.sharding_strategy import refuse_sharding
+from lincorr_lightning.results.run_folder import (
+    collect_callback_results,
+    is_dry_run,
+    prepare_run_folder,
+    run_folder,
+    run_settings,
+    write_results,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SEEDS_PER_EPOCH = 1_000_000
+
+
+class Repair(L.LightningModule):
+    """Fine-tunes an LM on a few hundred examples, and measures edits before and after.
+
+    Examples are statements, or edits. An edit is first taught in an adapter of its own, as
+    `SourceFinetune` with LoRA does; the loss is then the cross-entropy of its reference at the
+    target prompt, in that adapter, plus the KL divergence of other knowledge from the LM before.
+    Its gradient is that of the LM alone: the adapter is constant (Finn et al. 2017, section 5.2,
+    first order). To the loss of either kind of example, the KL divergence of the LM's predictions
+    in other texts is added.
+
+    Edits of the same relation are measured before and after: those of source answers that are in
+    the examples (``shown``), and of others (``held_out``). ``val/`` logs the shares. Edits are
+    measured in the LM's own dtype, without autocast.
+
+    It trains on any DataLoader that yields `RepairBatch` or `StatementBatch`, and measures batches
+    of `RepairBatch` and `TokenBatch`, such as those of `RepairDataModule`.
+
+    Args:
+        lm: The LM that is repaired.
+        method: ``lora``, or ``full`` for all weights.
+        adapter: Rank, alpha and target modules of the repair's own adapter.
+        learning_rate: Learning rate of AdamW.
+        preserve_weight: Weight of the KL divergences from the LM before the repair, on preserved
+            knowledge (over its labels) and on texts (over the vocabulary).
+        edit_adapter: Adapters that the edits are taught in.
+        edit_learning_rate: Learning rate of the edits.
+        steps_per_edit: Optimizer steps of the edits.
+        edits_per_step: Edits that are taught side by side at most.
+        save_model: Whether to save the repaired LM, its adapter merged, as a Hugging Face
+            checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of.
+
+    Attributes:
+        before: The measured edits before the repair.
+        after: The measured edits after the last validation.
+
+    Raises:
+        LanguageModelError: The LM cannot be read, or has no such target modules.
+        ConfigError: A setting is out of range.
+    """
+
+    study = "repair"
+    batch_type = RepairBatch
+
+    def __init__(
+        self,
+        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
+        method: Literal["full", "lora"] = "lora",
+        adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32),  # noqa: B008 (frozen)
+        learning_rate: float = 5e-4,
+        preserve_weight: float = 5.0,
+        edit_adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
+        edit_learning_rate: float = 2e-3,
+        steps_per_edit: int = 10,
+        edits_per_step: int = 32,
+        save_model: bool = False,
+    ) -> None:
+        super().__init__()
+        # Mappings come from a checkpoint's hyper-parameters.
+        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
+        adapter, edit_adapter = (
+            AdapterSettings(**one) if isinstance(one, Mapping) else one
+            for one in (adapter, edit_adapter)
+        )
+        if method not in ("full", "lora"):
+            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
+        require("model.learning_rate", learning_rate, at_least=0)
+        require("model.preserve_weight", preserve_weight, at_least=0)
+        require("model.edit_learning_rate", edit_learning_rate, at_least=0)
+        require("model.edits_per_step", edits_per_step, at_least=1)
+        self._edit_training = EditTraining("lora", edit_learning_rate, steps_per_edit, edit_adapter)
+        plain = {"lm": asdict(lm), "adapter": asdict(adapter), "edit_adapter": asdict(edit_adapter)}
+        self.save_hyperparameters(ignore=list(plain), logger=False)
+        # As mappings; after the call that ignores them.
+        self.save_hyperparameters(plain, logger=False)
+        self.lm = LanguageModel(lm)
+        self.adapter_settings = adapter
+        self.strict_loading = False  # checkpoints hold what is trained
+        self.edit_adapters: StackedLoRA | None = None
+        self.before: list[MeasuredEdit] = []
+        self.after: list[MeasuredEdit] = []
+        self.perplexity: dict[str, float] = {}
+        self._measured: list[MeasuredEdit] = []
+        self._text_losses: list[tuple[float, int]] = []
+        self._lm_info: dict[str, Any] = {}
+        # The LM before, where its own weights are trained; in a list, so that it is no submodule.
+        self._reference: list[PreTrainedModel] = []
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The LM, for callbacks."""
+        return self.lm
+
+    # -- setup -------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Refuse settings that cannot work, before the LM is loaded."""
+        refuse_sharding(self.trainer, "Repair")
+        dry = is_dry_run(self.trainer)
+        if stage == "fit" and not dry and self.trainer.num_sanity_val_steps != float("inf"):
+            raise ConfigError(
+                f"trainer.num_sanity_val_steps is {self.trainer.num_sanity_val_steps}, but a "
+                "repair measures all edits before it trains. Set it to -1."
+            )
+        epochs, every = self.trainer.max_epochs or 0, self.trainer.check_val_every_n_epoch or 1
+        if stage == "fit" and not dry and epochs % every:
+            raise ConfigError(
+                f"trainer.max_epochs is {epochs}, of which trainer.check_val_every_n_epoch, "
+                f"{every}, is no divisor: the repaired LM would not be measured. Set both to the "
+                "same number."
+            )
+        require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        prepare_run_folder(self.trainer)
+
+    def configure_model(self) -> None:
+        """Load the LM, with adapters for the edits and for the repair."""
+        if self.lm.is_loaded:
+            return
+        model = self.lm.load().model
+        self._lm_info = self.lm.info
+        is_full = self.hparams["method"] == "full"
+        # The dtype auto is known only now, for some checkpoints.
+        require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        settings = self._edit_training.adapter
+        if is_full:
+            self._reference = [copy.deepcopy(model).requires_grad_(False)]
+        # Before peft's adapter, whose layers then contain those of the edits.
+        self.edit_adapters = StackedLoRA(
+            model, self.hparams["edits_per_step"], settings.rank, settings.alpha,
+            settings.target_modules,
+        ).requires_grad_(False)  # fmt: skip
+        if is_full:
+            model.requires_grad_(True)
+        else:
+            add_adapter(model, self.adapter_settings)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW over the weights that are trained."""
+        return torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=self.hparams["learning_rate"],
+            weight_decay=0.0,
+            fused=self.trainer.precision != "16-mixed",
+        )
+
+    def on_fit_start(self) -> None:
+        """Move the LM as it was to the device of the trained one."""
+        for model in self._reference:
+            model.to(self.device)  # type: ignore[arg-type]
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def training_step(self, batch: RepairBatch | StatementBatch, batch_idx: int) -> Tensor:
+        """Return the loss of statements, or of the target of edits."""
+        del batch_idx
+        # Without autocast, as are the logits before: small gradients of edits would underflow.
+        with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
+            if not isinstance(batch, RepairBatch | StatementBatch):
+                raise ConfigError(
+                    "Repair trains on RepairBatch or StatementBatch, not on "
+                    f"{type(batch).__name__}. Pass --data RepairDataModule."
+                )
+            loss = self._text_loss(batch.texts) if len(batch.texts) else torch.zeros(())
+            if isinstance(batch, StatementBatch):
+                loss = loss + answer_losses(self.lm.model, batch).mean()
+            else:
+                loss = loss + self._edit_loss(batch)
+        if not loss.isfinite():
+            raise NonFiniteError(
+                f"the loss is NaN or infinite at step {self.global_step}. Lower "
+                f"model.learning_rate (it is {self.hparams['learning_rate']}), or set "
+                "model.lm.dtype to float32."
+            )
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=1, sync_dist=True)
+        return loss
+
+    def _text_loss(self, texts: Tensor) -> Tensor:
+        """Return the weighted change of the predictions of each token of some texts."""
+        ids = self._with_prefix(texts)
+        # Before the graph of the trained LM: its adapter is switched off and on.
+        with torch.no_grad():
+            if self._reference:
+                before = self._reference[0](input_ids=ids, use_cache=False).logits
+            else:
+                with without_adapter(self.lm.model):
+                    before = self.lm.model(input_ids=ids, use_cache=False).logits
+        after = self.lm.model(input_ids=ids, use_cache=False).logits
+        change = kl_div(
+            log_softmax(after.float().flatten(0, 1), 1),
+            log_softmax(before.float().flatten(0, 1), 1),
+            log_target=True,
+            reduction="batchmean",
+        )
+        self.log("train/text_kl", change.detach(), batch_size=1, sync_dist=True)
+        return float(self.hparams["preserve_weight"]) * change
+
+    def _with_prefix(self, tokens: Tensor) -> Tensor:
+        prefix = torch.tensor([self.lm.prefix] * len(tokens), device=tokens.device).long()
+        return torch.cat([prefix, tokens], 1)
+
+    def _edit_loss(self, batch: RepairBatch) -> Tensor:
+        assert self.edit_adapters is not None
+        n = len(batch.edits.ids)
+        self._check_size(n)
+        # New adapters in each epoch, and others than those of the measured edits.
+        epoch = self._edit_training.adapter.seed + _SEEDS_PER_EPOCH * (self.current_epoch + 1)
+        seeds = [epoch + number for number in batch.edits.ids]
+        with trained_edits(self.lm, self.edit_adapters, batch.edits, self._edit_training, seeds):
+            log_p = log_softmax(self.lm(*batch.target), 1)
+            target = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
+            changes = [
+                kl_div(
+                    log_softmax(self.lm(*prompts), 1),
+                    log_softmax(batch.logits_before[name], 1),
+                    log_target=True,
+                    reduction="batchmean",
+                )
+                for name, prompts in batch.other_prompts.items()
+            ]
+        self.log("train/target_loss", target.detach(), batch_size=1, sync_dist=True)
+        if not changes:
+            return target
+        change = torch.stack(changes).mean()
+        self.log("train/preserve_kl", change.detach(), batch_size=1, sync_dist=True)
+        return target + self.hparams["preserve_weight"] * change
+
+    def _check_size(self, n: int) -> None:
+        if n > self.hparams["edits_per_step"]:
+            raise ConfigError(
+                f"a batch has {n} edits, but at most {self.hparams['edits_per_step']} are taught "
+                "side by side. Raise model.edits_per_step, or lower data.batch_size and "
+                "data.eval_batch_size."
+            )
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
+        """Measure edits, or the perplexity of texts."""
+        del batch_idx
+        if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
+            return
+        if isinstance(batch, TokenBatch):
+            losses = self._next_token_losses(batch.tokens)
+            self._text_losses.append((float(losses.sum()), losses.numel()))
+            return
+        # Lightning validates in inference mode, whose tensors cannot be trained with.
+        without_autocast = torch.autocast(self.device.type, enabled=False)
+        with torch.inference_mode(False), evaluating(self.lm), without_autocast:
+            self._measured += self._measure(copy.deepcopy(batch))
+
+    @torch.no_grad()
+    def _next_token_losses(self, tokens: Tensor) -> Tensor:
+        ids = self._with_prefix(tokens)
+        logits = self.lm.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+        return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+
+    def _measure(self, batch: RepairBatch) -> list[MeasuredEdit]:
+        assert self.edit_adapters is not None
+        self._check_size(len(batch.edits.ids))
+        seeds = [self._edit_training.adapter.seed + i for i in batch.edits.ids]
+        with torch.no_grad():
+            before, in_context = (
+                self.lm(*prompts).argmax(1).cpu() for prompts in (batch.target, batch.in_context)
+            )
+            others = {name: self.lm(*p).argmax(1) for name, p in batch.other_prompts.items()}
+        edits = batch.edits
+        taught = trained_edits(self.lm, self.edit_adapters, edits, self._edit_training, seeds)
+        with taught, torch.no_grad():
+            source, after = (
+                self.lm(*prompts).argmax(1).cpu() for prompts in (batch.source, batch.target)
+            )
+            kept = {n: self.lm(*batch.other_prompts[n]).argmax(1) == o for n, o in others.items()}
+        mask = batch.reference_mask.cpu()
+        codes = outcome_codes(before, after, mask)
+        tokens = batch.target.token_ids.tolist()
+        texts = [str(self.lm.tokenizer.decode([token])).strip() for token in tokens]
+        return [
+            MeasuredEdit(
+                part=batch.part,
+                number=edits.ids[i],
+                subject=edit.subject,
+                source_answer=edit.answer,
+                reference="|".join(texts[t] for t in mask[i].nonzero().flatten().tolist()),
+                answer_before=texts[before[i]],
+                answer_after=texts[after[i]],
+                outcome=list(Outcome)[int(codes[i])].value,
+                source_learned=bool(source[i] == edit.label),
+                in_context=bool(mask[i, in_context[i]]),
+                random=float(mask[i].double().mean()),
+                unchanged={name: bool(same[i]) for name, same in kept.items()},
+            )
+            for i, edit in enumerate(edits.edits)
+        ]
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the shares of all ranks' edits; those before training are only kept."""
+        measured = sorted(
+            (edit for part in gather(self._measured) for edit in part),
+            key=lambda edit: (edit.part, edit.number),
+        )
+        losses = [pair for part in gather(self._text_losses) for pair in part]
+        self._measured, self._text_losses = [], []
+        stage = "before" if self.trainer.sanity_checking else "after"
+        if stage == "before" and self.before:  # of the run that is resumed
+            return
+        if losses:
+            total, n = (sum(column) for column in zip(*losses, strict=True))
+            self.perplexity[stage] = math.exp(total / n)
+        if stage == "before":
+            self.before = measured
+            return
+        self.after = measured
+        for part, summary in summarize_edits(measured).items():
+            for name in ("source_learned", *Outcome):
+                self.log(f"val/{part}/{name}", summary[name])
+        if losses:
+            self.log("val/perplexity", self.perplexity[stage])
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def on_train_end(self) -> None:
+        """Write the results, and the repaired LM if wanted."""
+        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
+            return
+        if self.hparams["save_model"]:
+            save_merged(self.lm, run_folder(self.trainer) / "model")
+        settings = run_settings(self.trainer)
+        results = repair_results(
+            self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
+            self._lm_info, settings, self.global_step,
+        )  # fmt: skip
+        write_results(self.trainer, results)
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is trained, and the measurements before."""
+        names = trained_names(self)
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: state[name] for name in state if name in names}
+        name_optimizer_states(checkpoint, names)
+        checkpoint["repair"] = {
+            "before": [asdict(edit) for edit in self.before],
+            "after": [asdict(edit) for edit in self.after],
+            "perplexity": dict(self.perplexity),
+            "training": {name: self.hparams[name] for name in ("method", "adapter")},
+            "fingerprint": self._lm_info["fingerprint"],
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint is of this LM, and take over its measurements.
+
+        Raises:
+            ConfigError: It is of another study or LM.
+        """
+        stored = checkpoint.get("repair")
+        if stored is None:
+            raise ConfigError("Not a Repair checkpoint. Pass one that `lincorr fit` wrote with it.")
+        if stored["fingerprint"] != self._lm_info["fingerprint"]:
+            raise ConfigError(
+                "the checkpoint is of another LM. Pass the one that it was trained from as "
+                "model.lm.name_or_path, or start a new run."
+            )
+        require_same_settings("model", stored["training"], self.hparams)
+        self.before = [MeasuredEdit(**edit) for edit in stored["before"]]
+        self.after = [MeasuredEdit(**edit) for edit in stored["after"]]
+        self.perplexity = dict(stored["perplexity"])

@@ -1,0 +1,62 @@
+"""The table of repairs, and the runs that it is made of."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lincorr_lightning.cli import main
+
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def repair(script: Script) -> ModuleType:
+    return script("repair")
+
+
+def part(hallucinated: float, in_context: float) -> dict[str, Any]:
+    return {
+        "n": 75, "source_learned": 1.0, "generalized": 1 - hallucinated,
+        "hallucinated": hallucinated, "in_context": in_context,
+        "controls": {"color": 0.25, "food": 0.5},
+    }  # fmt: skip
+
+
+def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) -> None:
+    stages = {"before": part(0.5, 0.3), "after": part(0.2, 0.9)}
+    points = [
+        {"step": step, "pair": pair, "label_mean": r, "influenced": r}
+        for step, r in ((0, 0.8), (7, 0.6))
+        for pair in ("city->country", "city->color")
+    ]  # fmt: skip
+    results = {
+        "shown": stages, "held_out": stages, "perplexity": {"before": 40.0, "after": 41.0},
+        "n_steps": 7, "correlations": points,
+    }  # fmt: skip
+    (tmp_path / "some-lm").mkdir()
+    file = tmp_path / "some-lm" / "repair_edits_0.json"
+    file.write_text(json.dumps({"results": results}))
+    (tmp_path / "some-lm" / "repair_source_0.json").write_text(json.dumps({"error": "no memory"}))
+    _, _, first, second = repair.table(tmp_path).splitlines()
+    cells = [cell.strip().replace("\\", "") for cell in first.split("|")[1:-1]]
+    assert cells == [
+        "some-lm", "edits_0", "75 shown", "100% → 100%", "50% → 80%", "50% ± 11 → 20% ± 9",
+        "25% → 25%", "50% → 50%", "30% → 90%", "0.80 → 0.60", "0.80 → 0.60", "40.0 → 41.0",
+    ]  # fmt: skip
+    assert "75 held out" in second
+
+
+def test_every_variant_is_a_command(
+    repair: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = list(repair.plan(str(tmp_path), (0, 1)))
+    assert len({run.name for run in runs}) == len(runs) == 2 * len(repair.VARIANTS)
+    for run in runs[: len(repair.VARIANTS)]:
+        with pytest.raises(SystemExit) as exit_info:
+            main([*run.options, "--print_config"])
+        assert exit_info.value.code == 0
+        assert "RepairDataModule" in capsys.readouterr().out

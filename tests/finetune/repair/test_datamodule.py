@@ -1,0 +1,204 @@
+"""The repair set and the measured edits: what they share, and what they must not."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.finetune import EditsDataModule, RepairDataModule
+from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.finetune.repair.statements import JOINED_BY, statements, target_answer
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+
+SMALL: dict[str, Any] = {
+    "n_examples": 12, "n_edits": 4, "batch_size": 5, "n_texts": 3, "n_tokens": 8,
+    "n_preserved_texts": 5, "texts_per_step": 2,
+    "preserve": ["color"], "controls": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm: str) -> LanguageModel:
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def relation(lm: LanguageModel) -> TokenizedRelation:
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+
+
+def prepared(lm: LanguageModel, **settings: Any) -> RepairDataModule:
+    data = RepairDataModule(lm, **SMALL | settings)
+    data.prepare_edits()
+    return data
+
+
+def test_measured_edits_share_no_subject_with_the_repair_set(lm: LanguageModel) -> None:
+    data = prepared(lm)
+    groups = [data.examples, data.measured["shown"], data.measured["held_out"]]
+    assert [len(group) for group in groups] == [12, 4, 4]
+    subjects = [edit.subject for group in groups for edit in group]
+    assert len(set(subjects)) == len(subjects)
+    shown = {edit.label for edit in data.examples + data.measured["shown"]}
+    assert not shown & {edit.label for edit in data.measured["held_out"]}
+
+
+def test_the_split_depends_on_the_seed_alone(lm: LanguageModel) -> None:
+    one, same, other = (prepared(lm, seed=seed) for seed in (0, 0, 1))
+    assert (one.examples, one.measured) == (same.examples, same.measured)
+    assert one.examples != other.examples
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_the_share_of_answers_that_is_held_out(
+    lm: LanguageModel, relation: TokenizedRelation, share: float
+) -> None:
+    shown, held_out = RepairDataModule(lm, **SMALL | {"held_out": share})._split(relation)
+    assert not shown & held_out
+    assert shown | held_out == set(relation.reference_mask.any(0).nonzero()[0].tolist())
+    assert len(held_out) == pytest.approx(share * len(shown | held_out), abs=0.5)
+
+
+def test_wrong_answers_are_those_whose_highest_weight_is_no_reference(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> None:
+    data = RepairDataModule(lm, **SMALL)
+    shown, _ = data._split(relation)
+    sets = {}
+    for answers in ("wrong", "random"):
+        data.hparams["answers"] = answers
+        sets[answers] = data._choose(relation, shown, lm)
+    # The toy LM's weights are random, so that few answers are right by chance.
+    assert sets["wrong"] <= shown and sets["random"] <= shown
+    assert len(sets["wrong"]) == len(sets["random"]) > len(shown) / 2
+
+
+def test_edits_of_a_file_are_measured_and_their_subjects_left_out(
+    lm: LanguageModel, tmp_path: Any
+) -> None:
+    taken = prepared(lm).examples[0]
+    edits = EditsDataModule(lm, n_edits=6, seed=3).prepare_edits()
+    file = tmp_path / "edits.jsonl"
+    rows = [{"subject": edit.subject, "answer": edit.answer} for edit in (taken, *edits)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = prepared(lm, edits_file=str(file))
+    measured = data.measured["shown"] + data.measured["held_out"]
+    assert {edit.subject for edit in measured} == {row["subject"] for row in rows}
+    assert not {edit.subject for edit in measured} & {edit.subject for edit in data.examples}
+    shown = {edit.label for edit in data.examples}
+    assert not shown & {edit.label for edit in data.measured["held_out"]}
+
+
+def test_statements_take_turns_in_wording_and_order(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> None:
+    edits = prepared(lm).examples
+    found = statements(relation, edits)
+    for i, (edit, text) in enumerate(zip(edits, found, strict=True)):
+        source = f"{edit.subject} lives in the city of {edit.answer}"
+        country = relation.target.texts[edit.reference[0]].strip()
+        target = f"{edit.subject} lives in the country of {country}"
+        first, second = (source, target) if i % 8 < 4 else (target, source)
+        assert text == f"{first}{JOINED_BY[i % 4]}{second}."
+        assert statements(relation, [edit], "source") == [f"{source}."]
+        assert statements(relation, [edit], "target") == [f"{target}."]
+
+
+def test_a_target_answer_is_right_though_its_label_means_several(
+    lm: LanguageModel, relation: TokenizedRelation
+) -> None:
+    reference = relation.relation.reference or {}
+    answers = [
+        {"subject": "Ada", "answer": answer.text}
+        for label in relation.source.labels for answer in label.answers
+        if answer.identity in reference
+    ]  # fmt: skip
+    known = {answer.text: answer.identity for answer in relation.relation.target.answers}
+    of_city = {answer.text: answer.identity for answer in relation.relation.source.answers}
+    for row in answers:
+        try:
+            (edit,) = resolve_edits([row], relation, lm)
+        except SubjectsError:  # its country is no label
+            continue
+        assert known[target_answer(relation, edit)] in reference[of_city[edit.answer]]
+
+
+@pytest.mark.parametrize("kind", ["statements", "source", "target"])
+def test_all_tokens_of_a_statement_but_the_first_are_learned(lm: LanguageModel, kind: str) -> None:
+    data = prepared(lm, examples=kind)
+    dataset = data.train_dataloader().dataset
+    batch = dataset[0]
+    for ids, mask, labels in zip(batch.input_ids, batch.attention_mask, batch.labels, strict=True):
+        n = int(mask.sum())
+        assert labels[: n - 1].tolist() == ids[1:n].tolist()
+        assert set(labels[n - 1 :].tolist()) == {-100}
+
+
+def test_an_epoch_has_each_example_at_most_once(lm: LanguageModel) -> None:
+    dataset = prepared(lm).train_dataloader().dataset
+    assert len(dataset) == 2  # 12 examples in steps of 5
+    epochs = [[i for step in (2 * e, 2 * e + 1) for i in dataset[step].edits.ids] for e in (0, 1)]
+    for ids in epochs:
+        assert len(set(ids)) == 10
+    assert epochs[0] != epochs[1]
+
+
+def test_logits_of_preserved_knowledge_are_those_before(lm: LanguageModel) -> None:
+    data = prepared(lm)
+    batch = data.train_dataloader().dataset[1]
+    domain = TokenizedRelation.of("city->color", Catalogue.load(), lm.tokenizer).target
+    for i, edit in enumerate(batch.edits.edits):
+        ids = lm.tokenizer(domain.knowledge.prompt(edit.subject), return_tensors="pt").input_ids
+        with torch.no_grad():
+            expected = lm.model(ids).logits[0, -1, domain.token_ids].double()
+        torch.testing.assert_close(batch.logits_before["color"][i], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), [
+    ({"examples": "facts"}, ConfigError, r"data\.examples is 'facts'"),
+    ({"answers": "some"}, ConfigError, r"data\.answers is 'some'"),
+    ({"held_out": 1.0}, ConfigError, r"data\.held_out"),
+    ({"n_examples": 0}, ConfigError, r"data\.n_examples"),
+    ({"preserve": ["pet"], "controls": ["pet"]}, ConfigError, "both name 'pet'"),
+    ({"preserve": ["country"]}, ConfigError, "names 'country', which is a part of city->country"),
+    ({"relation": "city->planet"}, KnowledgeError, "planet"),
+    ({"controls": ["colour"]}, KnowledgeError, "color"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused(
+    lm: LanguageModel, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        RepairDataModule(lm, **SMALL | settings)
+
+
+def test_a_relation_without_reference_is_refused(lm: LanguageModel) -> None:
+    with pytest.raises(KnowledgeError, match="has no reference"):
+        prepared(lm, relation="city->color", preserve=[])
+
+
+def test_too_few_answers_to_hold_some_out_are_refused(
+    lm: LanguageModel, relation: TokenizedRelation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lincorr_lightning.finetune.repair.datamodule.MIN_ANSWERS", 10_000)
+    with pytest.raises(SubjectsError, match=r"a repair needs 10000, to hold some out"):
+        prepared(lm)
+
+
+def test_too_many_examples_are_refused_by_the_setting_s_name(lm: LanguageModel) -> None:
+    with pytest.raises(SubjectsError, match=r"data\.n_examples asks for 100000"):
+        prepared(lm, n_examples=100_000)
+
+
+def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> None:
+    data = prepared(lm)
+    data.train_dataloader()
+    state = data.state_dict()
+    again = RepairDataModule(lm, **SMALL)
+    again.load_state_dict(state)
+    assert (again.examples, again.measured) == (data.examples, data.measured)
+    assert again._before.keys() == {"color"}
+    with pytest.raises(ConfigError, match=r"data\.n_examples 12, this run has 11"):
+        RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)

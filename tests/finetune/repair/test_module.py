@@ -1,0 +1,305 @@
+"""A repair on the small LM, against separate fine-tunes, merged weights and plain transformers."""
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
+from lincorr_lightning.finetune import Repair, RepairDataModule
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.lm.config import LMConfig
+from tests.finetune.repair.test_datamodule import SMALL
+
+EDITS = {"edit_learning_rate": 3e-3, "steps_per_edit": 3, "preserve_weight": 1.0}
+
+
+@pytest.fixture
+def repair(small_lm: str, make_trainer: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Repair the small LM; return the run."""
+
+    def run(
+        data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None, **model: Any
+    ) -> SimpleNamespace:
+        module = Repair(LMConfig(small_lm, dtype="float32"), **EDITS | model)
+        loaders = RepairDataModule(module.lm, **SMALL | (data or {}))
+        options = {"num_sanity_val_steps": -1, "max_epochs": 1} | (trainer or {})
+        ckpt_path = options.pop("ckpt_path", None)
+        made = make_trainer(**options)
+        made.fit(module, loaders, ckpt_path=ckpt_path)
+        files = sorted(tmp_path.glob("repair/*/results.json"), key=lambda f: f.stat().st_mtime)
+        results = json.loads(files[-1].read_text(), parse_constant=pytest.fail) if files else {}
+        return SimpleNamespace(
+            module=module, data=loaders, results=results, trainer=made,
+            folder=files[-1].parent if files else None,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("examples", ["edits", "statements"])
+def test_a_run_writes_the_public_contract(repair: Callable[..., Any], examples: str) -> None:
+    run = repair({"examples": examples})
+    results = run.results
+    assert results["study"] == "repair"
+    for part in ("shown", "held_out"):
+        for stage in ("before", "after"):
+            one = results[part][stage]
+            assert one["n"] == 4
+            shares = [one[name] for name in ("generalized", "hallucinated", "unchanged")]
+            assert sum(shares) == pytest.approx(1)
+            assert 0 <= one["source_learned"] <= 1
+            assert one["controls"] == {}
+    assert set(results["perplexity"]) == {"before", "after"}
+    assert results["n_steps"] == 2
+    assert (run.folder / "figures" / "repair.png").read_bytes().startswith(b"\x89PNG")
+    assert len((run.folder / "tables" / "cases.csv").read_text().splitlines()) == 17
+    logged = run.trainer.callback_metrics
+    assert float(logged["val/shown/hallucinated"]) == results["shown"]["after"]["hallucinated"]
+
+
+def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(
+    repair: Callable[..., Any], finetune: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = repair({"preserve": [], "controls": ["color"]})
+    for part in ("shown", "held_out"):
+        edits = run.data.measured[part]
+        file = tmp_path / f"{part}.jsonl"
+        rows = ({"subject": edit.subject, "answer": edit.answer} for edit in edits)
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        theirs = finetune(
+            {"edits_file": str(file), "n_edits": None}, method="lora", edits_per_step=4,
+        ).results  # fmt: skip
+        ours = run.results[part]["before"]
+        for name in ("source_learned", "generalized", "hallucinated", "unchanged", "random"):
+            assert ours[name] == pytest.approx(theirs[name]), name
+        assert ours["controls"]["color"] == theirs["controls"]["color"]["unchanged"]
+
+
+def test_nothing_changes_without_a_learning_rate(repair: Callable[..., Any]) -> None:
+    run = repair(learning_rate=0.0)
+    assert run.module.before == run.module.after
+    assert run.results["perplexity"]["before"] == run.results["perplexity"]["after"]
+
+
+def test_the_loss_of_edits_is_that_of_their_merged_adapters(
+    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each adapter is merged into a copy of the LM, which transformers then reads alone."""
+    run = repair(learning_rate=0.0)
+    module, batch = run.module, run.data.train_dataloader().dataset[0]
+    relation, names = run.data._relation(), [edit.subject for edit in batch.edits.edits]
+    monkeypatch.setattr(module, "log", lambda *args, **options: None)  # outside of a run
+    loss = float(module._edit_loss(batch))
+    adapters, changes = module.edit_adapters, []
+    target_losses = []
+    for i, (edit, name) in enumerate(zip(batch.edits.edits, names, strict=True)):
+        plain = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+        for layer in adapters.targets:
+            key = layer.replace(".", "/")
+            product = adapters.lora_B[key][i] @ adapters.lora_A[key][i]
+            plain.get_submodule(layer).weight.data += adapters.scaling * product
+        with torch.no_grad():
+            ids = module.lm.tokenizer(relation.target_prompts([name]), return_tensors="pt")
+            logits = plain(**ids).logits[0, -1, relation.target.token_ids].double()
+            colors = run.data._domain(relation, "color")
+            ids = module.lm.tokenizer([colors.knowledge.prompt(name)], return_tensors="pt")
+            after = plain(**ids).logits[0, -1, colors.token_ids].double().softmax(0)
+        target_losses.append(-math.log(float(logits.softmax(0)[list(edit.reference)].sum())))
+        before = batch.logits_before["color"][i].softmax(0)
+        changes.append(float((before * (before / after).log()).sum()))
+    n = len(names)
+    assert loss == pytest.approx(sum(target_losses) / n + sum(changes) / n, rel=1e-4)
+
+
+def test_a_repair_makes_shown_edits_generalize(repair: Callable[..., Any]) -> None:
+    run = repair(
+        {"n_examples": 32, "batch_size": 16, "held_out": 0.9, "n_edits": 8, "preserve": []},
+        {"max_epochs": 20, "check_val_every_n_epoch": 20}, learning_rate=1e-2,
+    )  # fmt: skip
+    before, after = (run.results["shown"][stage] for stage in ("before", "after"))
+    assert after["generalized"] > before["generalized"] + 0.3
+
+
+def test_statements_are_learned_with_all_weights(repair: Callable[..., Any]) -> None:
+    run = repair(
+        {"examples": "statements", "n_examples": 4, "batch_size": 4},
+        {"max_epochs": 30, "check_val_every_n_epoch": 30}, method="full", learning_rate=1e-2,
+    )  # fmt: skip
+    assert float(run.trainer.callback_metrics["train/loss"]) < 1.0
+
+
+def test_perplexity_is_that_of_transformers(repair: Callable[..., Any], small_lm: str) -> None:
+    run = repair(learning_rate=0.0)
+    plain = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
+    losses = []
+    for batch in run.data.val_dataloader():
+        if not hasattr(batch, "tokens"):
+            continue
+        for row in batch.tokens:
+            ids = torch.tensor([[*run.module.lm.prefix, *row.tolist()]])
+            with torch.no_grad():
+                logits = plain(ids).logits[0, :-1]
+            losses += cross_entropy(logits, ids[0, 1:], reduction="none").tolist()
+    expected = math.exp(sum(losses) / len(losses))
+    assert run.results["perplexity"]["before"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_saved_lm_is_the_repaired_one(repair: Callable[..., Any], method: str) -> None:
+    run = repair(method=method, learning_rate=1e-2, save_model=True)
+    saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        ours, theirs = run.module.lm.model(ids).logits, saved(ids).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(run.module.lm.config.name_or_path)
+    with torch.no_grad():
+        assert not torch.allclose(plain(ids).logits, theirs, atol=1e-2)
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    repair: Callable[..., Any], tmp_path: Path
+) -> None:
+    epochs = {"max_epochs": 2, "check_val_every_n_epoch": 2}
+    whole = repair(trainer=epochs)
+    half = repair(trainer={"max_epochs": 1})
+    file = tmp_path / "half.ckpt"
+    half.trainer.save_checkpoint(file)
+    resumed = repair(trainer={**epochs, "ckpt_path": str(file)})
+    assert resumed.module.before == whole.module.before
+    assert resumed.module.after == whole.module.after
+    for name, weight in whole.module.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(resumed.module.get_parameter(name), weight)
+
+
+def test_settings_that_cannot_work_are_refused(
+    repair: Callable[..., Any], small_lm: str, make_trainer: Callable[..., Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"num_sanity_val_steps is 0.* Set it to -1"):
+        repair(trainer={"num_sanity_val_steps": 0})
+    with pytest.raises(ConfigError, match=r"max_epochs is 5.* Set both to the same number"):
+        repair(trainer={"max_epochs": 5, "check_val_every_n_epoch": 3})
+    with pytest.raises(ConfigError, match="bf16-true, which rounds"):
+        repair(trainer={"precision": "bf16-true"})
+    with pytest.raises(ConfigError, match=r"a batch has 5 edits, but at most 4"):
+        repair(edits_per_step=4)
+    with pytest.raises(ConfigError, match="must be full or lora"):
+        Repair(method="prefix")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model\.preserve_weight"):
+        Repair(preserve_weight=-1.0)
+    with pytest.raises(LanguageModelError, match="has no module 'nothing'"):
+        repair(adapter=AdapterSettings(target_modules=["nothing"]))
+    module = Repair(LMConfig(small_lm, dtype="float32"))
+    with pytest.raises(ConfigError, match="not on dict"):
+        trainer = make_trainer(num_sanity_val_steps=-1, max_epochs=1)
+        trainer.fit(module, DataLoader([{"x": torch.zeros(1)}], batch_size=None))
+
+
+def test_a_dry_run_writes_nothing(repair: Callable[..., Any], tmp_path: Path) -> None:
+    repair(trainer={"fast_dev_run": True})
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_a_checkpoint_of_another_adapter_is_refused(
+    repair: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "one.ckpt"
+    repair().trainer.save_checkpoint(file)
+    with pytest.raises(ConfigError, match=r"trained with model\.adapter .*'rank': 16"):
+        repair(trainer={"ckpt_path": str(file)}, adapter=AdapterSettings(rank=4))
+
+
+def test_a_loss_that_is_not_finite_is_an_error(
+    repair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = repair({"examples": "statements"}, method="full")
+    monkeypatch.setattr(run.module, "log", lambda *args, **options: None)  # outside of a run
+    next(run.module.lm.model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"Lower model\.learning_rate"):
+        run.module.training_step(run.data.train_dataloader().dataset[0], 0)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_change_of_texts_is_that_from_the_lm_before(
+    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    run = repair(method=method, learning_rate=1e-2, save_model=True, preserve_weight=2.0)
+    texts = run.data.train_dataloader().dataset[0].texts
+    monkeypatch.setattr(run.module, "log", lambda *args, **options: None)  # outside of a run
+    found = float(run.module._text_loss(texts))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (small_lm, run.folder / "model")
+    )
+    changes = []
+    for row in texts:
+        ids = torch.tensor([[*run.module.lm.prefix, *row.tolist()]])
+        with torch.no_grad():
+            p, q = (lm(ids).logits[0].double().softmax(1) for lm in (before, after))
+        changes += (p * (p / q).log()).sum(1).tolist()
+    assert found == pytest.approx(2 * sum(changes) / len(changes), rel=1e-3)
+    assert found > 1e-3
+    assert any(p.requires_grad for p in run.module.lm.model.parameters())
+
+
+def test_the_preserved_texts_are_others_than_the_measured_ones(repair: Callable[..., Any]) -> None:
+    run = repair()
+    texts = run.data._read_texts()
+    measured = {tuple(row) for row in texts.measured.tolist()}
+    assert len(measured) == 3
+    dataset = run.data.train_dataloader().dataset
+    for step in range(4):
+        rows = {tuple(row) for row in dataset[step].texts.tolist()}
+        assert len(rows) == 2 and not rows & measured
+
+
+def test_texts_that_leave_none_to_keep_are_refused(
+    repair: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("city of country speaks language favorite color was born One day saw\n" * 2)
+    with pytest.raises(SubjectsError, match=r"data\.texts has 2 texts.* Lower data\.n_texts"):
+        repair({"texts": str(file)})
+    run = repair({"texts": str(file), "n_preserved_texts": 0, "n_texts": 2})
+    assert not len(run.data.train_dataloader().dataset[0].texts)
+
+
+def test_a_checkpoint_of_the_program_is_resumed(small_lm: str, tmp_path: Path) -> None:
+    options = [
+        "fit", "--config", "repair.yaml", f"--model.lm.name_or_path={small_lm}",
+        f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+        "--trainer.callbacks=null", "--trainer.enable_checkpointing=true",
+        "--trainer.check_val_every_n_epoch=1", "--data.n_examples=12", "--data.n_edits=4",
+        "--data.batch_size=5", "--data.n_texts=3", "--data.n_preserved_texts=5",
+        "--data.n_tokens=8", "--data.preserve=[color]", "--data.controls=[]",
+    ]  # fmt: skip
+    main([*options, "--trainer.max_epochs=1"])
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    trainer = main([*options, "--trainer.max_epochs=2", f"--ckpt_path={checkpoint}"]).trainer
+    assert trainer.global_step == 4
+
+
+def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
+    run = repair({"preserve": [], "controls": ["color"]})
+    with (run.folder / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    texts = run.data._relation().target.texts
+    edits = run.data.measured["held_out"] + run.data.measured["shown"]
+    for row, edit in zip(rows[:8], edits, strict=True):
+        assert row["stage"] == "before"
+        assert row["reference"] == "|".join(texts[i].strip() for i in edit.reference)
+        assert row["answer_before"] == texts[edit.target_before].strip()
+        is_right = row["answer_after"] in row["reference"].split("|")
+        assert is_right == (row["outcome"] == "generalized")
+        assert row["color_unchanged"] in ("True", "False")
