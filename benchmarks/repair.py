@@ -60,7 +60,7 @@ def plan(texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
                 ("fit", "--config", "configs/repair.yaml", f"--data.texts={texts}",
                  "--model.lm.attn_implementation=eager", "--matmul_precision=medium",
                  "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
-                 "--data.controls=[color,food]", "--data.n_examples=400", f"--data.seed={seed}",
+                 "--data.controls=[color,food]", "--data.n_examples=400", "--data.n_edits=150", f"--data.seed={seed}",
                  *options),
                 KEPT,
                 tables=("cases",),
