@@ -34,10 +34,10 @@ def maps_of(relation: str) -> str:
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "edits": (),
-    "edits_weight_1": ("--model.preserve_weight=1",),
-    "statements": ("--data.examples=statements", "--model.preserve_weight=1"),
-    "source": ("--data.examples=source", "--model.preserve_weight=1"),
-    "target": ("--data.examples=target", "--model.preserve_weight=1"),
+    "edits_weight_1": ("--model.preserve_weight=1", "--model.text_weight=1"),
+    "statements": ("--data.examples=statements", "--model.text_weight=1"),
+    "source": ("--data.examples=source", "--model.text_weight=1"),
+    "target": ("--data.examples=target", "--model.text_weight=1"),
     "edits_100": ("--data.n_examples=100", "--trainer.max_epochs=12",
                   "--trainer.check_val_every_n_epoch=12"),
     "edits_25": ("--data.n_examples=25", "--trainer.max_epochs=75",
@@ -60,8 +60,8 @@ def plan(texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
                 ("fit", "--config", "configs/repair.yaml", f"--data.texts={texts}",
                  "--model.lm.attn_implementation=eager", "--matmul_precision=medium",
                  "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
-                 "--data.controls=[color,food]", "--data.n_examples=400", "--data.n_edits=150", f"--data.seed={seed}",
-                 *options),
+                 "--data.controls=[color,food]", "--data.n_examples=400", "--data.n_edits=150",
+                 f"--data.seed={seed}", *options),
                 KEPT,
                 tables=("cases",),
             )  # fmt: skip

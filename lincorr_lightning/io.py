@@ -194,7 +194,11 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
                     "Choose another folder."
                 )
             new.mkdir(parents=True)
+            mode = _mode_of_new_files(new)
             yield new
+            for file in new.rglob("*"):
+                if file.is_file():
+                    file.chmod(mode)  # safetensors would keep its files from everybody else
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
@@ -206,6 +210,15 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    """Return the permissions that files written to a folder get."""
+    trial = folder / "trial"
+    trial.touch()
+    mode = trial.stat().st_mode
+    trial.unlink()
+    return mode
 
 
 @contextmanager

@@ -218,6 +218,15 @@ def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert everything(tmp_path) == ["map", "map/b"]
 
 
+def test_files_of_a_folder_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    with atomic_folder(tmp_path / "model", ()) as folder:
+        (folder / "weights").touch(mode=0o600)  # as safetensors does
+    mode = (tmp_path / "model" / "weights").stat().st_mode
+    assert mode == (tmp_path / "ordinary").stat().st_mode
+    assert everything(tmp_path) == ["model", "model/weights", "ordinary"]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
 def test_failed_folder_leaves_the_old_one(tmp_path: Path, error: BaseException) -> None:
     with atomic_folder(tmp_path / "map", {"a"}) as folder:

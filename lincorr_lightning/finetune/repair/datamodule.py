@@ -39,6 +39,7 @@ from lincorr_lightning.finetune.repair.batches import (
 )
 from lincorr_lightning.finetune.repair.statements import Facts, statements
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
+from lincorr_lightning.knowledge.catalogue import UnknownKnowledgeError
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind, sample_up_to
@@ -171,8 +172,12 @@ class RepairDataModule(L.LightningDataModule):
         self._lm = lm
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
-        for name in (*preserve, *controls):
-            self._catalogue[name]
+        for setting, names in (("preserve", preserve), ("controls", controls)):
+            for name in names:
+                try:
+                    self._catalogue[name]
+                except UnknownKnowledgeError as error:
+                    raise UnknownKnowledgeError(f"data.{setting}: {error}") from None
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}
         self._before: dict[str, Tensor] = {}

@@ -74,8 +74,9 @@ class Repair(L.LightningModule):
         method: ``lora``, or ``full`` for all weights.
         adapter: Rank, alpha and target modules of the repair's own adapter.
         learning_rate: Learning rate of AdamW.
-        preserve_weight: Weight of the KL divergences from the LM before the repair, on preserved
-            knowledge (over its labels) and on texts (over the vocabulary).
+        preserve_weight: Weight of the KL divergence from the LM before the repair on preserved
+            knowledge, over its labels.
+        text_weight: Weight of the same on texts, over the vocabulary.
         edit_adapter: Adapters that the edits are taught in.
         edit_learning_rate: Learning rate of the edits.
         steps_per_edit: Optimizer steps of the edits.
@@ -102,6 +103,7 @@ class Repair(L.LightningModule):
         adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32),  # noqa: B008 (frozen)
         learning_rate: float = 5e-4,
         preserve_weight: float = 5.0,
+        text_weight: float = 5.0,
         edit_adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
         edit_learning_rate: float = 2e-3,
         steps_per_edit: int = 10,
@@ -119,6 +121,7 @@ class Repair(L.LightningModule):
             raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
         require("model.learning_rate", learning_rate, at_least=0)
         require("model.preserve_weight", preserve_weight, at_least=0)
+        require("model.text_weight", text_weight, at_least=0)
         require("model.edit_learning_rate", edit_learning_rate, at_least=0)
         require("model.edits_per_step", edits_per_step, at_least=1)
         self._edit_training = EditTraining("lora", edit_learning_rate, steps_per_edit, edit_adapter)
@@ -163,6 +166,10 @@ class Repair(L.LightningModule):
                 "same number."
             )
         require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
+        if data.get("examples") == "edits":  # otherwise a step teaches no edits
+            self._check_size(data.get("batch_size", 0))
+        self._check_size(data.get("eval_batch_size", 0))
         prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
@@ -245,7 +252,7 @@ class Repair(L.LightningModule):
             reduction="batchmean",
         )
         self.log("train/text_kl", change.detach(), batch_size=1, sync_dist=True)
-        return float(self.hparams["preserve_weight"]) * change
+        return float(self.hparams["text_weight"]) * change
 
     def _with_prefix(self, tokens: Tensor) -> Tensor:
         prefix = torch.tensor([self.lm.prefix] * len(tokens), device=tokens.device).long()

@@ -165,7 +165,8 @@ def test_logits_of_preserved_knowledge_are_those_before(lm: LanguageModel) -> No
     ({"preserve": ["pet"], "controls": ["pet"]}, ConfigError, "both name 'pet'"),
     ({"preserve": ["country"]}, ConfigError, "names 'country', which is a part of city->country"),
     ({"relation": "city->planet"}, KnowledgeError, "planet"),
-    ({"controls": ["colour"]}, KnowledgeError, "color"),
+    ({"controls": ["colour"]}, KnowledgeError, r"data\.controls: .*color"),
+    ({"preserve": ["pett"]}, KnowledgeError, r"data\.preserve: .*pet"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_refused(
     lm: LanguageModel, settings: dict[str, Any], error: type[Exception], message: str

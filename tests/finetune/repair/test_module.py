@@ -21,7 +21,12 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.lm.config import LMConfig
 from tests.finetune.repair.test_datamodule import SMALL
 
-EDITS = {"edit_learning_rate": 3e-3, "steps_per_edit": 3, "preserve_weight": 1.0}
+EDITS = {
+    "edit_learning_rate": 3e-3,
+    "steps_per_edit": 3,
+    "preserve_weight": 1.0,
+    "text_weight": 1.0,
+}
 
 
 @pytest.fixture
@@ -197,8 +202,11 @@ def test_settings_that_cannot_work_are_refused(
         repair(edits_per_step=4)
     with pytest.raises(ConfigError, match="must be full or lora"):
         Repair(method="prefix")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"model\.preserve_weight"):
-        Repair(preserve_weight=-1.0)
+    with pytest.raises(ConfigError, match=r"a batch has 32 edits, but at most 8"):
+        repair({"eval_batch_size": 32}, edits_per_step=8)
+    for weight in ("preserve_weight", "text_weight"):
+        with pytest.raises(ConfigError, match=rf"model\.{weight}"):
+            Repair(**{weight: -1.0})
     with pytest.raises(LanguageModelError, match="has no module 'nothing'"):
         repair(adapter=AdapterSettings(target_modules=["nothing"]))
     module = Repair(LMConfig(small_lm, dtype="float32"))
@@ -235,7 +243,7 @@ def test_a_loss_that_is_not_finite_is_an_error(
 def test_the_change_of_texts_is_that_from_the_lm_before(
     repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    run = repair(method=method, learning_rate=1e-2, save_model=True, preserve_weight=2.0)
+    run = repair(method=method, learning_rate=1e-2, save_model=True, text_weight=2.0)
     texts = run.data.train_dataloader().dataset[0].texts
     monkeypatch.setattr(run.module, "log", lambda *args, **options: None)  # outside of a run
     found = float(run.module._text_loss(texts))
