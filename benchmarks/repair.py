@@ -128,7 +128,7 @@ def main(
     Args:
         folder: Folder that holds a folder for each LM.
         texts: File or folder of texts, some of which are measured and others kept.
-        only: Beginnings of names of runs, such as repair_edits_0; empty makes all.
+        only: Names of runs, such as repair_edits_0; empty makes all.
         seeds: Seeds of subjects, answers and split.
         show: Whether to print the table of the runs that there are, and make none.
         output: Folder of the results.
@@ -137,7 +137,7 @@ def main(
     for config in sorted(Path(folder).glob("**/config.json")) if not show else ():
         lm = config.parent
         for run in plan(texts, seeds):
-            if only and not run.name.startswith(only):
+            if only and run.name not in only:
                 continue
             if not (results / lm.name / f"{run.name}.json").exists():
                 print(f"{lm.name}: {run.name}", flush=True)

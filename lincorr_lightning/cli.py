@@ -27,6 +27,11 @@ COMMANDS = {
         "report",
         "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
     ),
+    "reproduce": (
+        "lincorr_lightning.reproduce",
+        "reproduce",
+        "Write one page of all tables and figures of the paper on your LM.",
+    ),
 }
 TRAINER_COMMANDS = {
     "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
@@ -110,7 +115,7 @@ def study_commands() -> list[str]:
 def _run_command(name: str, args: Sequence[str]) -> Any:
     module, function, _ = COMMANDS[name]
     command = getattr(importlib.import_module(module), function)
-    if name == "report":
+    if name in ("report", "reproduce"):  # with parsers of their own
         return command(args)
     from jsonargparse import ArgumentError, auto_cli
 

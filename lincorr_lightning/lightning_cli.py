@@ -110,6 +110,9 @@ class SaveConfig(SaveConfigCallback):
 class LincorrCLI(LightningCLI):
     """One parser for every study: ``--model NAME --data NAME --trainer...``."""
 
+    launched_with: list[str] | None = None
+    """Command line of the other processes of a run; None for that of this one."""
+
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the Trainer commands, or only the one that the command line begins with.
@@ -257,6 +260,8 @@ class LincorrCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the study; errors while a checkpoint is restored name the checkpoint."""
+        if self.launched_with is not None:
+            sys.argv = [sys.argv[0], *self.launched_with]
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
@@ -391,8 +396,12 @@ def _training_tokens(module: L.LightningModule) -> int:
     return module.training_tokens if isinstance(module, lincorr_lightning.flow.FeatureFlow) else 0
 
 
-def run_lightning_cli(args: list[str]) -> LincorrCLI:
+def run_lightning_cli(args: list[str], launched_with: list[str] | None = None) -> LincorrCLI:
     """Parse a command line and run it.
+
+    Args:
+        args: The command line, without the program's name.
+        launched_with: Command line of the other processes of a run; None for the same.
 
     Returns:
         The CLI object after the run.
@@ -413,6 +422,7 @@ def run_lightning_cli(args: list[str]) -> LincorrCLI:
         allow_known_classes_only()
     # Launchers start the other processes of a run with this process's command line.
     own, sys.argv = sys.argv, [sys.argv[0], *args]
+    LincorrCLI.launched_with = launched_with
     hook, threading.excepthook = threading.excepthook, _report_thread
     precision = torch.get_float32_matmul_precision()
     try:

@@ -27,6 +27,7 @@ LAYERS = [
     ["checkpoints", "config_files", "failure_callbacks", "option_errors"],
     ["safe_configs"],
     ["lightning_cli"],
+    ["reproduce"],
     ["cli"],
     ["__main__"],
 ]

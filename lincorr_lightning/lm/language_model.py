@@ -41,6 +41,7 @@ from lincorr_lightning.lm.shared_prefixes import (
     plan_reading,
     prefix_sharing_error,
 )
+from lincorr_lightning.lm.shared_weights import shared_model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -167,7 +168,9 @@ class LanguageModel(nn.Module):
             LanguageModelError: The weights are missing, incomplete or damaged.
         """
         if not self.is_loaded:
-            model = read_model(self._checkpoint, self._model_config)
+            model = shared_model(
+                self.config, lambda: read_model(self._checkpoint, self._model_config)
+            )
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
             if self.config.compile:

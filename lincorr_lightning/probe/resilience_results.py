@@ -23,6 +23,7 @@ _MATRICES = {
     "difference": "The old map on the new LM, minus on the old LM",
     "refitted": "A map fitted on the new LM itself",
     "kept": "Fraction of the refitted map's r that the old map keeps",
+    "after_std": "The old map on the new LM, standard deviation of r over labels",
 }
 
 
@@ -81,8 +82,8 @@ def resilience_results(
     mean = {name: _mean([entry[name] for entry in entries]) for name in _COLUMNS}
     matrices = {
         name: PairMatrix.of({(e["source"], e["target"]): e[name] for e in entries})
-        for name in _COLUMNS
-        if mean[name] is not None
+        for name in _MATRICES
+        if mean.get(name, True) is not None
     }
     return Results(
         study="resilience",
@@ -134,12 +135,18 @@ def _figures(
     )
     for name, (sources, targets, cells) in matrices.items():
         what, label, least = _MATRICES[name], "label-wise Pearson r", ""
+        options: dict[str, Any] = {}
         if name == "kept":
             label, least = "fraction of r", f"; pairs with a refitted r of {_MIN_R:g} or more"
+        elif name == "after_std":
+            label = "standard deviation of r"
+            options = {"limit": max(float(np.nan_to_num(cells).max()), 0.01)}
         yield Figure(
             f"{name}_matrix",
             f"{what}: label-wise correlation of every ordered pair.",
-            partial(correlation_heatmap, cells, sources, targets, what, note + least, label),
+            partial(
+                correlation_heatmap, cells, sources, targets, what, note + least, label, **options
+            ),
         )
 
 

@@ -111,15 +111,43 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     for study, own in groupby(ordered, key=lambda run: run.study):
         members = list(own)
         sections.append(_section(study, members, [next(numbered) for _ in members]))
-    html = _render(ordered, sections)
+    names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in ordered))
+    title = f"Linear correlation in {names}"
+    return write_page(output, title, [_overview(ordered)], sections, len(ordered))
+
+
+def write_page(
+    output: str | Path,
+    title: str,
+    overview: Sequence[PageTable],
+    sections: Sequence[PageSection],
+    n_runs: int,
+) -> Path:
+    """Write a page, and a ``.md`` and a ``.tex`` file of the tables of each section.
+
+    Args:
+        output: Folder to write to.
+        title: Title of the page.
+        overview: Tables before the first section.
+        sections: The sections.
+        n_runs: Number of runs that the page is made of.
+
+    Returns:
+        The page.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    html = _render(title, overview, sections, n_runs)
     folder = Path(output)
     check_writable(folder)
     page = folder / PAGE
     _write(page, html)
     for section in sections:
         tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
-        _write(folder / f"{section.name}.md", to_markdown(section.title, tables))
-        _write(folder / f"{section.name}.tex", to_latex(section.name, tables))
+        if tables:
+            _write(folder / f"{section.name}.md", to_markdown(section.title, tables))
+            _write(folder / f"{section.name}.tex", to_latex(section.name, tables))
     return page
 
 
@@ -232,8 +260,8 @@ def _scalars(values: Mapping[str, Any], key: str = "") -> Iterable[tuple[str, st
             yield full, str(value)
 
 
-def _render(runs: Sequence[SavedRun], sections: Sequence[PageSection]) -> str:
-    overview = PageTable(
+def _overview(runs: Sequence[SavedRun]) -> PageTable:
+    return PageTable(
         "Runs",
         ["run", "study", "LM", "parameters", "version", "folder"],
         [True, False, False, True, False, False],
@@ -244,7 +272,11 @@ def _render(runs: Sequence[SavedRun], sections: Sequence[PageSection]) -> str:
             for number, run in enumerate(runs, start=1)
         ],
     )  # fmt: skip
-    names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
+
+
+def _render(
+    title: str, overview: Sequence[PageTable], sections: Sequence[PageSection], n_runs: int
+) -> str:
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
@@ -252,9 +284,8 @@ def _render(runs: Sequence[SavedRun], sections: Sequence[PageSection]) -> str:
     environment.filters["prose"] = _prose
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
-        title=f"Linear correlation in {names}", version=__version__, overview=overview,
-        sections=sections, n_runs=len(runs),
-    )  # fmt: skip
+        title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs
+    )
 
 
 def _prose(text: str) -> Markup:

@@ -1,0 +1,93 @@
+"""Figures of a reproduction: those of runs, and those over several LMs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.reproduce.items import after_run, probe_run
+from lincorr_lightning.reproduce.tables import LMRuns
+from lincorr_lightning.results.heat_maps import correlation_heatmap
+from lincorr_lightning.results.report.comparison import short_size
+from lincorr_lightning.results.report.page import PageFigure
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREY,
+    finish,
+    new_figure,
+    plain_axes,
+    to_picture,
+)
+
+ENGLISH = "en"
+
+
+def figures_of_runs(lms: Sequence[LMRuns], run: str, name: str, place: str) -> list[PageFigure]:
+    """Return a figure of the same run of each LM."""
+    found = []
+    for lm in lms:
+        for figure in lm.runs[run].figures if run in lm.runs else ():
+            if figure.path.stem == name:
+                found.append(PageFigure.of(*figure.read(), f"{place}, {lm.name}: {figure.caption}"))
+    return found
+
+
+def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
+    """Yield the mean label-wise r between languages of each LM (figure 22)."""
+    catalogue = Catalogue.load()
+    for lm in lms:
+        run = lm.runs.get(probe_run("cross_language"))
+        cells: dict[tuple[str, str], list[float]] = {}
+        for pair in run.values["pairs"] if run is not None else ():
+            ends = tuple(catalogue[pair[end]].language for end in ("source", "target"))
+            if pair["label_mean"] is not None:
+                cells.setdefault((ends[0], ends[1]), []).append(float(pair["label_mean"]))
+        if not cells:
+            continue
+        names = [ENGLISH, *sorted({end for pair in cells for end in pair} - {ENGLISH})]
+        matrix = np.array(
+            [[np.mean(cells.get((row, column), [np.nan])) for column in names] for row in names]
+        )
+        title = f"Mean label-wise r between languages in {lm.name}"
+        note = "from the same knowledge in another language; source in rows"
+        drawn = correlation_heatmap(matrix, names, names, title, note, value_label="Pearson r")
+        yield PageFigure.of(*to_picture(drawn), f"Figure 22, {lm.name}: {title}.")
+
+
+def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
+    """Return the mean r of the maps before and after post-training, by LM (figure 20)."""
+    points = []
+    for lm in lms:
+        run = lm.runs.get(after_run("attribute"))
+        if run is not None and run.values["mean"]["after"] is not None:
+            before = lm.runs.get(probe_run("attribute"))
+            pairs = before.values["pairs"] if before is not None else ()
+            own = [pair["label_mean"] for pair in pairs if pair["label_mean"] is not None]
+            points.append((lm.name, run.n_parameters or 0, float(np.mean(own)) if own else None,
+                           run.values["mean"]["after"]))  # fmt: skip
+    if len(points) < 2:
+        return None
+    points.sort(key=lambda point: point[1])
+    caption = (
+        "Figure 20: mean label-wise r of attributes, before post-training and of the same maps "
+        "after it."
+    )
+    return PageFigure.of(*to_picture(_draw_over_sizes(points)), caption)
+
+
+def _draw_over_sizes(points: Sequence[tuple[str, int, float | None, float]]) -> Figure:
+    figure = new_figure(
+        5.5, 3.0, "What is left of r after post-training", "grey: before; blue: after"
+    )
+    axes = figure.add_subplot()
+    plain_axes(axes, "", "", "mean label-wise r")
+    xs = range(len(points))
+    before = [np.nan if point[2] is None else point[2] for point in points]
+    axes.plot(xs, before, marker="o", color=GREY)
+    axes.plot(xs, [point[3] for point in points], marker="o", color=BLUE)
+    axes.set_xticks(xs, [f"{name}\n{short_size(size)}" for name, size, _, _ in points], fontsize=8)
+    axes.set_ylim(0, 1)
+    return finish(figure)

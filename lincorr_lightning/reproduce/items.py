@@ -1,0 +1,145 @@
+"""The paper's tables and figures, and the runs that each one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.knowledge.yaml_file import suggest
+
+FAMILIES = ("attribute", "math", "simile", "cross_language")
+CITY = "city->country"
+GRADIENTS = (
+    CITY, "ceo->company", "city->city_es", "city->city_zh", "fruit_color->simile_color",
+    "food_taste->simile_taste", "X+1->X+2", "X+1->X*2",
+)  # fmt: skip
+"""Relations of table 4."""
+EDITED = (
+    CITY, "country->continent", "city->city_es", "X+1->X+2", "X+1->X*2",
+    "fruit_color->simile_color", "food_taste->simile_taste", "ceo->company",
+    "language->continent", "city->city_zh", "city->city_ja",
+)  # fmt: skip
+"""Relations of table 5."""
+ABLATED = (CITY, "country->continent", "ceo->company", "X+1->X+2")
+"""Relations of table 7."""
+
+
+def probe_run(family: str) -> str:
+    """Return the name of the run that fits the maps of a family of prompts."""
+    return f"probe_{family}"
+
+
+def after_run(family: str) -> str:
+    """Return the name of the run that scores these maps on the tuned LM."""
+    return f"after_{family}"
+
+
+def edit_run(relation: str) -> str:
+    """Return the name of the run that teaches edits of a relation."""
+    return f"edits_{relation}"
+
+
+def ablation_run(relation: str) -> str:
+    """Return the name of the ablation of a relation."""
+    return f"ablation_{relation}"
+
+
+SUBWORD_PROBE, SUBWORD_EDITS = "probe_subwords", "edits_subwords"
+"""Runs of city->country whose labels are also beginnings of words, for table 18."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One or more tables or figures of the paper that show the same quantity.
+
+    Attributes:
+        places: Their numbers, as ``Table 2``.
+        title: What they show.
+        runs: Names of the runs that they need.
+        n_lms: How many LMs are needed.
+        needs_after: Whether tuned LMs are needed.
+    """
+
+    places: tuple[str, ...]
+    title: str
+    runs: tuple[str, ...]
+    n_lms: int = 1
+    needs_after: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names for the command line, as ``table2``."""
+        return tuple(place.lower().replace(" ", "") for place in self.places)
+
+    @property
+    def heading(self) -> str:
+        """The numbers and the title, as ``Tables 8 and 14: ...``."""
+        kind = self.places[0].split()[0]
+        numbers = [place.split()[1] for place in self.places]
+        if len(numbers) == 1:
+            return f"{self.places[0]}: {self.title}"
+        return f"{kind}s {', '.join(numbers[:-1])} and {numbers[-1]}: {self.title}"
+
+
+def _figures(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"Figure {number}" for number in numbers)
+
+
+_PROBES = tuple(probe_run(family) for family in FAMILIES)
+_AFTER = tuple(after_run(family) for family in FAMILIES[:3])
+
+ITEMS = (
+    Item(_figures(3, *range(11, 18)), "label-wise r of attributes", (_PROBES[0],)),
+    Item(("Table 2",), "precision of W", _PROBES),
+    Item(("Table 3",), "labels that W influences most", _PROBES[:2]),
+    Item(_figures(4), "precision of W by the LM's size", (_PROBES[0],), n_lms=2),
+    Item(
+        ("Table 4",), "r of the logits, and of their change by an edit",
+        (*_PROBES, *map(edit_run, GRADIENTS)),
+    ),
+    Item(("Table 5",), "edits of the source that generalize", (*_PROBES, *map(edit_run, EDITED))),
+    Item(_figures(5), "W of generalized and of hallucinated edits", (_PROBES[0], edit_run(CITY))),
+    Item(("Table 6",), "edits of city->country", (_PROBES[0], edit_run(CITY))),
+    Item(("Table 7",), "generalization by the vocabulary alone", tuple(map(ablation_run, ABLATED))),
+    Item(_figures(7, 18), "label-wise r of arithmetic", (_PROBES[1],)),
+    Item(("Table 8", "Table 14"), "label-wise r of similes", (_PROBES[2],)),
+    Item(_figures(8, 19, 21), "attributes after post-training", (_PROBES[0], _AFTER[0]), 1, True),
+    Item(("Table 9",), "similes after post-training", (_PROBES[2], _AFTER[2]), 1, True),
+    Item(_figures(9), "arithmetic after post-training", (_PROBES[1], _AFTER[1]), 1, True),
+    Item(_figures(10), "instance-wise r of attributes", (_PROBES[0],)),
+    Item(
+        _figures(20), "what is left of r after post-training, by the LM's size",
+        (_PROBES[0], _AFTER[0]), 2, True,
+    ),
+    Item(_figures(22), "r between languages", (_PROBES[3],)),
+    Item(_figures(23), "standard deviation of label-wise r", (_PROBES[0],)),
+    Item(_figures(24), "the same after post-training", (_PROBES[0], _AFTER[0]), 1, True),
+    Item(("Table 15",), "cities that influence a country most", (_PROBES[0],)),
+    Item(("Table 16",), "mothers that influence a father most", (_PROBES[0],)),
+    Item(("Table 17",), "objects that influence an attribute most", (_PROBES[2],)),
+    Item(("Table 18",), "completeness of the answer's token", (SUBWORD_PROBE, SUBWORD_EDITS)),
+)  # fmt: skip
+
+
+def select_items(only: Sequence[str]) -> list[Item]:
+    """Return the items of some tables and figures; all if none is named.
+
+    Raises:
+        ConfigError: There is no such table or figure; the message has similar ones.
+    """
+    by_key = {key: item for item in ITEMS for key in item.keys}
+    chosen = []
+    for name in only:
+        key = name.lower().replace(" ", "")
+        if key not in by_key:
+            hint = suggest(key, by_key, f" There are {', '.join(by_key)}.")
+            raise ConfigError(f"the paper has no table or figure {name!r} with numbers.{hint}")
+        chosen.append(by_key[key])
+    return [item for item in ITEMS if item in chosen] if only else list(ITEMS)
+
+
+def needed_runs(items: Iterable[Item]) -> list[str]:
+    """Return the names of the runs that items need, those that others build on first."""
+    names = dict.fromkeys(name for item in items for name in item.runs)
+    return sorted(names, key=lambda name: not name.startswith("probe"))

@@ -1,0 +1,274 @@
+"""The runs of a reproduction, and what an LM's vocabulary leaves out of them."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lincorr_lightning.config_files import read_config
+from lincorr_lightning.errors import ConfigError, DomainError
+from lincorr_lightning.io import safe_names
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.knowledge.answer_tokens import unknown_words
+from lincorr_lightning.knowledge.domain import build_domain
+from lincorr_lightning.reproduce.items import (
+    CITY,
+    SUBWORD_EDITS,
+    SUBWORD_PROBE,
+    Item,
+    needed_runs,
+    probe_run,
+)
+from lincorr_lightning.reproduce.settings import Settings, StudyConfig
+from lincorr_lightning.results.saved_run import config_verb
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LINEAR_MAP, VERSION = "linear_map", "version_0"
+# An edit has fewer steps, so that only its end is measured.
+_AT_THE_END = 100_000
+NAMES = "name_country->country"
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of `lincorr`.
+
+    Attributes:
+        name: Its name, as ``edits_city->country``.
+        folder: The folder of its ``version_0``.
+        arguments: Command line without the LM.
+        study: One of `STUDIES`.
+        size: What its time is proportional to: prompts of probes, optimizer steps of edits,
+            mappings of ablations.
+        probe: Folder of the probe whose maps are used, on subjects that they were not fitted on.
+    """
+
+    name: str
+    folder: Path
+    arguments: tuple[str, ...]
+    study: str
+    size: int
+    probe: Path | None = None
+
+
+@dataclass
+class LMPlan:
+    """The runs on one LM.
+
+    Attributes:
+        lm: The LM.
+        after: The same LM after post-training; None without.
+        name: Name of its folder.
+        runs: The runs, in their order.
+        left_out: What cannot be run, and why: the name of a run, relation or kind of knowledge.
+    """
+
+    lm: str
+    after: str | None
+    name: str
+    runs: list[PlannedRun] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def packaged(name: str) -> Path:
+    """Return a packaged config, or the path as it is.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    parts = Path(name).parts
+    parts = parts[1:] if parts[:1] == ("configs",) else parts
+    found = importlib.resources.files("lincorr_lightning.configs").joinpath(*parts)
+    if not found.is_file():
+        raise ConfigError(f"there is no config {name}, neither as a file nor in the package.")
+    return Path(str(found))
+
+
+def plan_lm(
+    plan: LMPlan,
+    items: Iterable[Item],
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    n_subjects: int,
+) -> None:
+    """Fill the plan of an LM.
+
+    Args:
+        plan: The plan, without runs.
+        items: The tables and figures.
+        settings: The settings.
+        tokenizer: The LM's tokenizer.
+        folder: Folder of its runs.
+        n_subjects: Number of subjects that the probes have.
+    """
+    catalogue = Catalogue.load()
+    known = _known(catalogue, tokenizer, plan.left_out)
+    wanted = [item for item in items if plan.after is not None or not item.needs_after]
+    names = needed_runs(wanted)
+    folders = safe_names(names)
+    for name in names:
+        where = folder / folders[name]
+        found = _run(name, where, folder, catalogue, known, settings, n_subjects)
+        if isinstance(found, str):
+            plan.left_out[name] = found
+        else:
+            plan.runs.append(found)
+
+
+def _known(
+    catalogue: Catalogue, tokenizer: PreTrainedTokenizerBase, left_out: dict[str, str]
+) -> dict[str, int]:
+    """Return the number of labels of each kind of knowledge; note which have none, and why."""
+    found = {}
+    for name, knowledge in catalogue.items():
+        unknown = unknown_words(knowledge, tokenizer)
+        try:
+            n_labels = len(build_domain(knowledge, tokenizer).labels)
+        except DomainError:
+            left_out[name] = "no answer is a label of the vocabulary"
+            continue
+        if unknown:
+            left_out[name] = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
+        elif n_labels < 2:
+            left_out[name] = "only one answer is a label of the vocabulary"
+        else:
+            found[name] = n_labels
+    return found
+
+
+def family_pairs(family: str, catalogue: Catalogue, known: Iterable[str]) -> list[str]:
+    """Return the pairs of a family: all, and for cross_language those of one kind of knowledge."""
+    names = [n for n in catalogue if catalogue[n].family == family and n in set(known)]
+    if family != "cross_language":
+        pairs = [f"{source}->{target}" for source, target in permutations(names, 2)]
+        # Tables 8, 9 and 14 have a pair whose target is an attribute.
+        return pairs + [NAMES] * (family == "simile" and set(NAMES.split("->")) <= set(known))
+    kinds = dict.fromkeys(catalogue[name].kind for name in names)
+    groups = [
+        [n for n in known if (catalogue[n].kind or n) == kind and n in (kind, *names)]
+        for kind in kinds
+    ]
+    return [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
+
+
+def _run(
+    name: str,
+    where: Path,
+    folder: Path,
+    catalogue: Catalogue,
+    known: Mapping[str, int],
+    settings: Settings,
+    n_subjects: int,
+) -> PlannedRun | str:
+    """Return a run, or why it cannot be."""
+    kind, _, rest = name.partition("_")
+    options: dict[str, Any] = {}
+    size, probe = 0, None
+    if name == SUBWORD_PROBE:
+        options = {"model.knowledge": CITY.split("->"), "model.pairs": [CITY],
+                   "model.subwords": True}  # fmt: skip
+        size = 2 * n_subjects
+    elif kind in ("probe", "after"):
+        pairs = family_pairs(rest, catalogue, known)
+        if not pairs:
+            return f"fewer than two kinds of knowledge of the family {rest} have labels"
+        used = list(dict.fromkeys(end for pair in pairs for end in pair.split("->")))
+        size = len(used) * n_subjects
+        options = {"model.knowledge": used, "model.pairs": pairs}
+        if kind == "after":
+            options = {
+                "model.before": None,
+                "model.linear_map": str(folder / probe_run(rest) / VERSION / LINEAR_MAP),
+            }
+    else:
+        relation = CITY if name == SUBWORD_EDITS else rest
+        lacking = [end for end in relation.split("->") if end not in known]
+        if lacking:
+            return f"{lacking[0]} has no labels in this vocabulary"
+        options = {"data.relation": relation}
+        if kind == "edits":
+            probe = _probe_of(relation, name, catalogue, folder)
+            stored = None if probe is None else str(probe / LINEAR_MAP)
+            options["trainer.callbacks"] = [
+                {"class_path": "Generalization",
+                 "init_args": {"controls": [], "linear_map": stored, "every_n_steps": _AT_THE_END}},
+                *([] if name == SUBWORD_EDITS else
+                  [{"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}]),
+            ]  # fmt: skip
+            options["model.forecast"] = False
+            options["data.subwords"] = name == SUBWORD_EDITS
+            size = _setting(settings, kind, "data", "n_edits") * _setting(
+                settings, kind, "model", "steps_per_edit"
+            )
+        else:
+            mappings = ["reference", "permuted", "letters"] if relation == CITY else ["reference"]
+            options["model.mapping"] = mappings
+            if relation != CITY:
+                options["data.max_source_labels"] = None  # they have few labels
+            size = len(mappings)
+    arguments = tuple(_arguments(settings.studies[kind], settings, options, where))
+    return PlannedRun(name, where, arguments, kind, size, probe)
+
+
+def _setting(settings: Settings, study: str, part: str, name: str) -> int:
+    """Return a setting of a study, as its config or the options have it."""
+    chosen = settings.studies[study]
+    for options in (chosen.options, settings.options):
+        if f"{part}.{name}" in options:
+            return int(options[f"{part}.{name}"])
+    return int(read_config(str(packaged(chosen.config)))[part]["init_args"][name])
+
+
+def _probe_of(relation: str, name: str, catalogue: Catalogue, folder: Path) -> Path | None:
+    """Return the folder of the probe that has the map of a relation; None if there is none."""
+    families = {catalogue[end].family for end in relation.split("->")}
+    if name == SUBWORD_EDITS:
+        run = SUBWORD_PROBE
+    elif "cross_language" in families:
+        run = probe_run("cross_language")
+    elif len(families) == 1:
+        run = probe_run(families.pop())
+    else:
+        return None
+    return folder / run / VERSION
+
+
+def _arguments(
+    study: StudyConfig, settings: Settings, options: Mapping[str, Any], folder: Path
+) -> Iterator[str]:
+    config = packaged(study.config)
+    yield config_verb(config.read_text(encoding="utf-8"))
+    for file in (config, *map(packaged, settings.overlays)):
+        yield "--config"
+        yield str(file)
+    values = {
+        **options, **settings.options, **study.options,
+        "trainer.default_root_dir": str(folder.parent), "name": folder.name,
+    }  # fmt: skip
+    for key, value in values.items():
+        yield f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def describe(plans: Sequence[LMPlan]) -> Iterator[str]:
+    """Yield the lines that show the plan."""
+    catalogue = Catalogue.load()
+    for plan in plans:
+        yield f"{plan.name}: {len(plan.runs)} runs" + (f", tuned: {plan.after}" * bool(plan.after))
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in plan.left_out.items():
+            short = reason.partition(":")[0] if name in catalogue else reason
+            by_reason.setdefault(short, []).append(name)
+        for reason, names in by_reason.items():
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            yield f"  left out: {', '.join(names[:_MAX_NAMED])}{more}: {reason}"

@@ -1,0 +1,249 @@
+"""`lincorr reproduce` on a toy LM: plan, runs, resuming, and the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from scipy.stats import spearmanr
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.reproduce.items import ITEMS, select_items
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SIZE = {
+    "probe": {"config": "correlation_matrix.yaml", "options": {"data.n_subjects": 80}},
+    "edits": {
+        "config": "source_finetune_lora.yaml",
+        "options": {"data.n_edits": 5, "model.steps_per_edit": 2, "model.edits_per_step": 4},
+    },
+    "ablation": {
+        "config": "vocabulary_ablation.yaml",
+        "options": {
+            "model.compose.epochs": 1, "model.learn.epochs": 1, "data.n_paired": 24,
+            "data.n_new": 4, "data.max_source_labels": 3,
+        },
+    },
+    "after": {"config": "resilience.yaml", "options": {"data.n_subjects": 80}},
+}  # fmt: skip
+
+
+def write_config(folder: Path, **changed: object) -> Path:
+    """Settings of a size that a toy LM can serve."""
+    content = yaml.safe_load((CONFIGS / "reproduce.yaml").read_text("utf-8"))
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump(content | {"size": "toy", "sizes": {"toy": SIZE}} | changed))
+    return path
+
+
+@pytest.fixture(scope="module")
+def reproduce(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> Callable[..., Path]:
+    """Run the command on the toy LM."""
+    folder = tmp_path_factory.mktemp("reproduce")
+
+    def run(*args: str, lms: Sequence[str] = (small_lm,), output: str = "found", **changed) -> Path:
+        own = [f"--lm={lm}" for lm in lms]
+        main(["reproduce", "--config", str(write_config(folder, **changed)), *own,
+              "--output", str(folder / output), *args])  # fmt: skip
+        return folder / output
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def found(reproduce: Callable[..., Path], small_lm: str) -> Path:
+    """A reproduction of everything, with the LM itself as its tuned version."""
+    return reproduce("--after", small_lm)
+
+
+def numbers(folder: Path, run: str) -> dict:
+    (path,) = folder.glob(f"runs/*/{run}/version_0/results.json")
+    return json.loads(path.read_text("utf-8"))
+
+
+def rows(folder: Path, name: str) -> list[list[str]]:
+    """Rows of the first table of a Markdown file."""
+    text = (folder / f"{name}.md").read_text("utf-8")
+    table = text.split("\n\n")[2].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+
+
+def test_every_table_and_figure_with_numbers_is_there() -> None:
+    places = {place for item in ITEMS for place in item.places}
+    figures = {f"Figure {n}" for n in (*range(3, 6), *range(7, 25))}
+    tables = {f"Table {n}" for n in (*range(2, 10), *range(14, 19))}
+    assert places == figures | tables
+
+
+def test_the_page_names_each_place(found: Path) -> None:
+    page = (found / "report.html").read_text("utf-8")
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    for item in ITEMS:
+        kind, number = item.places[-1].split()
+        assert any(re.search(rf"{kind}s? .*\b{number}\b", heading) for heading in headings), item
+
+
+def test_numbers_are_those_of_the_runs(found: Path) -> None:
+    head, _, *body = rows(found, "table5")
+    (row,) = [row for row in body if row[0] == "city→country"]
+    edits = numbers(found, "edits_city-country")
+    at = {name: i for i, name in enumerate(head)}
+    lm = next(name for name in head if name.endswith(" edits")).removesuffix(" edits")
+    assert row[at["paper, llama-3.2-3b generalized"]] == "53.70%"
+    assert row[at[f"{lm} generalized"]] == f"{edits['generalized']:.2%}"
+    difference = 100 * (edits["generalized"] - 0.537)
+    shown = row[at[f"{lm}, difference generalized"]].replace("−", "-")
+    assert float(shown.removesuffix(" points")) == pytest.approx(difference, abs=0.006)
+    assert row[at[f"{lm} edits"]] == "5"
+    head, _, *body = rows(found, "table2")
+    probe = numbers(found, "probe_attribute")
+    (pair,) = [p for p in probe["pairs"] if (p["source"], p["target"]) == ("city", "country")]
+    (row,) = [row for row in body if row[0] == "city→country"]
+    value = row[head.index(f"{lm} Hit@5 influenced")]
+    assert value == f"{pair['precision']['influenced']['5']:.2f}"
+
+
+def test_what_the_vocabulary_lacks_is_said(found: Path) -> None:
+    text = (found / "table5.md").read_text("utf-8")
+    assert "has no ceo→company: ceo has no labels in this vocabulary." in text
+    page = (found / "report.html").read_text("utf-8")
+    assert "fewer than two kinds of knowledge of the family math have labels" in page
+
+
+def test_influences_are_the_highest_weights(found: Path) -> None:
+    (folder,) = found.glob("runs/*/probe_attribute/version_0/linear_map")
+    weights = LinearMap.from_pretrained(folder)
+    w, cities = weights.weight("city->country").numpy(), weights.labels("city")
+    _, _, *body = rows(found, "table15")
+    for (country, shown), row in zip(body, w, strict=True):
+        assert country in [label.strip() for label in weights.labels("country")]
+        expected = [city.strip() for _, city in sorted(zip(-row, cities, strict=True))[:10]]
+        assert shown.split(", ") == expected
+
+
+def test_a_finished_run_is_not_repeated_and_a_missing_one_is(
+    found: Path, reproduce: Callable[..., Path], small_lm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in found.glob("runs/**/results.json")}
+    (lost,) = found.glob("runs/*/probe_attribute/version_0/results.json")
+    (unfinished,) = found.glob("runs/*/after_attribute")
+    lost_results = lost.read_bytes()
+    (unfinished / "version_0" / "results.json").unlink()
+    reproduce("--after", small_lm)
+    said = capsys.readouterr().out
+    state = json.loads((found / "reproduction.json").read_text("utf-8"))
+    failed = {name.partition("/")[2] for name, one in state["runs"].items() if "error" in one}
+    done = set(re.findall(r"^\[\d+/\d+\] \S+: (\S+);", said, re.MULTILINE))
+    assert done == {"after_attribute", *failed}
+    after = {path: path.stat().st_mtime_ns for path in found.glob("runs/**/results.json")}
+    assert before.keys() == after.keys()
+    changed = {path for path in before if before[path] != after[path]}
+    assert changed == {unfinished / "version_0" / "results.json"}
+    assert lost.read_bytes() == lost_results
+
+
+def test_other_settings_are_refused(
+    found: Path, reproduce: Callable[..., Path], make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    edits = SIZE["edits"]["options"] | {"data.n_edits": 6}
+    sizes = {"toy": SIZE | {"edits": SIZE["edits"] | {"options": edits}}}
+    with pytest.raises(ConfigError, match=r"studies\.edits\.data\.n_edits \(5 / 6\)"):
+        reproduce(sizes=sizes)
+    other = make_lm(tmp_path / Path(next((found / "runs").iterdir())).name, seed=7)
+    with pytest.raises(ConfigError, match=r"lms\..*weights"):
+        reproduce(lms=[str(other)])
+
+
+def test_two_lms_share_a_page(
+    reproduce: Callable[..., Path], small_lm: str, make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = make_lm(tmp_path / "other", seed=3)
+    folder = reproduce("--only=figure4,table2", lms=[small_lm, str(other)], output="two")
+    page = (folder / "report.html").read_text("utf-8")
+    assert "Hit@N of W by LM (paper, Figure 4)" in page
+    head, *_ = rows(folder, "table2")
+    assert any(name.startswith("other ") for name in head)
+
+
+def test_a_plan_runs_nothing(
+    reproduce: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = reproduce("--plan", output="planned")
+    assert "runs, 0 of them finished; about " in capsys.readouterr().out
+    assert not folder.exists()
+
+
+def test_an_error_of_one_run_stands_on_the_page(reproduce: Callable[..., Path]) -> None:
+    edits = SIZE["edits"] | {"options": {**SIZE["edits"]["options"], "data.n_edits": 100_000}}
+    folder = reproduce(
+        "--only=table6,figure10", output="failed", sizes={"toy": SIZE | {"edits": edits}}
+    )
+    state = json.loads((folder / "reproduction.json").read_text("utf-8"))
+    (entry,) = [one for name, one in state["runs"].items() if "edits" in name]
+    assert "data.n_edits asks for 100000" in entry["error"]
+    page = (folder / "report.html").read_text("utf-8")
+    assert page.count("data.n_edits asks for 100000") == 1
+
+
+@pytest.mark.parametrize(("args", "message"), [
+    (["--only=table55"], r"no table or figure 'table55'.* Did you mean .*'table5'"),
+    (["--only=table1"], r"no table or figure 'table1'"),
+    (["--size=huge"], r"size is 'huge'; .* has toy"),
+    (["--top=0"], r"top is 0"),
+    (["--after=a", "--after=b"], r"2 tuned LMs for 1 LMs"),
+])  # fmt: skip
+def test_bad_input(reproduce: Callable[..., Path], args: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        reproduce(*args, output="bad")
+
+
+def test_bad_lms(reproduce: Callable[..., Path], make_lm: Callable[..., Path], tmp_path: Path,
+                 small_lm: str) -> None:  # fmt: skip
+    with pytest.raises(LanguageModelError, match="nowhere"):
+        reproduce(lms=["/nowhere"], output="bad")
+    with pytest.raises(ConfigError, match="two of the LMs have one name"):
+        shutil.copytree(small_lm, tmp_path / "copy" / Path(small_lm).name)
+        reproduce(lms=[small_lm, str(tmp_path / "copy" / Path(small_lm).name)], output="bad")
+
+
+def test_settings_are_complete(reproduce: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="unknown setting tables"):
+        reproduce(tables=[], output="bad")
+    with pytest.raises(ConfigError, match=r"sizes\.toy lacks after"):
+        sizes = {"toy": {k: v for k, v in SIZE.items() if k != "after"}}
+        reproduce(sizes=sizes, output="bad")
+
+
+def test_items_are_selected_in_the_papers_order() -> None:
+    chosen = select_items(["Table 5", "figure3"])
+    assert [item.places[0] for item in chosen] == ["Figure 3", "Table 5"]
+
+
+def test_agreement(found: Path) -> None:
+    """ρ of table 7's column from the table itself, by scipy."""
+    page = (found / "report.html").read_text("utf-8")
+    assert "Agreement with the paper" in page
+    head, _, *body = rows(found, "table8")
+    at = [
+        i
+        for i, name in enumerate(head)
+        if name.endswith("label-wise r") and "difference" not in name
+    ]
+    pairs = [(float(row[at[0]]), float(row[at[1]])) for row in body if row[at[1]]]
+    if len(pairs) > 2:
+        rho = spearmanr(*zip(*pairs, strict=True)).statistic
+        assert f"{rho:+.2f}".replace("-", "−") in page
+
+
+def test_csv_of_runs_is_kept(found: Path) -> None:
+    (path,) = found.glob("runs/*/edits_city-country/version_0/tables/cases.csv")
+    with path.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 5
