@@ -23,6 +23,7 @@ from lincorr_lightning.reproduce.tables import (
     Agreement,
     LMRuns,
     agreement_table,
+    cases_table,
     compare,
     completeness_table,
     edit_cells,
@@ -49,6 +50,7 @@ _RUN_FIGURES = {
     "Table 9": (after_run("simile"), "after_matrix"),
 }
 _COMPARED = {"Table 4": gradient_cells, "Table 5": edit_cells}
+_OF_ONE_LM = {"Table 6": cases_table, "Table 18": completeness_table}
 _INFLUENCES = {
     "Table 15": (_ATTRIBUTE, (CITY,)),
     "Table 16": (_ATTRIBUTE, ("mother->father",)),
@@ -103,8 +105,8 @@ def _section(
     for lm in lms:
         if place == "Table 3":
             tables += influenced_labels(lm, {CITY: _ATTRIBUTE, "X+1->X+2": _MATH})
-        elif place == "Table 18":
-            tables += [table for table in [completeness_table(lm)] if table is not None]
+        elif place in _OF_ONE_LM:
+            tables += [table for table in [_OF_ONE_LM[place](lm)] if table is not None]
         elif place in _INFLUENCES:
             run, relations = _INFLUENCES[place]
             found_tables = (influencing_labels(lm, run, r, settings.top) for r in relations)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
@@ -111,6 +112,8 @@ def do_runs(plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State) 
             f"[{total - len(todo) + number + 1}/{total}] {plan.name}: {run.name}; about "
             f"{minutes(factor * sum(left[number:]))} left"
         )
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # until the first process has written what comes before
         start = time.perf_counter()
         entry: dict[str, Any] = {}
         try:

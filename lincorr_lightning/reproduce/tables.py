@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import binomtest, spearmanr
 
 from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.functional import Outcome
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.reproduce.items import CITY, SUBWORD_EDITS, SUBWORD_PROBE, edit_run
 from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan
@@ -25,7 +26,8 @@ _INFLUENCED = {
     CITY: ("Shanghai", "NYC", "Oslo", "Seattle", "Indianapolis"),
     "X+1->X+2": ("1", "2", "3", "4", "5"),
 }
-_N_INFLUENCED = 5
+_N_INFLUENCED, _N_CASES = 5, 4
+_WEIGHTS = ("reference", "answer", "max")
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,29 @@ def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     gradients = run.values.get("gradients") if run is not None else None
     value = ((gradients or {}).get(relation) or {}).get("permuted_gradient_correlation")
     return {} if value is None else {"gradient r, permuted W": f"{value:.2f}"}
+
+
+def cases_table(lm: LMRuns) -> PageTable | None:
+    """Return cases as in table 6: edits that generalized, and edits that hallucinated."""
+    run = lm.runs.get(edit_run(CITY))
+    table = next((t for t in run.tables if t.name == "cases"), None) if run is not None else None
+    if table is None:
+        return None
+    cases = [dict(zip(table.keys, row, strict=True)) for row in table.rows]
+    rows = []
+    for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+        own = [case for case in cases if case["outcome"] == outcome]
+        for case in own[:_N_CASES]:
+            weights = (_text(case[f"weight_{name}"], ".2f") for name in _WEIGHTS)
+            rows.append(
+                [case["source_answer"], case["reference"], case["answer_after"], outcome, *weights]
+            )
+    headings = ["city taught", "reference", "answer given", "outcome", "W of the reference",
+                "W of the answer given", "maximum of W"]  # fmt: skip
+    return PageTable(
+        f"Cases of {lm.name}", headings, [False] * 4 + [True] * 3, rows,
+        f"The first {_N_CASES} edits of each outcome, of {len(cases)}.",
+    )  # fmt: skip
 
 
 # -- influences ------------------------------------------------------------------------------------

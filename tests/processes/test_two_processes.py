@@ -18,6 +18,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.launching import run_in_two
+from tests.reproduce.test_reproduce import write_config
 
 pytestmark = pytest.mark.slow
 
@@ -208,6 +209,32 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
     assert one["n_steps"] == 4
     assert_close(one, two, 1e-3)
     tables(folders, 1e-3)
+
+
+def test_a_reproduction_of_several_runs(small_lm, tmp_path):
+    """The other process runs the whole plan, too; the folder is the first one's."""
+    found = []
+    for name, overlays in (("one", []), ("two", ["trainer/ddp_cpu.yaml"])):
+        config = write_config(tmp_path, overlays=overlays)
+        command = ["reproduce", "--config", str(config), "--lm", small_lm, "--only=table6,figure10",
+                   "--output", str(tmp_path / name)]  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "lincorr_lightning", *command], capture_output=True, text=True,
+            timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("Page: ") == 1
+        found.append({
+            run: numbers(folder) for folder in (tmp_path / name / "runs").glob("*/*")
+            for run in [folder.name]
+        })  # fmt: skip
+    one, two = found
+    assert one.keys() == two.keys() == {"probe_attribute", "edits_city-country"}
+    for ours, theirs in zip(*(run["probe_attribute"]["pairs"] for run in found), strict=True):
+        for key in ("source", "target", "label_mean", "control_label_mean", "precision"):
+            assert_close(ours[key], theirs[key], 1e-3, key)
+    for key in ("n_edits", "generalized", "hallucinated", "source_learned"):
+        assert one["edits_city-country"][key] == two["edits_city-country"][key]
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ SMALL = {
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
     "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
+    "reproduce": ["--only=figure7"],
     "repair": ["--data.n_examples=16", "--data.n_edits=8", "--trainer.max_epochs=1",
                "--trainer.check_val_every_n_epoch=1"],
     "vocabulary_ablation": ABLATION,
@@ -105,7 +106,7 @@ def run_folder_of(command: list[str]) -> Path | None:
     return Path(trainer.log_dir).absolute() if found else None
 
 
-TRAINER_COMMANDS = [command for command in lincorr_commands() if config_of(command)]
+TRAINER_COMMANDS = [c for c in lincorr_commands() if config_of(c) and c[0] != "reproduce"]
 
 
 @pytest.mark.parametrize("command", TRAINER_COMMANDS, ids=" ".join)

@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.lm import language_model
 from lincorr_lightning.reproduce.items import ITEMS, select_items
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -243,7 +244,29 @@ def test_agreement(found: Path) -> None:
         assert f"{rho:+.2f}".replace("-", "−") in page
 
 
-def test_csv_of_runs_is_kept(found: Path) -> None:
+def test_cases_are_those_of_the_edits(found: Path) -> None:
     (path,) = found.glob("runs/*/edits_city-country/version_0/tables/cases.csv")
     with path.open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 5
+        cases = {row["source_answer"]: row for row in csv.DictReader(file)}
+    assert len(cases) == 5
+    text = (found / "table6.md").read_text("utf-8").split("**Cases of")[1].split("\n\n")[1]
+    _, _, *body = [[c.strip() for c in line.strip("|").split(" | ")] for line in text.splitlines()]
+    shown = {row[0]: row for row in body}
+    wanted = {c for c, row in cases.items() if row["outcome"] in ("generalized", "hallucinated")}
+    assert shown.keys() <= wanted
+    assert bool(shown) == bool(wanted)
+    for city, row in shown.items():
+        assert row[3] == cases[city]["outcome"]
+        assert float(row[6].replace("−", "-")) == pytest.approx(
+            float(cases[city]["weight_max"]), abs=0.006
+        )
+
+
+def test_the_lm_is_read_once(
+    reproduce: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    read = language_model.read_model
+    monkeypatch.setattr(language_model, "read_model", lambda *a: reads.append(1) or read(*a))
+    reproduce("--only=table6,figure10,table18", output="once")
+    assert len(reads) == 1
