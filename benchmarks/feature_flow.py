@@ -1,4 +1,4 @@
-"""The README's numbers of the feature flow in the tiny world, from a run of it.
+"""The numbers in docs/feature_flow.md of the feature flow in the tiny world, from a run of it.
 
 lincorr test --config configs/feature_flow.yaml
 python benchmarks/feature_flow.py runs/feature_flow/version_0

@@ -1,4 +1,4 @@
-"""The pictures of README's gallery: every study on the embedded LM.
+"""The pictures of docs/gallery.md: every study on the embedded LM.
 
     python benchmarks/gallery.py
 

@@ -3,7 +3,7 @@
     python benchmarks/generalization.py
 
 teaches 150 edits of each relation, one at a time (configs/source_finetune.yaml), and prints the
-table that README.md shows. For a pretrained LM, a smaller learning rate, or LoRA:
+table that docs/edits.md shows. For a pretrained LM, a smaller learning rate, or LoRA:
 
     python benchmarks/generalization.py --lm FOLDER --learning_rate 5e-5
     python benchmarks/generalization.py --lm FOLDER --method lora

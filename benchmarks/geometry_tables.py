@@ -1,4 +1,4 @@
-r"""The README's numbers of the geometry of the tiny world, from the folders of two runs.
+r"""The numbers in docs/geometry.md of the geometry of the tiny world, from the folders of two runs.
 
     lincorr test --config configs/token_geometry.yaml
     lincorr test --config configs/knowledge_geometry.yaml
@@ -23,7 +23,7 @@ FIGURES = Path(__file__).resolve().parent / "figures"
 
 
 def two(value: float | None) -> str:
-    """Return a number with two digits, as the README writes them."""
+    """Return a number with two digits, as the page writes them."""
     return "" if value is None else _short(f"{value:.2f}")
 
 

@@ -1,4 +1,4 @@
-"""Every study on pretrained LMs of several sizes, and the tables that README.md shows of them.
+"""Every study on pretrained LMs of several sizes, and the tables that docs/real_lms.md shows.
 
     python benchmarks/real_lms.py FOLDER --texts TEXTS
     python benchmarks/real_lms.py FOLDER --show

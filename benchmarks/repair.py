@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from documents import place_tables
 from jsonargparse import auto_cli
 from numbers_file import read_numbers
-from readme_tables import README, placed
 from real_lms import RESULTS, Run, execute
 
-from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.tables import markdown_table
 
 
@@ -123,7 +122,7 @@ def main(
     show: bool = False,
     output: str = str(RESULTS),
 ) -> None:
-    """Make the missing runs, print the table, and put it into README.md.
+    """Make the missing runs, print the table, and put it into docs/repair.md.
 
     Args:
         folder: Folder that holds a folder for each LM.
@@ -145,8 +144,7 @@ def main(
     found = table(results)
     print(found)
     if results == RESULTS:
-        with atomic_write(README) as path:
-            path.write_text(placed(README.read_text("utf-8"), {"repair": found}), encoding="utf-8")
+        place_tables({"repair": found})
 
 
 if __name__ == "__main__":

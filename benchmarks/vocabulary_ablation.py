@@ -2,7 +2,8 @@
 
     python benchmarks/vocabulary_ablation.py [--lm FOLDER]
 
-runs configs/vocabulary_ablation.yaml for each relation and prints the table that README.md shows.
+runs configs/vocabulary_ablation.yaml for each relation and prints the table that
+docs/vocabulary_ablation.md shows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The scripts that run and sum up every study on pretrained LMs, on the embedded one."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -108,11 +109,12 @@ def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:
     assert findings.gradient(runs) == (False, "0.50, permuted 0.60")
 
 
-def test_readme_has_the_tables_of_the_committed_runs(findings: ModuleType) -> None:
-    readme = findings.README.read_text(encoding="utf-8")
-    assert "<!-- findings: begin -->" in readme
+def test_documents_have_the_tables_of_the_committed_runs(findings: ModuleType) -> None:
+    documents = importlib.import_module("documents")
+    text = documents.all_text()
+    assert "<!-- findings: begin -->" in text
     runs = findings.load(findings.RESULTS)
-    assert findings.placed(readme, findings.tables(findings.RESULTS, runs)) == readme
+    assert documents.placed(text, findings.tables(findings.RESULTS, runs)) == text
 
 
 def test_a_failed_run_is_no_finding(findings: ModuleType, tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ ELSEWHERE = {
     "source_finetune_lora.yaml", "sparse_autoencoders.yaml", "token_geometry.yaml",
     "vocabulary_ablation_paper.yaml",
 }  # fmt: skip
-# The numbers of these are compared with the README nightly.
-IN_README = {"source_finetune.yaml", "vocabulary_ablation.yaml"}
+# The numbers of these are compared with the documents nightly.
+IN_DOCUMENTS = {"source_finetune.yaml", "vocabulary_ablation.yaml"}
 # No Trainer command: tests/reproduce runs it.
 SEVERAL_RUNS = {"reproduce.yaml"}
-STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE - IN_README - SEVERAL_RUNS
-README = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
+STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE - IN_DOCUMENTS - SEVERAL_RUNS
+DOCUMENTS = [CONFIGS.parent / "README.md", *sorted((CONFIGS.parent / "docs").glob("*.md"))]
+TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
 
 def test_a_config_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +44,7 @@ def test_a_config_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE | SEVERAL_RUNS))
 def test_the_readme_has_a_command_for_what_is_not_run_here(name: str) -> None:
-    assert re.search(rf"lincorr [a-z]+ --config configs/{name}$", README, re.MULTILINE)
+    assert re.search(rf"lincorr [a-z]+ --config configs/{name}$", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def results_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def row_of(table: str) -> list[list[float]]:
-    """Numbers in each cell of the README's row on city→country."""
-    rows = README.split(f"<!-- {table}: begin -->")[1].split("<!-- ")[0].splitlines()
+    """Numbers in each cell of the documents' row on city→country."""
+    rows = TEXT.split(f"<!-- {table}: begin -->")[1].split("<!-- ")[0].splitlines()
     (row,) = [row for row in rows if row.startswith("| city→country |")]
     return [[float(n) for n in re.findall(r"-?[\d.]+", cell)] for cell in row.split("|")[2:-1]]
 

@@ -18,7 +18,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import quiet_trainer
 
-# Knowledge of a group follows from one another in the tiny world (README).
+# Knowledge of a group follows from one another in the tiny world (docs/pairs.md).
 GROUPS = ("city country continent language", "ceo company", "sport hobby", "color personality")
 FREE = ("pet", "gender")
 

@@ -1,14 +1,14 @@
-"""The tables of README.md, from the folders of three runs.
+"""The documents' tables of linear probes, from the folders of three runs.
 
     lincorr fit --config configs/linear_probe.yaml
     lincorr fit --config configs/correlation_matrix.yaml --model.knowledge "[city, city_es, ...]"
     lincorr fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"
-    python benchmarks/readme_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1 \
+    python benchmarks/probe_tables.py runs/linear_probe/version_0 runs/linear_probe/version_1 \
         runs/linear_probe/version_2
 
-(the second one as the README has it)
+(the second one as docs/linear_probe.md has it)
 
-puts them between the README's markers; `--check` only says whether they are the ones that stand.
+puts them between their markers; `--check` only says whether they are the ones that stand.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from documents import all_text, place_tables, placed
 from jsonargparse import auto_cli
 
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.tables import markdown_table
 
-README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
 FAMILIES = (
     "city", "city_es", "city_zh", "country", "country_es", "country_zh", "job", "job_zh",
@@ -131,16 +131,6 @@ def tables(
     }
 
 
-def placed(readme: str, contents: dict[str, str]) -> str:
-    """Return the README with each table between its markers."""
-    for name, text in contents.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, _, rest = readme.partition(begin)
-        _, _, after = rest.partition(end)
-        readme = f"{before}{begin}\n{text}\n{end}{after}"
-    return readme
-
-
 def read(run: str) -> dict[str, Any]:
     """Return the numbers of a run."""
     results: dict[str, Any] = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
@@ -154,14 +144,13 @@ def main(run: str, families_run: str, attributes_run: str, check: bool = False) 
         run: Folder of a run of configs/linear_probe.yaml.
         families_run: Folder of a run of configs/correlation_matrix.yaml over all families.
         attributes_run: Folder of a run of it over all attributes, with pet partialled out.
-        check: Only say whether the README's are the same; exit 1 if not.
+        check: Only say whether the documents' are the same; exit 1 if not.
     """
-    before = README.read_text(encoding="utf-8")
-    after = placed(before, tables(read(run), read(families_run), read(attributes_run)))
+    found = tables(read(run), read(families_run), read(attributes_run))
     if not check:
-        README.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.exit("README.md does not show this run's numbers")
+        place_tables(found)
+    elif all_text() != placed(all_text(), found):
+        sys.exit("the documents do not show this run's numbers")
 
 
 if __name__ == "__main__":
