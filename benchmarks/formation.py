@@ -5,7 +5,8 @@
 trains four small LMs from random weights. Of 0, 25, 50 and 100 % of the people the text states
 both city and country, of the others one of the two. Then it fine-tunes each LM on 100 edits of
 cities, one at a time, and measures how many countries follow. It prints the table that
-docs/formation.md shows, and with `--figure FILE` draws r, Hit@1 and the recall of withheld facts over the steps.
+docs/formation.md shows, and with `--figure FILE` draws r, Hit@1 and the recall of withheld facts
+over the steps.
 """
 
 from __future__ import annotations

@@ -59,6 +59,10 @@ class ReportError(LincorrError):
     """The folder of a run cannot be reported, or not on one page with the others."""
 
 
+class ReproductionError(LincorrError):
+    """All runs of a reproduction failed."""
+
+
 class CheckpointError(LincorrError):
     """A checkpoint of a run cannot be read, or does not fit the study."""
 

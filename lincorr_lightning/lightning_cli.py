@@ -453,6 +453,7 @@ def run_lightning_cli(args: list[str], launched_with: list[str] | None = None) -
             raise
     finally:
         sys.argv = own
+        LincorrCLI.launched_with = None
         threading.excepthook = hook
         torch.set_float32_matmul_precision(precision)
 

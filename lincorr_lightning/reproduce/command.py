@@ -4,101 +4,153 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
+from transformers.utils.logging import disable_progress_bar
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, ReproductionError
 from lincorr_lightning.io import check_writable, safe_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_weights import weights_read_once
 from lincorr_lightning.lm.vocabulary import count_subjects
-from lincorr_lightning.reproduce.items import select_items
+from lincorr_lightning.reproduce.items import ITEMS, Item, item_keys, select_items
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import LMPlan, describe, packaged, plan_lm
 from lincorr_lightning.reproduce.runner import (
     State,
-    do_runs,
-    is_finished,
-    is_first_process,
+    check_command_lines,
+    is_rank_zero,
     minutes,
-    saved_runs,
+    run_all,
+    saved_run,
 )
 from lincorr_lightning.reproduce.settings import Settings, read_settings
 from lincorr_lightning.reproduce.tables import LMRuns
-from lincorr_lightning.reproduce.trial import time_lm
+from lincorr_lightning.reproduce.trial import Trial, time_lm
 from lincorr_lightning.results.style import short_name
+from lincorr_lightning.yaml_checks import load_yaml
 
 CONFIG = "reproduce.yaml"
 _MAX_SUBJECTS = 10_000  # the paper's
 
 
 def reproduce(args: Sequence[str]) -> Path | None:
-    """Reproduce the paper's tables and figures as the command line says; return the page.
+    """Reproduce the paper's tables and figures.
+
+    Args:
+        args: The command line behind ``lincorr reproduce``.
+
+    Returns:
+        The page; None where only the plan is shown, and on ranks other than 0.
 
     Raises:
         ConfigError: A setting is not valid, a table or figure does not exist, the tuned LM has
             another tokenizer, or the folder is of other settings.
         LanguageModelError: An LM cannot be read.
+        ReproductionError: All runs failed.
     """
     options = vars(_parser().parse_args(args))
     config, only_plan = options.pop("config"), options.pop("plan")
-    options["only"] = [one for part in options["only"] or () for one in part.split(",")] or None
+    options["only"] = [
+        one for part in options["only"] or () for one in part.split(",") if one
+    ] or None
+    own = _options(options.pop("option") or ())
     settings = read_settings(packaged(config), options)
+    settings = replace(settings, options={**settings.options, **own})
     items = select_items(settings.only)
     folder = Path(settings.output)
-    names = list(safe_names(map(short_name, settings.lm)).values())
-    if len(set(names)) < len(settings.lm):
-        raise ConfigError(f"two of the LMs have one name: {', '.join(settings.lm)}.")
-    plans, trials, prints = [], {}, {}
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
-        for i, (name, path) in enumerate(zip(names, settings.lm, strict=True)):
-            lm = LanguageModel(_lm_config(path, settings))
-            after = settings.after[i] if settings.after else None
-            if after is not None:
-                _check_tokenizer(lm, LanguageModel(_lm_config(after, settings)))
-            plan = LMPlan(path, after, name)
-            plan_lm(plan, items, settings, lm.tokenizer, folder / "runs" / name,
-                    _n_subjects(settings, lm))  # fmt: skip
-            plans.append(plan)
-            lm.load()
-            prints[name] = lm.info["fingerprint"]
-            trials[name] = time_lm(lm)
-        state = State(folder, {**_kept_settings(settings), "lms": prints})
-        _show_plan(plans, trials)
+        plans, trials, fingerprints = _plan(settings, items, folder)
+        state = State(folder, {**_kept_settings(settings), "lms": fingerprints})
+        _show(plans, items, trials)
         if only_plan:
             return None
         check_writable(folder)
+        check_command_lines(plans)
+        items = [item for item in ITEMS if item in items or item.keys[0] in state.tables]
+        state.tables = item_keys(items)
         state.write()
-        do_runs(plans, trials, state)
-    errors = {
-        plan.name: {
-            run.name: state.runs[f"{plan.name}/{run.name}"].get("error", "not finished")
-            for run in plan.runs
-            if not is_finished(run) and f"{plan.name}/{run.name}" in state.runs
-        }
-        for plan in plans
-    }
-    if not is_first_process():
+        run_all(plans, trials, state, ["reproduce", *args])
+    if not is_rank_zero():
         return None
-    found = [LMRuns(plan, saved_runs(plan), errors[plan.name]) for plan in plans]
-    page = write_reproduction(items, found, settings, folder)
+    lms = [_runs(plan, state) for plan in plans]
+    failed = [f"{lm.name}: {name}: {error}" for lm in lms for name, error in lm.errors.items()]
+    if failed and not any(lm.runs for lm in lms):
+        raise ReproductionError(f"all runs failed. {failed[0]}")
+    page = write_reproduction(items, lms, settings, folder)
     sys.stdout.write(f"Page: {page}\n")
     return page
+
+
+def _plan(
+    settings: Settings, items: Sequence[Item], folder: Path
+) -> tuple[list[LMPlan], dict[str, Trial], dict[str, Any]]:
+    """Return the plan, the trial and the fingerprint of each LM."""
+    names = [short_name(path) for path in settings.lm]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two of the LMs have the name {twice}. Rename one of the folders.")
+    plans, trials, fingerprints = [], {}, {}
+    for i, path in enumerate(settings.lm):
+        lm = LanguageModel(_lm_config(path, settings))
+        after = settings.after[i] if settings.after else None
+        if after is not None:
+            _check_tokenizer(lm, LanguageModel(_lm_config(after, settings)))
+        plan = LMPlan(path, after, safe_names(names)[names[i]])
+        wanted, n_subjects = _n_subjects(settings, lm)
+        plan_lm(
+            plan, items, settings, lm.tokenizer, folder / "runs" / plan.name, n_subjects
+        )  # fmt: skip
+        if n_subjects < wanted:
+            plan.left_out["subjects"] = f"the vocabulary has {n_subjects:,}, not {wanted:,}"
+        lm.load()
+        fingerprints[plan.name] = lm.info["fingerprint"] | {"after": after}
+        trials[plan.name] = time_lm(lm)
+        plans.append(plan)
+    return plans, trials, fingerprints
+
+
+def _runs(plan: LMPlan, state: State) -> LMRuns:
+    """Return the finished runs of an LM, and why others are missing."""
+    runs, errors = {}, {}
+    for run in plan.runs:
+        saved = saved_run(run)
+        if saved is None:
+            entry = state.runs.get(f"{plan.name}/{run.name}", {})
+            errors[run.name] = entry.get("error", "not finished")
+        else:
+            runs[run.name] = saved
+    return LMRuns(plan, runs, errors)
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return options of the runs, given as ``key=value``."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
+        found[key.removeprefix("--")] = load_yaml(value)
+    return found
 
 
 def _kept_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that must not change when a reproduction is resumed."""
     return {
         "size": settings.size,
-        "overlays": list(settings.overlays),
+        "overlays": {overlay: _hash(overlay) for overlay in settings.overlays},
         "options": dict(settings.options),
         "studies": {
-            name: {"config": one.config, **one.options} for name, one in settings.studies.items()
+            name: {"config": one.config, "text": _hash(one.config), **one.options}
+            for name, one in settings.studies.items()
         },
     }
 
@@ -122,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overlays", action="append", metavar="CONFIG",
                         help="config that is laid over those of all runs, such as "
                         "trainer/gpu.yaml")  # fmt: skip
+    parser.add_argument("--option", action="append", metavar="KEY=VALUE",
+                        help="option of all runs, such as model.lm.dtype=bfloat16")  # fmt: skip
     parser.add_argument("--config", default=CONFIG, help="all settings (default: the packaged "
                         "configs/reproduce.yaml)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
@@ -135,7 +189,12 @@ def _lm_config(path: str, settings: Settings) -> LMConfig:
         for key, value in settings.options.items()
         if key.startswith("model.lm.")
     }
-    return LMConfig(path, **options)
+    try:
+        return LMConfig(path, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"options: {error}. See `lincorr fit --model.help LinearProbe`."
+        ) from error
 
 
 def _check_tokenizer(lm: LanguageModel, after: LanguageModel) -> None:
@@ -148,22 +207,28 @@ def _check_tokenizer(lm: LanguageModel, after: LanguageModel) -> None:
         )
 
 
-def _n_subjects(settings: Settings, lm: LanguageModel) -> int:
-    wanted = settings.studies["probe"].options.get("data.n_subjects") or _MAX_SUBJECTS
-    return min(int(wanted), count_subjects(lm.tokenizer))
+def _hash(config: str) -> str:
+    """Return a hash of the text of a config."""
+    return sha256(packaged(config).read_bytes()).hexdigest()[:12]
+
+
+def _n_subjects(settings: Settings, lm: LanguageModel) -> tuple[int, int]:
+    """Return how many subjects the probes ask for, and how many they have."""
+    given = settings.studies["probe"].options.get("data.n_subjects")
+    if given is not None and not isinstance(given, int):
+        raise ConfigError(f"data.n_subjects is {given!r}; it must be a whole number or null.")
+    wanted = _MAX_SUBJECTS if given is None else given
+    return wanted, min(wanted, count_subjects(lm.tokenizer))
 
 
 @rank_zero_only
-def _show_plan(plans: Sequence[LMPlan], trials: Any) -> None:
-    for line in describe(plans):
-        sys.stdout.write(f"{line}\n")
-    seconds = sum(
-        trials[plan.name].seconds(run)
-        for plan in plans
-        for run in plan.runs
-        if not is_finished(run)
-    )
-    n_done = sum(is_finished(run) for plan in plans for run in plan.runs)
-    total = sum(len(plan.runs) for plan in plans)
-    sys.stdout.write(f"{total} runs, {n_done} of them finished; about {minutes(seconds)}.\n")
+def _show(plans: Sequence[LMPlan], items: Sequence[Item], trials: Mapping[str, Trial]) -> None:
+    total, n_runs = 0.0, 0
+    for plan in plans:
+        trial = trials[plan.name]
+        todo = {run.name: trial.seconds(run) for run in plan.runs if saved_run(run) is None}
+        sys.stdout.writelines(f"{line}\n" for line in describe(plan, items, len(plans), todo))
+        total, n_runs = total + sum(todo.values()), n_runs + len(todo)
+    n_all = sum(len(plan.runs) for plan in plans)
+    sys.stdout.write(f"{n_all} runs, {n_all - n_runs} of them finished; about {minutes(total)}.\n")
     sys.stdout.flush()

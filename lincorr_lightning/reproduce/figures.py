@@ -26,7 +26,14 @@ ENGLISH = "en"
 
 
 def figures_of_runs(lms: Sequence[LMRuns], run: str, name: str, place: str) -> list[PageFigure]:
-    """Return a figure of the same run of each LM."""
+    """Return a figure of a run of each LM.
+
+    Args:
+        lms: The LMs.
+        run: Name of the run.
+        name: Name of the figure.
+        place: Figure of the paper, for the caption.
+    """
     found = []
     for lm in lms:
         for figure in lm.runs[run].figures if run in lm.runs else ():
@@ -52,7 +59,7 @@ def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
             [[np.mean(cells.get((row, column), [np.nan])) for column in names] for row in names]
         )
         title = f"Mean label-wise r between languages in {lm.name}"
-        note = "from the same knowledge in another language; source in rows"
+        note = "mean over kinds of knowledge; source in rows, target in columns"
         drawn = correlation_heatmap(matrix, names, names, title, note, value_label="Pearson r")
         yield PageFigure.of(*to_picture(drawn), f"Figure 22, {lm.name}: {title}.")
 
@@ -61,13 +68,15 @@ def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
     """Return the mean r of the maps before and after post-training, by LM (figure 20)."""
     points = []
     for lm in lms:
-        run = lm.runs.get(after_run("attribute"))
-        if run is not None and run.values["mean"]["after"] is not None:
-            before = lm.runs.get(probe_run("attribute"))
-            pairs = before.values["pairs"] if before is not None else ()
-            own = [pair["label_mean"] for pair in pairs if pair["label_mean"] is not None]
-            points.append((lm.name, run.n_parameters or 0, float(np.mean(own)) if own else None,
-                           run.values["mean"]["after"]))  # fmt: skip
+        run, probe = (lm.runs.get(name("attribute")) for name in (after_run, probe_run))
+        if run is None or probe is None:
+            continue
+        before = {(p["source"], p["target"]): p["label_mean"] for p in probe.values["pairs"]}
+        after = {(p["source"], p["target"]): p["after"] for p in run.values["pairs"]}
+        both = [(before[pair], r) for pair, r in after.items() if None not in (before.get(pair), r)]
+        if both:
+            means = np.array(both, dtype=float).mean(0)
+            points.append((lm.name, run.n_parameters or 0, float(means[0]), float(means[1])))
     if len(points) < 2:
         return None
     points.sort(key=lambda point: point[1])
@@ -78,15 +87,12 @@ def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
     return PageFigure.of(*to_picture(_draw_over_sizes(points)), caption)
 
 
-def _draw_over_sizes(points: Sequence[tuple[str, int, float | None, float]]) -> Figure:
-    figure = new_figure(
-        5.5, 3.0, "What is left of r after post-training", "grey: before; blue: after"
-    )
+def _draw_over_sizes(points: Sequence[tuple[str, int, float, float]]) -> Figure:
+    figure = new_figure(5.5, 3.0, "Label-wise r after post-training", "grey: before; blue: after")
     axes = figure.add_subplot()
     plain_axes(axes, "", "", "mean label-wise r")
     xs = range(len(points))
-    before = [np.nan if point[2] is None else point[2] for point in points]
-    axes.plot(xs, before, marker="o", color=GREY)
+    axes.plot(xs, [point[2] for point in points], marker="o", color=GREY)
     axes.plot(xs, [point[3] for point in points], marker="o", color=BLUE)
     axes.set_xticks(xs, [f"{name}\n{short_size(size)}" for name, size, _, _ in points], fontsize=8)
     axes.set_ylim(0, 1)

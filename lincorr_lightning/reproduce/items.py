@@ -36,7 +36,7 @@ def after_run(family: str) -> str:
 
 
 def edit_run(relation: str) -> str:
-    """Return the name of the run that teaches edits of a relation."""
+    """Return the name of the run that trains edits of a relation."""
     return f"edits_{relation}"
 
 
@@ -73,13 +73,18 @@ class Item:
         return tuple(place.lower().replace(" ", "") for place in self.places)
 
     @property
-    def heading(self) -> str:
-        """The numbers and the title, as ``Tables 8 and 14: ...``."""
+    def numbers(self) -> str:
+        """The numbers, as ``Tables 8 and 14``."""
         kind = self.places[0].split()[0]
         numbers = [place.split()[1] for place in self.places]
         if len(numbers) == 1:
-            return f"{self.places[0]}: {self.title}"
-        return f"{kind}s {', '.join(numbers[:-1])} and {numbers[-1]}: {self.title}"
+            return self.places[0]
+        return f"{kind}s {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+    @property
+    def heading(self) -> str:
+        """The numbers and the title."""
+        return f"{self.numbers}: {self.title}"
 
 
 def _figures(*numbers: int) -> tuple[str, ...]:
@@ -104,22 +109,39 @@ ITEMS = (
     Item(("Table 7",), "generalization by the vocabulary alone", tuple(map(ablation_run, ABLATED))),
     Item(_figures(7, 18), "label-wise r of arithmetic", (_PROBES[1],)),
     Item(("Table 8", "Table 14"), "label-wise r of similes", (_PROBES[2],)),
-    Item(_figures(8, 19, 21), "attributes after post-training", (_PROBES[0], _AFTER[0]), 1, True),
-    Item(("Table 9",), "similes after post-training", (_PROBES[2], _AFTER[2]), 1, True),
-    Item(_figures(9), "arithmetic after post-training", (_PROBES[1], _AFTER[1]), 1, True),
+    Item(
+        _figures(8, 19, 21), "label-wise r of attributes after post-training",
+        (_PROBES[0], _AFTER[0]), 1, True,
+    ),
+    Item(
+        ("Table 9",), "label-wise r of similes after post-training", (_PROBES[2], _AFTER[2]), 1,
+        True,
+    ),
+    Item(
+        _figures(9), "label-wise r of arithmetic after post-training", (_PROBES[1], _AFTER[1]), 1,
+        True,
+    ),
     Item(_figures(10), "instance-wise r of attributes", (_PROBES[0],)),
     Item(
-        _figures(20), "what is left of r after post-training, by the LM's size",
+        _figures(20), "r of attributes after post-training, by the LM's size",
         (_PROBES[0], _AFTER[0]), 2, True,
     ),
     Item(_figures(22), "r between languages", (_PROBES[3],)),
     Item(_figures(23), "standard deviation of label-wise r", (_PROBES[0],)),
-    Item(_figures(24), "the same after post-training", (_PROBES[0], _AFTER[0]), 1, True),
+    Item(
+        _figures(24), "standard deviation of label-wise r after post-training",
+        (_PROBES[0], _AFTER[0]), 1, True,
+    ),
     Item(("Table 15",), "cities that influence a country most", (_PROBES[0],)),
     Item(("Table 16",), "mothers that influence a father most", (_PROBES[0],)),
     Item(("Table 17",), "objects that influence an attribute most", (_PROBES[2],)),
     Item(("Table 18",), "completeness of the answer's token", (SUBWORD_PROBE, SUBWORD_EDITS)),
 )  # fmt: skip
+
+
+def item_keys(items: Iterable[Item]) -> list[str]:
+    """Return the first key of each item."""
+    return [item.keys[0] for item in items]
 
 
 def select_items(only: Sequence[str]) -> list[Item]:
@@ -134,7 +156,7 @@ def select_items(only: Sequence[str]) -> list[Item]:
         key = name.lower().replace(" ", "")
         if key not in by_key:
             hint = suggest(key, by_key, f" There are {', '.join(by_key)}.")
-            raise ConfigError(f"the paper has no table or figure {name!r} with numbers.{hint}")
+            raise ConfigError(f"there is no table or figure {name!r} to reproduce.{hint}")
         chosen.append(by_key[key])
     return [item for item in ITEMS if item in chosen] if only else list(ITEMS)
 

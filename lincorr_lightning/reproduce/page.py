@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lincorr_lightning.io import write_csv
 from lincorr_lightning.reproduce.figures import (
     figures_of_runs,
     languages_figures,
@@ -25,11 +26,12 @@ from lincorr_lightning.reproduce.tables import (
     agreement_table,
     cases_table,
     compare,
-    completeness_table,
     edit_cells,
     gradient_cells,
+    influence_rows,
     influenced_labels,
     influencing_labels,
+    runs_table,
 )
 from lincorr_lightning.results.report.comparison import draw_over_sizes
 from lincorr_lightning.results.report.page import PageFigure, PageSection, write_page
@@ -50,7 +52,6 @@ _RUN_FIGURES = {
     "Table 9": (after_run("simile"), "after_matrix"),
 }
 _COMPARED = {"Table 4": gradient_cells, "Table 5": edit_cells}
-_OF_ONE_LM = {"Table 6": cases_table, "Table 18": completeness_table}
 _INFLUENCES = {
     "Table 15": (_ATTRIBUTE, (CITY,)),
     "Table 16": (_ATTRIBUTE, ("mother->father",)),
@@ -65,7 +66,7 @@ _INFLUENCES = {
 def write_reproduction(
     items: Sequence[Item], lms: Sequence[LMRuns], settings: Settings, folder: Path
 ) -> Path:
-    """Write ``report.html``, and a ``.md`` and a ``.tex`` file of its tables.
+    """Write ``report.html``, its tables as ``.md`` and ``.tex``, and the influences of all pairs.
 
     Args:
         items: The tables and figures.
@@ -81,11 +82,22 @@ def write_reproduction(
     """
     agreements: list[Agreement] = []
     sections = [_section(item, lms, settings, agreements) for item in items]
-    overview = agreement_table(agreements, settings.size != "paper")
+    overview = agreement_table(agreements, settings.size)
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]
+    for lm in lms:
+        for name in filter(lm.runs.__contains__, map(probe_run, FAMILIES)):
+            write_csv(
+                folder / f"influences_{lm.name}_{name.removeprefix('probe_')}.csv",
+                ("pair", "direction", "label", "tokens"),
+                influence_rows(lm, name, settings.top),
+            )
     return write_page(
-        folder, f"The paper on {names}", [overview] if agreements else [], sections, len(runs)
+        folder,
+        f"The paper on {names}",
+        [*([overview] if agreements else []), runs_table(lms)],
+        sections,
+        len(runs),
     )
 
 
@@ -94,19 +106,22 @@ def _section(
 ) -> PageSection:
     tables: list[PageTable] = []
     figures: list[PageFigure] = []
+    reason = missing_reason(item, lms)
+    if reason:
+        return PageSection(item.heading, item.keys[0], [], [], [], [], reason)
     for place in item.places:
-        if place.startswith("Table") and place not in (*_INFLUENCES, "Table 3", "Table 18"):
-            table, found = compare(place, lms, _COMPARED.get(place))
+        if place.startswith("Table") and place not in (*_INFLUENCES, "Table 3"):
+            table, found = compare(place, lms, item.runs, _COMPARED.get(place))
             tables.append(table)
             agreements += found
     place = item.places[0]
     if place in _RUN_FIGURES:
-        figures += figures_of_runs(lms, *_RUN_FIGURES[place], place)
+        figures += figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
     for lm in lms:
         if place == "Table 3":
             tables += influenced_labels(lm, {CITY: _ATTRIBUTE, "X+1->X+2": _MATH})
-        elif place in _OF_ONE_LM:
-            tables += [table for table in [_OF_ONE_LM[place](lm)] if table is not None]
+        elif place == "Table 6":
+            tables += [table for table in [cases_table(lm)] if table is not None]
         elif place in _INFLUENCES:
             run, relations = _INFLUENCES[place]
             found_tables = (influencing_labels(lm, run, r, settings.top) for r in relations)
@@ -120,21 +135,27 @@ def _section(
         figures += [] if over_sizes is None else [over_sizes]
     elif place == "Figure 22":
         figures += languages_figures(lms)
-    if not tables and not figures:
-        tables = [PageTable(why_empty(item, lms), [], [], [])]
-    name = item.keys[0]
-    return PageSection(item.heading, name, [], tables, figures, [])
+    if place in _RUN_FIGURES and len(figures) < len(lms):
+        run, _ = _RUN_FIGURES[place]
+        reason = _reasons([run], [lm for lm in lms if run not in lm.runs])
+    return PageSection(item.heading, item.keys[0], [], tables, figures, [], reason)
 
 
-def why_empty(item: Item, lms: Sequence[LMRuns]) -> str:
-    """Return why there is nothing for a table or figure."""
+def missing_reason(item: Item, lms: Sequence[LMRuns]) -> str:
+    """Return why there is nothing for a table or figure; empty if there is something."""
     if item.needs_after and not any(lm.plan.after for lm in lms):
         return "Not measured: it needs the LM after post-training (--after)."
     if len(lms) < item.n_lms:
         return f"Not measured: it needs {item.n_lms} LMs."
-    reasons = []
+    if any(name in lm.runs for lm in lms for name in item.runs):
+        return ""
+    return _reasons(item.runs, lms)
+
+
+def _reasons(runs: Sequence[str], lms: Sequence[LMRuns]) -> str:
+    """Return why LMs lack runs."""
+    found = []
     for lm in lms:
         lacking = {**lm.plan.left_out, **lm.errors}
-        reasons += [f"{lm.name}: {name}: {lacking[name]}" for name in item.runs if name in lacking]
-    why = "; ".join(reason.rstrip(".") for reason in reasons)
-    return f"Not measured: {why or 'its runs are not finished'}."
+        found += [f"{lm.name}: {lacking[name].rstrip('.')}" for name in runs if name in lacking]
+    return f"Not measured: {'; '.join(dict.fromkeys(found)) or 'runs are not finished'}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
@@ -34,6 +34,8 @@ LINEAR_MAP, VERSION = "linear_map", "version_0"
 # An edit has fewer steps, so that only its end is measured.
 _AT_THE_END = 100_000
 NAMES = "name_country->country"
+CONTROL = "color"
+"""Knowledge that an edit should not change, as a null of table 5."""
 _MAX_NAMED = 8
 
 
@@ -113,13 +115,24 @@ def plan_lm(
         n_subjects: Number of subjects that the probes have.
     """
     catalogue = Catalogue.load()
-    known = _known(catalogue, tokenizer, plan.left_out)
-    wanted = [item for item in items if plan.after is not None or not item.needs_after]
+    left_out: dict[str, str] = {}
+    known = _known(catalogue, tokenizer, left_out)
+    wanted = [
+        item
+        for item in items
+        if (plan.after is not None or not item.needs_after) and item.n_lms <= len(settings.lm)
+    ]
     names = needed_runs(wanted)
+    used = " ".join(names)
+    plan.left_out |= {
+        name: reason
+        for name, reason in left_out.items()
+        if catalogue[name].family in used or name in used
+    }
     folders = safe_names(names)
     for name in names:
         where = folder / folders[name]
-        found = _run(name, where, folder, catalogue, known, settings, n_subjects)
+        found = _run(name, where, folder, catalogue, known, left_out, settings, n_subjects)
         if isinstance(found, str):
             plan.left_out[name] = found
         else:
@@ -168,6 +181,7 @@ def _run(
     folder: Path,
     catalogue: Catalogue,
     known: Mapping[str, int],
+    left_out: Mapping[str, str],
     settings: Settings,
     n_subjects: int,
 ) -> PlannedRun | str:
@@ -195,14 +209,16 @@ def _run(
         relation = CITY if name == SUBWORD_EDITS else rest
         lacking = [end for end in relation.split("->") if end not in known]
         if lacking:
-            return f"{lacking[0]} has no labels in this vocabulary"
+            return f"{lacking[0]}: {left_out[lacking[0]]}"
         options = {"data.relation": relation}
         if kind == "edits":
+            controls = [CONTROL] if CONTROL in known and CONTROL not in relation else []
             probe = _probe_of(relation, name, catalogue, folder)
             stored = None if probe is None else str(probe / LINEAR_MAP)
             options["trainer.callbacks"] = [
                 {"class_path": "Generalization",
-                 "init_args": {"controls": [], "linear_map": stored, "every_n_steps": _AT_THE_END}},
+                 "init_args": {"controls": controls, "linear_map": stored,
+                               "every_n_steps": _AT_THE_END}},
                 *([] if name == SUBWORD_EDITS else
                   [{"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}]),
             ]  # fmt: skip
@@ -227,7 +243,10 @@ def _setting(settings: Settings, study: str, part: str, name: str) -> int:
     for options in (chosen.options, settings.options):
         if f"{part}.{name}" in options:
             return int(options[f"{part}.{name}"])
-    return int(read_config(str(packaged(chosen.config)))[part]["init_args"][name])
+    value = read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {}).get(name)
+    if not isinstance(value, int):
+        raise ConfigError(f"{chosen.config} has no number {part}.init_args.{name}; add it.")
+    return value
 
 
 def _probe_of(relation: str, name: str, catalogue: Catalogue, folder: Path) -> Path | None:
@@ -257,18 +276,36 @@ def _arguments(
         "trainer.default_root_dir": str(folder.parent), "name": folder.name,
     }  # fmt: skip
     for key, value in values.items():
-        yield f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"--{key}={text}"
 
 
-def describe(plans: Sequence[LMPlan]) -> Iterator[str]:
-    """Yield the lines that show the plan."""
+def describe(
+    plan: LMPlan, items: Iterable[Item], n_lms: int, seconds: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield the lines that show a plan.
+
+    Args:
+        plan: The plan.
+        items: The tables and figures.
+        n_lms: Number of LMs on the page.
+        seconds: Estimated time of each run that is not finished, by its name.
+    """
     catalogue = Catalogue.load()
-    for plan in plans:
-        yield f"{plan.name}: {len(plan.runs)} runs" + (f", tuned: {plan.after}" * bool(plan.after))
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in plan.left_out.items():
-            short = reason.partition(":")[0] if name in catalogue else reason
-            by_reason.setdefault(short, []).append(name)
-        for reason, names in by_reason.items():
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            yield f"  left out: {', '.join(names[:_MAX_NAMED])}{more}: {reason}"
+    runs = "1 run" if len(plan.runs) == 1 else f"{len(plan.runs)} runs"
+    yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" * bool(plan.after))
+    for run in plan.runs:
+        state = f"about {seconds[run.name]:,.0f} s" if run.name in seconds else "finished"
+        yield f"  {run.name}: {state}"
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in plan.left_out.items():
+        short = reason.partition(":")[0] if name in catalogue else reason
+        by_reason.setdefault(short, []).append(name)
+    for item in items:
+        if item.needs_after and plan.after is None:
+            by_reason.setdefault("needs --after", []).append(", ".join(item.places))
+        elif item.n_lms > n_lms:
+            by_reason.setdefault(f"needs {item.n_lms} LMs", []).append(", ".join(item.places))
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        yield f"  left out: {', '.join(names[:_MAX_NAMED])}{more}: {reason}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
 import shutil
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,10 @@ class State:
         folder: The folder.
         settings: What must not change when the reproduction is resumed: settings and LMs.
 
+    Attributes:
+        runs: Seconds, and the error if there was one, of each run.
+        tables: Tables and figures of the page, also those asked for earlier.
+
     Raises:
         ConfigError: The folder is of other settings or LMs; the message says which differ.
     """
@@ -45,11 +52,13 @@ class State:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path = folder / STATE
         self.runs: dict[str, dict[str, Any]] = {}
+        self.tables: list[str] = []
         self._settings: dict[str, Any] = {"lincorr-lightning": __version__, **settings}
         if self.path.is_file():
             kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
-            self._check(kept["settings"])
-            self.runs = kept["runs"]
+            if any((folder / "runs").glob(f"**/{RESULTS_FILE}")):
+                self._check(kept["settings"])
+            self.runs, self.tables = kept["runs"], kept["tables"]
 
     def _check(self, theirs: Mapping[str, Any]) -> None:
         ours, kept = _flatten(self._settings), _flatten(theirs)
@@ -71,7 +80,9 @@ class State:
     @rank_zero_only
     def write(self) -> None:
         """Write the file."""
-        write_json(self.path, {"settings": self._settings, "runs": self.runs})
+        write_json(
+            self.path, {"settings": self._settings, "tables": self.tables, "runs": self.runs}
+        )
 
 
 def _flatten(values: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -85,59 +96,92 @@ def _flatten(values: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     return found
 
 
-def run_folder_of(run: PlannedRun) -> Path:
-    """Return the folder of a run's results."""
-    return run.folder / VERSION
+def saved_run(run: PlannedRun) -> SavedRun | None:
+    """Return a finished run; None if it is not finished, or its files are damaged."""
+    folder = run.folder / VERSION
+    try:
+        return SavedRun.read(folder) if (folder / RESULTS_FILE).is_file() else None
+    except ReportError:
+        return None
 
 
-def is_finished(run: PlannedRun) -> bool:
-    """Return whether a run has complete results."""
-    return (run_folder_of(run) / RESULTS_FILE).is_file()
+def run_all(
+    plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State, command: Sequence[str]
+) -> None:
+    """Make the runs that are not finished. The error of a run is kept, and the others go on.
 
-
-def do_runs(plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State) -> None:
-    """Do the runs that are not finished; an error of one is kept, and the others go on.
-
-    Raises:
-        ConfigError: A command line is not valid.
+    Args:
+        plans: The plans of the LMs.
+        trials: What the LMs take, by the names of the plans.
+        state: What has been done; written after each run.
+        command: Command line of the whole, with which other processes are started.
     """
-    todo = [(p, run) for p in plans for run in p.runs if not is_finished(run)]
+    todo = [(p, run) for p in plans for run in p.runs if saved_run(run) is None]
     total = sum(len(plan.runs) for plan in plans)
     left = [trials[plan.name].seconds(run) for plan, run in todo]
     measured, estimated = 0.0, 0.0
     for number, (plan, run) in enumerate(todo):
         # What is left, by how far the estimates were off so far.
         factor = measured / estimated if estimated else 1.0
-        _say(
+        _print(
             f"[{total - len(todo) + number + 1}/{total}] {plan.name}: {run.name}; about "
             f"{minutes(factor * sum(left[number:]))} left"
         )
         if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # until the first process has written what comes before
+            torch.distributed.barrier()  # until rank 0 has written what comes before
         start = time.perf_counter()
         entry: dict[str, Any] = {}
         try:
-            _do(run, plan)
-        except (LincorrError, SystemExit) as error:
+            _make(run, plan, command)
+        except LincorrError as error:
             entry["error"] = str(error)
-            _say(f"  not done: {error}")
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's way out of a run
+                raise
+            entry["error"] = "its command line is not valid; see the messages of the program"
+        except Exception as error:
+            traceback.print_exc()
+            entry["error"] = f"{type(error).__name__}: {error}"
+        gc.collect()  # modules and trainers refer to each other
+        if "error" in entry:
+            _print(f"  failed: {entry['error']}")
         entry["seconds"] = round(time.perf_counter() - start, 1)
         measured, estimated = measured + entry["seconds"], estimated + left[number]
         state.runs[f"{plan.name}/{run.name}"] = entry
         state.write()
 
 
-def _do(run: PlannedRun, plan: LMPlan) -> None:
-    if is_first_process():
+def check_command_lines(plans: Sequence[LMPlan]) -> None:
+    """Parse a command line of each study, before anything runs.
+
+    Raises:
+        ConfigError: One is not valid.
+    """
+    found = {run.study: run for plan in plans for run in plan.runs}
+    for study, run in found.items():
+        message = io.StringIO()
+        try:
+            with redirect_stdout(io.StringIO()), redirect_stderr(message):
+                run_lightning_cli([*run.arguments, "--print_config"])
+        except SystemExit as error:
+            if error.code:
+                lines = message.getvalue().strip().splitlines()
+                reason = lines[-1].partition("error: ")[2] if lines else "it cannot be parsed"
+                raise ConfigError(f"sizes, {study}: {reason}") from error
+
+
+def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:
+    if is_rank_zero():
         shutil.rmtree(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
     command = [
         *run.arguments, f"--model.lm.name_or_path={lm}", "--trainer.enable_progress_bar=false",
     ]  # fmt: skip
     if run.probe is not None:
-        command.append(f"--data.subjects={json.dumps(_held_out_subjects(run.probe))}")
+        subjects = _held_out_subjects(run.probe)
+        command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
     with redirect_stdout(io.StringIO()), _quiet():
-        cli = run_lightning_cli(command, launched_with=sys.argv[1:])
+        cli = run_lightning_cli(command, launched_with=list(whole))
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
             module.remove()  # so that the next run can use the LM
@@ -145,36 +189,27 @@ def _do(run: PlannedRun, plan: LMPlan) -> None:
 
 def _held_out_subjects(probe: Path) -> list[str]:
     """Return the subjects of a probe that its maps were not fitted on."""
-    table = next(t for t in SavedRun.read(probe).tables if t.name == "subjects")
-    return [subject for subject, half in table.rows if half != "fit"]
+    for table in SavedRun.read(probe).tables:
+        if table.name == "subjects":
+            return [subject for subject, half in table.rows if half != "fit"]
+    raise ReportError(f"{probe} has no table of its subjects. Remove the folder, and start again.")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what Lightning and this package say at the start of each run, but no warnings."""
+    """Return a context without the messages at the start of each run; warnings are shown."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            # Hundreds of labels are in other scripts.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def saved_runs(plan: LMPlan) -> dict[str, SavedRun]:
-    """Return the finished runs of an LM by name."""
-    return dict(_saved_runs(plan))
-
-
-def _saved_runs(plan: LMPlan) -> Iterator[tuple[str, SavedRun]]:
-    for run in plan.runs:
-        if is_finished(run):
-            try:
-                yield run.name, SavedRun.read(run_folder_of(run))
-            except ReportError as error:
-                plan.left_out[run.name] = str(error)
 
 
 def minutes(seconds: float) -> str:
@@ -189,12 +224,12 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def is_first_process() -> bool:
+def is_rank_zero() -> bool:
     """Return whether this process writes the files."""
     return int(getattr(rank_zero_only, "rank", None) or 0) == 0
 
 
 @rank_zero_only
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

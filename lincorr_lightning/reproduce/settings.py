@@ -12,6 +12,7 @@ from lincorr_lightning.errors import ConfigError, require
 
 STUDIES = ("probe", "edits", "ablation", "after")
 """What each size configures: the probes, the edits, the ablations, and the tuned LM."""
+EXAMPLE = "configs/reproduce.yaml"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,13 @@ def read_settings(path: str | Path, changed: Mapping[str, Any]) -> Settings:
         if not _is_texts(content[name]):
             raise ConfigError(f"{path}: {name} is {content[name]!r}; it must be a list of texts.")
         content[name] = tuple(content[name])
+    if not isinstance(content["top"], int):
+        raise ConfigError(f"{path}: top is {content['top']!r}; it must be a whole number.")
     require("top", content["top"], at_least=1)
+    if not isinstance(content["output"], str):
+        raise ConfigError(f"{path}: output is {content['output']!r}; it must be a folder.")
+    if not isinstance(content["options"], Mapping) or not _is_mapping(content["sizes"]):
+        raise ConfigError(f"{path}: options and sizes must be mappings, as in {EXAMPLE}.")
     sizes = {
         str(size): {study: _study(path, size, study, one) for study, one in studies.items()}
         for size, studies in content["sizes"].items()
@@ -105,10 +112,15 @@ def _is_texts(value: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values())
+
+
 def _study(path: str | Path, size: str, study: str, content: Any) -> StudyConfig:
     where = f"{path}: sizes.{size}.{study}"
     if study not in STUDIES:
         raise ConfigError(f"{where} is unknown. A size has {', '.join(STUDIES)}.")
-    if not isinstance(content, Mapping) or set(content) != {"config", "options"}:
-        raise ConfigError(f"{where} must have config and options.")
+    is_valid = isinstance(content, Mapping) and set(content) == {"config", "options"}
+    if not is_valid or not isinstance(content["options"], Mapping):
+        raise ConfigError(f"{where} must have config and options, as in {EXAMPLE}.")
     return StudyConfig(str(content["config"]), dict(content["options"]))

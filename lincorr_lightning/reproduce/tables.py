@@ -5,21 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest, spearmanr
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.functional import Outcome
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.reproduce.items import CITY, SUBWORD_EDITS, SUBWORD_PROBE, edit_run
+from lincorr_lightning.probe.results import top_influences
+from lincorr_lightning.reproduce.items import (
+    CITY,
+    SUBWORD_EDITS,
+    SUBWORD_PROBE,
+    ablation_run,
+    after_run,
+    edit_run,
+    probe_run,
+)
 from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan
 from lincorr_lightning.results.paper import PaperNumber, Quantity, paper_numbers
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.style import short_name
 
 # Cases of table 3.
 _INFLUENCED = {
@@ -27,6 +36,7 @@ _INFLUENCED = {
     "X+1->X+2": ("1", "2", "3", "4", "5"),
 }
 _N_INFLUENCED, _N_CASES = 5, 4
+NOT_MEASURED = "not measured"
 _WEIGHTS = ("reference", "answer", "max")
 
 
@@ -49,19 +59,25 @@ class LMRuns:
         """Name of the LM."""
         return self.plan.name
 
-    def why_missing(self, relation: str) -> str:
-        """Return why there are no numbers of a relation; empty if nothing is known."""
-        for name in (relation, *relation.split("->")):
-            for key, reason in {**self.plan.left_out, **self.errors}.items():
-                if key == name or key.partition("_")[2] == name:
-                    return f"{name}: {reason}" if name != relation else reason
-        return ""
+    def missing_reason(self, relation: str, runs: Sequence[str]) -> str:
+        """Return why there are no numbers of a relation.
+
+        Args:
+            relation: The relation, as ``city->country``.
+            runs: Names of the runs that measure it.
+        """
+        ends = relation.split("->")
+        reasons = [(f"{end}: " if end in ends else "") + reasons[end]
+                   for reasons in (self.errors, self.plan.left_out)
+                   for end in (*runs, *ends) if end in reasons]  # fmt: skip
+        return reasons[0].rstrip(".") if reasons else NOT_MEASURED
 
     def find(self, quantity: Quantity, number: PaperNumber) -> float | None:
         """Return a number of the paper as measured here; None if it was not."""
         for name, run in self.runs.items():
-            # Their labels are others than the paper's.
-            if run.study != quantity.study or name in (SUBWORD_PROBE, SUBWORD_EDITS):
+            # Labels are other ones where beginnings of words are labels, too.
+            with_subwords = name in (SUBWORD_PROBE, SUBWORD_EDITS)
+            if run.study != quantity.study or with_subwords != (number.place == "Table 18"):
                 continue
             value = quantity.of(run, number.relation, number.answer)
             if value is not None:
@@ -97,6 +113,7 @@ class Agreement(NamedTuple):
 def compare(
     place: str,
     lms: Sequence[LMRuns],
+    runs: Sequence[str],
     more: Callable[[LMRuns, str], Mapping[str, str]] | None = None,
 ) -> tuple[PageTable, list[Agreement]]:
     """Lay a table of the paper beside the numbers of LMs.
@@ -104,11 +121,12 @@ def compare(
     Args:
         place: The table, as ``Table 5``.
         lms: The LMs.
+        runs: Names of the runs that the table needs.
         more: Function that returns further cells of an LM and relation, by heading.
 
     Returns:
-        A row per relation (or answer) with paper, here and difference of each quantity; and how
-        well they agree.
+        A row per relation (or answer) with each quantity in the paper, here, and the difference;
+        and how well they agree.
     """
     numbers = [number for number in paper_numbers() if number.place == place]
     quantities = list(dict.fromkeys(number.quantity.name for number in numbers))
@@ -116,51 +134,66 @@ def compare(
     for number in numbers:
         by_row.setdefault((number.relation, number.answer), {})[number.quantity.name] = number
     column = {number.quantity.name: number.quantity for number in numbers}
-    headings, groups = ["answer" if numbers[0].answer else "relation"], [("", 1)]
-    headings += [column[name].heading for name in quantities]
+    shown = [column[name].heading for name in quantities]
+    headings, groups = ["answer" if numbers[0].answer else "relation", *shown], [("", 1)]
     groups.append((f"paper, {numbers[0].lm}", len(quantities)))
     extra = {lm.name: _headings(lm, by_row, more) for lm in lms}
     for lm in lms:
-        for group, names in (
-            (lm.name, [column[name].heading for name in quantities] + extra[lm.name]),
-            (f"{lm.name}, difference", [column[name].heading for name in quantities]),
-        ):
-            headings += names
-            groups.append((group, len(names)))
-    rows, notes = [], []
+        headings += [*shown, *extra[lm.name]]
+        groups.append((lm.name, len(quantities) + len(extra[lm.name])))
+    rows, reasons = [], []
     for (relation, answer), own in by_row.items():
-        row = [answer or relation]
-        row += [_show(column[name], own.get(name)) for name in quantities]
+        row = [answer or relation, *(_show(column[name], own.get(name)) for name in quantities)]
+        lacking = []
         for lm in lms:
             found = {n: lm.find(column[n], own[n]) for n in quantities if n in own}
-            row += [column[n].column.show(found.get(n)) for n in quantities]
+            row += [_beside(column[n], found.get(n), own.get(n)) for n in quantities]
             cells = more(lm, relation) if more is not None else {}
             row += [cells.get(heading, "") for heading in extra[lm.name]]
-            row += [_difference(column[n], found.get(n), own.get(n)) for n in quantities]
-            reason = lm.why_missing(relation)
-            if all(value is None for value in found.values()) and (reason or not answer):
-                notes.append(
-                    f"{lm.name} has no {relation}: {(reason or 'not measured').rstrip('.')}."
-                )
+            if all(value is None for value in found.values()):
+                reason = lm.missing_reason(relation, _runs_of(relation, runs))
+                if answer and reason == NOT_MEASURED:
+                    reason = f"no edit or label {answer}"
+                lacking.append(f"{lm.name}: {reason}" if len(lms) > 1 else reason)
         rows.append(row)
+        reasons.append("; ".join(lacking))
+    is_number = [False] + [True] * (len(headings) - 1)
+    if any(reasons):
+        headings, is_number = [*headings, "left out"], [*is_number, False]
+        groups.append(("", 1))
+        rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
     table = PageTable(
         f"{place} of the paper and the same here",
         headings,
-        [False] + [True] * (len(headings) - 1),
+        is_number,
         rows,
-        " ".join([_whose(numbers, lms), *dict.fromkeys(notes)]),
+        _lm_note(numbers, lms, runs),
         groups,
     )
     return table, list(_agreements(place, lms, by_row, column))
 
 
-def _whose(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns]) -> str:
-    """Say whether the LMs are the paper's."""
-    same = [lm.name for lm in lms if any(number.is_about(lm.plan.lm) for number in numbers)]
+def _runs_of(relation: str, runs: Sequence[str]) -> list[str]:
+    """Return those of some runs that measure a relation."""
+    catalogue = Catalogue.load()
+    families = {catalogue[end].family for end in relation.split("->")}
+    probed = [name(family) for family in sorted(families) for name in (probe_run, after_run)]
+    own = (edit_run(relation), ablation_run(relation), *probed)
+    return [name for name in own if name in runs]
+
+
+def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequence[str]) -> str:
+    """Return a sentence on whether the LMs are the paper's."""
+    is_after = any(run.startswith("after") for run in runs)
+    same = [
+        lm.name
+        for lm in lms
+        if any(number.is_about((is_after and lm.plan.after) or lm.plan.lm) for number in numbers)
+    ]
     others = [lm.name for lm in lms if lm.name not in same]
     parts = [f"{', '.join(same)}: the paper's LM"] if same else []
     parts += [f"{', '.join(others)}: another LM than the paper's"] if others else []
-    return f"{'; '.join(parts)}. Difference: here minus paper."
+    return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
 
 
 def _headings(
@@ -177,11 +210,13 @@ def _show(quantity: Quantity, number: PaperNumber | None) -> str:
     return quantity.column.show(None if number is None else number.value)
 
 
-def _difference(quantity: Quantity, value: float | None, number: PaperNumber | None) -> str:
+def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None) -> str:
+    """Return a number, and in brackets its difference from the paper's."""
     if value is None or number is None:
         return ""
-    text = Column("", format=f"+{quantity.format}").show(value - number.value)
-    return text.replace("%", " points")  # the difference of two shares is no share
+    difference = Column("", format=f"+{quantity.format}").show(value - number.value)
+    # The difference of two shares is no share.
+    return f"{quantity.column.show(value)} ({difference.removesuffix('%')})"
 
 
 def _agreements(
@@ -206,7 +241,31 @@ def _agreements(
             yield Agreement(place, quantity, numbers[0].lm, lm.name, len(pairs), rho, difference)
 
 
-def agreement_table(agreements: Sequence[Agreement], quick: bool) -> PageTable:
+def runs_table(lms: Sequence[LMRuns]) -> PageTable:
+    """Return all runs: what they measured, how long they took, and where they are."""
+    rows = []
+    for lm in lms:
+        for name, run in lm.runs.items():
+            values = run.values
+            sizes = [
+                f"{values[key]:,} {what}"
+                for key, what in (("n_fit", "subjects to fit"), ("n_test", "to test"),
+                                  ("n_edits", "edits"))
+                if isinstance(values.get(key), int)
+            ]  # fmt: skip
+            seconds = values.get("seconds")
+            rows.append(
+                [lm.name, name, ", ".join(sizes), str(run.lm.get("dtype") or ""),
+                 f"{seconds:,.0f}" if isinstance(seconds, (int, float)) else "", str(run.folder)]
+            )  # fmt: skip
+    return PageTable(
+        "Runs", ["LM", "run", "size", "dtype", "seconds", "folder"],
+        [False, False, False, False, True, False], rows,
+        "`lincorr report` makes a page of each, with all settings.",
+    )  # fmt: skip
+
+
+def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
     """Return an overview: in which tables do LMs agree with the paper?"""
     rows = [
         [one.place, one.quantity.heading, one.paper_lm, one.lm, str(one.n),
@@ -215,8 +274,7 @@ def agreement_table(agreements: Sequence[Agreement], quick: bool) -> PageTable:
         for one in agreements
     ]  # fmt: skip
     note = "ρ: rank correlation over the table's rows; 1 if LM and paper order them in one way."
-    if quick:
-        note += " Here with fewer subjects than the paper, and edits with LoRA (size quick)."
+    note += f" Settings here: those of size {size}, see the settings of the runs."
     return PageTable(
         "Agreement with the paper",
         ["table", "quantity", "LM of the paper", "LM here", "n", "ρ", "mean difference"],
@@ -243,6 +301,10 @@ def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
         "generalized, 95 %": f"{low:.0%} to {high:.0%}",
         "learned": f"{run.values['source_learned']:.0%}",
         "hallucinated": f"{run.values['hallucinated']:.0%}",
+        **{
+            f"{name} unchanged": f"{control['unchanged']:.0%}"
+            for name, control in (run.values["controls"] or {}).items()
+        },
     }
 
 
@@ -251,7 +313,7 @@ def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     run = lm.runs.get(edit_run(relation))
     gradients = run.values.get("gradients") if run is not None else None
     value = ((gradients or {}).get(relation) or {}).get("permuted_gradient_correlation")
-    return {} if value is None else {"gradient r, permuted W": f"{value:.2f}"}
+    return {} if value is None else {"gradient r, permuted W": _text(value)}
 
 
 def cases_table(lm: LMRuns) -> PageTable | None:
@@ -265,11 +327,11 @@ def cases_table(lm: LMRuns) -> PageTable | None:
     for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
         own = [case for case in cases if case["outcome"] == outcome]
         for case in own[:_N_CASES]:
-            weights = (_text(case[f"weight_{name}"], ".2f") for name in _WEIGHTS)
+            weights = (_text(case[f"weight_{name}"]) for name in _WEIGHTS)
             rows.append(
                 [case["source_answer"], case["reference"], case["answer_after"], outcome, *weights]
             )
-    headings = ["city taught", "reference", "answer given", "outcome", "W of the reference",
+    headings = ["city", "reference", "answer given", "outcome", "W of the reference",
                 "W of the answer given", "maximum of W"]  # fmt: skip
     return PageTable(
         f"Cases of {lm.name}", headings, [False] * 4 + [True] * 3, rows,
@@ -310,7 +372,15 @@ def influenced_labels(lm: LMRuns, probes: Mapping[str, str]) -> Iterator[PageTab
 def influencing_labels(
     lm: LMRuns, run: str, relation: str, top: int, limit: int = 60
 ) -> PageTable | None:
-    """Return tables 15 to 17: for each target label, the sources with the highest weights."""
+    """Return tables 15 to 17: for each target label, the sources with the highest weights.
+
+    Args:
+        lm: The LM.
+        run: The probe's run.
+        relation: The relation.
+        top: Number of sources.
+        limit: Number of target labels that the page shows.
+    """
     found = _read_map(lm, run)
     if found is None or relation not in found.pairs:
         return None
@@ -329,6 +399,23 @@ def influencing_labels(
     )  # fmt: skip
 
 
+def influence_rows(lm: LMRuns, run: str, top: int) -> list[list[str]]:
+    """Return the highest weights of every label of all pairs of a probe, in both directions.
+
+    Returns:
+        Rows of pair, direction (see `Influence`), label, and the labels at the other end.
+    """
+    found = _read_map(lm, run)
+    if found is None:
+        return []
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for pair in found.pairs:
+        source, target = ([x.strip() for x in found.labels(end)] for end in pair.split("->"))
+        for one in top_influences(found.weight(pair).numpy(), source, target, n=top):
+            rows.setdefault((pair, one.direction, one.label), []).append(one.token)
+    return [[*key, ", ".join(tokens)] for key, tokens in rows.items()]
+
+
 def _read_map(lm: LMRuns, run: str) -> LinearMap | None:
     if run not in lm.runs:
         return None
@@ -338,40 +425,5 @@ def _read_map(lm: LMRuns, run: str) -> LinearMap | None:
         return None
 
 
-# -- completeness ----------------------------------------------------------------------------------
-
-# Table 18 of the paper: r, Hit@5 influenced, generalized.
-_COMPLETENESS = {
-    "whole": (0.85, 0.49, 0.5567), "phrase": (0.86, 0.10, 0.02), "subword": (0.87, 0.0, 0.0),
-}  # fmt: skip
-
-
-def completeness_table(lm: LMRuns) -> PageTable | None:
-    """Return table 18: scores by how much of a word the answer's token is."""
-    probe, edits = lm.runs.get(SUBWORD_PROBE), lm.runs.get(SUBWORD_EDITS)
-    if probe is None:
-        return None
-    pair = next(iter(probe.values["pairs"]))
-    measured: Mapping[str, Any] = pair.get("completeness") or {}
-    outcomes: Mapping[str, Any] = (edits.values.get("completeness") or {}) if edits else {}
-    rows = []
-    for kind, (r, hit, share) in _COMPLETENESS.items():
-        own, taught = measured.get(kind) or {}, outcomes.get(kind) or {}
-        hits = (own.get("influenced") or {}).get("5")
-        rows.append(
-            [kind, f"{r:.2f}", _text(own.get("label_mean"), ".2f"), f"{hit:.2f}",
-             _text(hits, ".2f"), f"{share:.0%}", _text(taught.get("generalized"), ".0%"),
-             str(taught.get("n_edits", "")), str(own.get("n_labels", ""))]
-        )  # fmt: skip
-    return PageTable(
-        f"Table 18 of the paper (llama-3-8b) and the same for {short_name(lm.plan.lm)}",
-        ["token", "r, paper", "r", "Hit@5, paper", "Hit@5", "generalized, paper", "generalized",
-         "edits", "labels"],
-        [False] + [True] * 8,
-        rows,
-        "whole: the token is the whole answer; phrase: a word of it; subword: a part of a word.",
-    )  # fmt: skip
-
-
-def _text(value: Any, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _text(value: float | None) -> str:
+    return Column("", format=".2f").show(value)

@@ -43,6 +43,9 @@ class Trial(NamedTuple):
 def time_lm(lm: LanguageModel) -> Trial:
     """Read a few prompts and differentiate their logits, once to warm up and once timed.
 
+    Args:
+        lm: The LM, loaded; it is timed where its weights are.
+
     Raises:
         LanguageModelError: Memory ran out.
     """
@@ -50,8 +53,8 @@ def time_lm(lm: LanguageModel) -> Trial:
     labels = list(range(min(_N_LABELS, len(lm.tokenizer))))
     ids, mask = lm.pad(lm.rows(prompts))
     tokens = torch.tensor(labels, device=ids.device)
-    # Of the first layer, so that the backward pass runs through all.
-    weight = next(p for p in lm.model.parameters() if p.ndim == 1)
+    # Of the first layer, so that the backward pass runs through all; the first are the embeddings.
+    weight = list(lm.model.parameters())[1]
 
     def update() -> None:
         weight.requires_grad_(True)

@@ -53,7 +53,7 @@ def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) ->
 def test_every_variant_is_a_command(
     repair: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    runs = list(repair.plan(str(tmp_path), (0, 1)))
+    runs = list(repair.plan("some-lm", str(tmp_path), (0, 1)))
     assert len({run.name for run in runs}) == len(runs) == 2 * len(repair.VARIANTS)
     for run in runs[: len(repair.VARIANTS)]:
         with pytest.raises(SystemExit) as exit_info:

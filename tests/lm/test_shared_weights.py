@@ -45,7 +45,6 @@ def test_trained_weights_are_read_again(small_lm: str, reads: list[str]) -> None
     with weights_read_once():
         one = load(small_lm)
         before = next(one.model.parameters()).clone()
-        next(one.model.parameters()).data.add_(1)
         with torch.no_grad():
             next(one.model.parameters()).add_(1)
         again = load(small_lm)

@@ -77,6 +77,7 @@ class PageSection:
     tables: Sequence[PageTable]
     figures: Sequence[PageFigure]
     folded: Sequence[PageTable]
+    note: str = ""
 
     @property
     def anchor(self) -> str:
