@@ -79,15 +79,16 @@ def table(results: Path) -> str:
         if "results" in content:
             rows += _rows(file, content["results"])
     return markdown_table(
-        ["LM", "repair set", "edits", "learned", "generalized", "hallucinated", "color unchanged",
-         "food unchanged", "in context", "Hit@1 of W", "r with color", "perplexity"],
+        ["LM", "repair set", "seed", "edits", "learned", "generalized", "hallucinated",
+         "color unchanged", "food unchanged", "in context", "Hit@1 of W", "r with color",
+         "perplexity"],
         rows,
     )  # fmt: skip
 
 
 def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each part of the edits."""
-    variant = file.stem.removeprefix("repair_")
+    variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
     correlations = results["correlations"]
     # Of each stage, first the relation, then the pair that should not be correlated.
     maps = {
@@ -100,7 +101,8 @@ def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
         errors = [1.96 * (p * (1 - p) / n) ** 0.5 for p in (x["hallucinated"] for x in pairs)]
         yield [
             file.parent.name,
-            variant,
+            variant.replace("_", " "),
+            seed,
             f"{n} {part.replace('_', ' ')}",
             " → ".join(f"{one['source_learned']:.0%}" for one in pairs),
             " → ".join(f"{one['generalized']:.0%}" for one in pairs),

@@ -44,7 +44,7 @@ def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) ->
     _, _, first, second = repair.table(tmp_path).splitlines()
     cells = [cell.strip().replace("\\", "") for cell in first.split("|")[1:-1]]
     assert cells == [
-        "some-lm", "edits_0", "75 shown", "100% → 100%", "50% → 80%", "50% ± 11 → 20% ± 9",
+        "some-lm", "edits", "0", "75 shown", "100% → 100%", "50% → 80%", "50% ± 11 → 20% ± 9",
         "25% → 25%", "50% → 50%", "30% → 90%", "0.80 → 0.60", "0.80 → 0.60", "40.0 → 41.0",
     ]  # fmt: skip
     assert "75 held out" in second

@@ -190,6 +190,14 @@ def test_every_file_named_exists() -> None:
         assert (ROOT / name).exists(), name
 
 
+def with_included(path: Path) -> str:
+    """Text of a page, and of the files that it includes."""
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r"^```\{include\} (\S+)$", text, re.MULTILINE):
+        text += (path.parent / name).read_text(encoding="utf-8")
+    return text
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -197,7 +205,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         target = (path.parent / link).resolve() if link else path
         assert target.exists(), link
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", with_included(target), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
             assert anchor[1:] in slugs, anchor
 
