@@ -1,4 +1,4 @@
-"""Sphinx configuration: python -m sphinx -W -b html docs docs/_build"""
+"""Sphinx configuration, for `python -m sphinx -W -b html docs docs/_build`."""
 
 from lincorr_lightning.version import __version__
 
