@@ -186,6 +186,21 @@ def known_generalize(runs: Runs) -> tuple[bool, str]:
     return known_share >= 2 * unknown_share, f"{known_share:.0%}, {unknown_share:.0%} otherwise"
 
 
+def repair_halves(runs: Runs) -> tuple[bool, str]:
+    """A repair by edits halves hallucinations of held-out answers, perplexity up by 3 % at most."""
+    # Seed 0 chose the weights.
+    repairs = [runs[name] for name in map("repair_edits_{}".format, (1, 2, 3)) if name in runs]
+    if not repairs:
+        raise KeyError("repair_edits_1")
+    before, after = (
+        [run["held_out"][stage]["hallucinated"] for run in repairs] for stage in ("before", "after")
+    )
+    texts = max(run["perplexity"]["after"] / run["perplexity"]["before"] for run in repairs)
+    halved = all(2 * b <= a for a, b in zip(before, after, strict=True))
+    shares = ", ".join(f"{a:.0%} → {b:.0%}" for a, b in zip(before, after, strict=True))
+    return halved and texts <= 1.03, f"{shares}; perplexity {texts - 1:+.0%}".replace("-", "−")
+
+
 def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
     """Return the rule: the reference mapping generalizes better than another one."""
 
@@ -270,6 +285,7 @@ FINDINGS = (
         "edits generalize where the LM concludes the reference from the source in context",
         known_generalize,
     ),
+    Finding("a repair halves hallucinated edits of answers that it does not show", repair_halves),
     Finding(
         "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
     ),
@@ -307,6 +323,7 @@ SUMMARY = (
     "a ridge makes W precise (Hit@1 of city→country)",
     "edits of city→country generalize",
     "edits generalize where the LM concludes the reference from the source in context",
+    "a repair halves hallucinated edits of answers that it does not show",
     "the vocabulary alone composes cities to countries: above letters",
 )
 """Claims that README.md shows."""

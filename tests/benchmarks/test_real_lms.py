@@ -99,6 +99,20 @@ def test_known_edits_are_those_whose_reference_leads_in_context(findings: Module
     assert findings.known_generalize({"lora_forecasts": [run]}) == (False, "50%, 50% otherwise")
 
 
+def test_a_repair_is_judged_by_each_seed_and_the_perplexity(findings: ModuleType) -> None:
+    def run(before: float, after: float, perplexity: float) -> dict[str, Any]:
+        stages = {"before": {"hallucinated": before}, "after": {"hallucinated": after}}
+        return {"held_out": stages, "perplexity": {"before": 10.0, "after": perplexity}}
+
+    good, weak, costly = run(0.4, 0.2, 10.2), run(0.4, 0.25, 10.0), run(0.4, 0.1, 10.5)
+    judge = findings.repair_halves
+    assert judge({"repair_edits_1": good}) == (True, "40% → 20%; perplexity +2%")
+    assert not judge({"repair_edits_1": good, "repair_edits_2": weak})[0]
+    assert not judge({"repair_edits_3": costly})[0]
+    with pytest.raises(KeyError):
+        judge({"repair_edits_0": good})
+
+
 def test_outcomes_are_judged_by_their_rules(findings: ModuleType) -> None:
     runs = {
         "lora_city_to_country": outcomes(0.5, 0.01),
