@@ -198,7 +198,7 @@ def repair_halves(runs: Runs) -> tuple[bool, str]:
     texts = max(run["perplexity"]["after"] / run["perplexity"]["before"] for run in repairs)
     halved = all(2 * b <= a for a, b in zip(before, after, strict=True))
     shares = ", ".join(f"{a:.0%} → {b:.0%}" for a, b in zip(before, after, strict=True))
-    return halved and texts <= 1.03, f"{shares}; perplexity {texts - 1:+.0%}".replace("-", "−")
+    return halved and texts <= 1.03, f"{shares}; perplexity {texts - 1:+.1%}".replace("-", "−")
 
 
 def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:

@@ -106,7 +106,7 @@ def test_a_repair_is_judged_by_each_seed_and_the_perplexity(findings: ModuleType
 
     good, weak, costly = run(0.4, 0.2, 10.2), run(0.4, 0.25, 10.0), run(0.4, 0.1, 10.5)
     judge = findings.repair_halves
-    assert judge({"repair_edits_1": good}) == (True, "40% → 20%; perplexity +2%")
+    assert judge({"repair_edits_1": good}) == (True, "40% → 20%; perplexity +2.0%")
     assert not judge({"repair_edits_1": good, "repair_edits_2": weak})[0]
     assert not judge({"repair_edits_3": costly})[0]
     with pytest.raises(KeyError):
