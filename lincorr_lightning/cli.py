@@ -136,9 +136,11 @@ def _find_packaged(argument: str) -> str:
     path = Path(value)
     if path.suffix != ".yaml" or (equals and prefix != "--config") or path.exists():
         return argument
-    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
-    packaged = importlib.resources.files("lincorr_lightning.configs").joinpath(*parts)
-    return f"{prefix}{equals}{packaged}" if packaged.is_file() else argument
+    # Imported here: jsonargparse takes a while to import.
+    from lincorr_lightning.config_files import find_packaged
+
+    packaged = find_packaged(path)
+    return argument if packaged is None else f"{prefix}{equals}{packaged}"
 
 
 def console() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -47,6 +48,13 @@ def check_configs(args: Sequence[str], sections: Collection[str]) -> None:
                 f"the config {value} has the section {key}, which is unknown. The sections are "
                 f"{', '.join(sorted(sections))}."
             )
+
+
+def find_packaged(path: Path) -> Path | None:
+    """Return the packaged config that a path such as ``configs/linear_probe.yaml`` names."""
+    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
+    found = importlib.resources.files("lincorr_lightning.configs").joinpath(*parts)
+    return Path(str(found)) if found.is_file() else None
 
 
 def read_config(value: str) -> dict[str, Any]:

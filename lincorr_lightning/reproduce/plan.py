@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.config_files import read_config
+from lincorr_lightning.config_files import find_packaged, read_config
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Catalogue
@@ -88,12 +87,10 @@ def packaged(name: str) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    parts = Path(name).parts
-    parts = parts[1:] if parts[:1] == ("configs",) else parts
-    found = importlib.resources.files("lincorr_lightning.configs").joinpath(*parts)
-    if not found.is_file():
+    found = find_packaged(Path(name))
+    if found is None:
         raise ConfigError(f"there is no config {name}, neither as a file nor in the package.")
-    return Path(str(found))
+    return found
 
 
 def plan_lm(
@@ -123,7 +120,8 @@ def plan_lm(
         if (plan.after is not None or not item.needs_after) and item.n_lms <= len(settings.lm)
     ]
     names = needed_runs(wanted)
-    used = " ".join(names)
+    # Families of probes, and both ends of relations.
+    used = {part for name in names for part in name.partition("_")[2].split("->")}
     plan.left_out |= {
         name: reason
         for name, reason in left_out.items()

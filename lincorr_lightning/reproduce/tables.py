@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +60,16 @@ class LMRuns:
     def name(self) -> str:
         """Name of the LM."""
         return self.plan.name
+
+    @cached_property
+    def linear_maps(self) -> dict[str, LinearMap]:
+        """Maps of the probes by run, read once; those that cannot be read are left out."""
+        found = {}
+        for name, run in self.runs.items():
+            with suppress(LinearMapError):
+                if run.study == "linear_probe":
+                    found[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
+        return found
 
     def missing_reason(self, relation: str, runs: Sequence[str]) -> str:
         """Return why there are no numbers of a relation.
@@ -137,7 +149,15 @@ def compare(
     shown = [column[name].heading for name in quantities]
     headings, groups = ["answer" if numbers[0].answer else "relation", *shown], [("", 1)]
     groups.append((f"paper, {numbers[0].lm}", len(quantities)))
-    extra = {lm.name: _headings(lm, by_row, more) for lm in lms}
+    found = {
+        lm.name: {
+            key: {n: lm.find(own[n].quantity, own[n]) for n in own} for key, own in by_row.items()
+        }
+        for lm in lms
+    }
+    cells = {lm.name: {r: more(lm, r) for r, _ in by_row} if more else {} for lm in lms}
+    extra = {name: list(dict.fromkeys(h for one in own.values() for h in one))
+             for name, own in cells.items()}  # fmt: skip
     for lm in lms:
         headings += [*shown, *extra[lm.name]]
         groups.append((lm.name, len(quantities) + len(extra[lm.name])))
@@ -146,11 +166,10 @@ def compare(
         row = [answer or relation, *(_show(column[name], own.get(name)) for name in quantities)]
         lacking = []
         for lm in lms:
-            found = {n: lm.find(column[n], own[n]) for n in quantities if n in own}
-            row += [_beside(column[n], found.get(n), own.get(n)) for n in quantities]
-            cells = more(lm, relation) if more is not None else {}
-            row += [cells.get(heading, "") for heading in extra[lm.name]]
-            if all(value is None for value in found.values()):
+            here = found[lm.name][relation, answer]
+            row += [_beside(column[n], here.get(n), own.get(n)) for n in quantities]
+            row += [cells[lm.name][relation].get(heading, "") for heading in extra[lm.name]]
+            if all(value is None for value in here.values()):
                 reason = lm.missing_reason(relation, _runs_of(relation, runs))
                 if answer and reason == NOT_MEASURED:
                     reason = f"no edit or label {answer}"
@@ -170,7 +189,7 @@ def compare(
         _lm_note(numbers, lms, runs),
         groups,
     )
-    return table, list(_agreements(place, lms, by_row, column))
+    return table, list(_agreements(place, found, by_row, column))
 
 
 def _runs_of(relation: str, runs: Sequence[str]) -> list[str]:
@@ -196,16 +215,6 @@ def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequen
     return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
 
 
-def _headings(
-    lm: LMRuns,
-    by_row: Mapping[tuple[str, str], object],
-    more: Callable[[LMRuns, str], Mapping[str, str]] | None,
-) -> list[str]:
-    if more is None:
-        return []
-    return list(dict.fromkeys(key for relation, _ in by_row for key in more(lm, relation)))
-
-
 def _show(quantity: Quantity, number: PaperNumber | None) -> str:
     return quantity.column.show(None if number is None else number.value)
 
@@ -214,31 +223,31 @@ def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None)
     """Return a number, and in brackets its difference from the paper's."""
     if value is None or number is None:
         return ""
-    difference = Column("", format=f"+{quantity.format}").show(value - number.value)
-    # The difference of two shares is no share.
-    return f"{quantity.column.show(value)} ({difference.removesuffix('%')})"
+    difference = quantity.difference(value - number.value).removesuffix(" points")
+    return f"{quantity.column.show(value)} ({difference})"
 
 
 def _agreements(
     place: str,
-    lms: Sequence[LMRuns],
+    found: Mapping[str, Mapping[tuple[str, str], Mapping[str, float | None]]],
     by_row: Mapping[tuple[str, str], Mapping[str, PaperNumber]],
     column: Mapping[str, Quantity],
 ) -> Iterator[Agreement]:
-    for lm in lms:
+    for lm, values in found.items():
         for name, quantity in column.items():
             if name == "random":  # follows from the number of labels
                 continue
             numbers = [own[name] for own in by_row.values() if name in own]
-            found = [(lm.find(quantity, number), number.value) for number in numbers]
-            pairs = [(here, paper) for here, paper in found if here is not None]
+            both = [(values[key][name], own[name].value)
+                    for key, own in by_row.items() if name in own]  # fmt: skip
+            pairs = [(here, paper) for here, paper in both if here is not None]
             if not pairs:
                 continue
             here, paper = np.array(pairs).T
             varies = len(pairs) > 2 and np.ptp(here) > 0 and np.ptp(paper) > 0
             rho = float(spearmanr(here, paper).statistic) if varies else math.nan
             difference = float((here - paper).mean())
-            yield Agreement(place, quantity, numbers[0].lm, lm.name, len(pairs), rho, difference)
+            yield Agreement(place, quantity, numbers[0].lm, lm, len(pairs), rho, difference)
 
 
 def runs_table(lms: Sequence[LMRuns]) -> PageTable:
@@ -270,7 +279,7 @@ def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
     rows = [
         [one.place, one.quantity.heading, one.paper_lm, one.lm, str(one.n),
          Column("", format="+.2f").show(None if math.isnan(one.rho) else one.rho),
-         _difference_text(one)]
+         one.quantity.difference(one.difference)]
         for one in agreements
     ]  # fmt: skip
     note = "ρ: rank correlation over the table's rows; 1 if LM and paper order them in one way."
@@ -282,11 +291,6 @@ def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
         rows,
         note,
     )
-
-
-def _difference_text(one: Agreement) -> str:
-    text = Column("", format=f"+{one.quantity.format}").show(one.difference)
-    return text.replace("%", " points")
 
 
 def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
@@ -342,6 +346,24 @@ def cases_table(lm: LMRuns) -> PageTable | None:
 # -- influences ------------------------------------------------------------------------------------
 
 
+def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list[str]]]:
+    """Return the labels with the highest weights of each label of a pair.
+
+    Args:
+        weights: The linear map.
+        pair: The pair, as ``city->country``.
+        n: Number of labels.
+
+    Returns:
+        Direction (see `Influence`) -> label -> the labels at the other end.
+    """
+    source, target = ([x.strip() for x in weights.labels(end)] for end in pair.split("->"))
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in top_influences(weights.weight(pair).numpy(), source, target, n=n):
+        found.setdefault(one.direction, {}).setdefault(one.label, []).append(one.token)
+    return found
+
+
 def influenced_labels(lm: LMRuns, probes: Mapping[str, str]) -> Iterator[PageTable]:
     """Yield table 3: the targets with the highest weights of some sources.
 
@@ -350,18 +372,13 @@ def influenced_labels(lm: LMRuns, probes: Mapping[str, str]) -> Iterator[PageTab
         probes: The probe's run of each relation.
     """
     for relation, run in probes.items():
-        found = _read_map(lm, run)
-        if found is None or relation not in found.pairs:
+        weights = lm.linear_maps.get(run)
+        if weights is None or relation not in weights.pairs:
             continue
         source, target = relation.split("->")
-        weights, labels = found.weight(relation), [x.strip() for x in found.labels(source)]
-        targets = [label.strip() for label in found.labels(target)]
-        rows = []
-        for label in _INFLUENCED[relation]:
-            if label in labels:
-                order = weights[:, labels.index(label)].argsort(descending=True)
-                rows.append([label, ", ".join(targets[i] for i in order[:_N_INFLUENCED].tolist())])
-        lacking = [x for x in _INFLUENCED[relation] if x not in labels]
+        found = strongest(weights, relation, _N_INFLUENCED)["influenced"]
+        rows = [[x, ", ".join(found[x])] for x in _INFLUENCED[relation] if x in found]
+        lacking = [x for x in _INFLUENCED[relation] if x not in found]
         note = f"Not a label of {lm.name}: {', '.join(lacking)}." if lacking else ""
         yield PageTable(
             f"{relation} in {lm.name}: if {source} is …, then {target} is …",
@@ -381,21 +398,16 @@ def influencing_labels(
         top: Number of sources.
         limit: Number of target labels that the page shows.
     """
-    found = _read_map(lm, run)
-    if found is None or relation not in found.pairs:
+    weights = lm.linear_maps.get(run)
+    if weights is None or relation not in weights.pairs:
         return None
     source, target = relation.split("->")
-    weights = found.weight(relation)
-    sources = [label.strip() for label in found.labels(source)]
-    order = weights.argsort(1, descending=True)[:, :top].tolist()
-    rows = [
-        [label.strip(), ", ".join(sources[i] for i in best)]
-        for label, best in zip(found.labels(target), order, strict=True)
-    ]
-    more = f" The first {limit} of {len(rows)}." if len(rows) > limit else ""
+    found = strongest(weights, relation, top)["influencing"]
+    rows = [[label, ", ".join(tokens)] for label, tokens in found.items()]
     return PageTable(
         f"{relation} in {lm.name}: the {top} labels of {source} with the highest weights",
-        [target, source], [False, False], rows[:limit], more.strip(),
+        [target, source], [False, False], rows[:limit],
+        f"The first {limit} of {len(rows)}." if len(rows) > limit else "",
     )  # fmt: skip
 
 
@@ -405,24 +417,15 @@ def influence_rows(lm: LMRuns, run: str, top: int) -> list[list[str]]:
     Returns:
         Rows of pair, direction (see `Influence`), label, and the labels at the other end.
     """
-    found = _read_map(lm, run)
-    if found is None:
+    weights = lm.linear_maps.get(run)
+    if weights is None:
         return []
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for pair in found.pairs:
-        source, target = ([x.strip() for x in found.labels(end)] for end in pair.split("->"))
-        for one in top_influences(found.weight(pair).numpy(), source, target, n=top):
-            rows.setdefault((pair, one.direction, one.label), []).append(one.token)
-    return [[*key, ", ".join(tokens)] for key, tokens in rows.items()]
-
-
-def _read_map(lm: LMRuns, run: str) -> LinearMap | None:
-    if run not in lm.runs:
-        return None
-    try:
-        return LinearMap.from_pretrained(lm.runs[run].folder / LINEAR_MAP)
-    except LinearMapError:
-        return None
+    return [
+        [pair, direction, label, ", ".join(tokens)]
+        for pair in weights.pairs
+        for direction, found in strongest(weights, pair, top).items()
+        for label, tokens in found.items()
+    ]
 
 
 def _text(value: float | None) -> str:

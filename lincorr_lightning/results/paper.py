@@ -43,6 +43,11 @@ class Quantity:
         """Column that shows the quantity in a table."""
         return Column(self.name, self.heading, self.format)
 
+    def difference(self, value: float) -> str:
+        """Return a difference of two such numbers as text; that of two shares in points."""
+        text = Column("", format=f"+{self.format}").show(value)
+        return text.replace("%", " points")
+
     def of(self, run: SavedRun, relation: str, answer: str = "") -> float | None:
         """Return the quantity of a run, for some a source answer's; None if it has none."""
         if run.study != self.study:

@@ -17,7 +17,7 @@ from lincorr_lightning.results.paper import (
     size_figure,
 )
 from lincorr_lightning.results.report.text import PageTable, clean
-from lincorr_lightning.results.results import Column, Table
+from lincorr_lightning.results.results import Table
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.style import (
     BLUE,
@@ -154,11 +154,9 @@ def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
 
 def _row(number: PaperNumber, value: float) -> list[str]:
     column = number.quantity.column
-    difference = Column("difference", format=f"+{column.format}").show(value - number.value)
     return [
         number.relation, number.heading, column.show(value), column.show(number.value),
-        # The difference of two shares is no share.
-        difference.replace("%", " points"), number.place,
+        number.quantity.difference(value - number.value), number.place,
     ]  # fmt: skip
 
 
