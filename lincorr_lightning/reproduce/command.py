@@ -66,17 +66,19 @@ def reproduce(args: Sequence[str]) -> Path | None:
     settings = replace(settings, options={**settings.options, **own})
     items = select_items(settings.only)
     folder = Path(settings.output)
+    state = State(folder)
+    # Tables of earlier calls stay on the page, and need their runs.
+    items = [item for item in ITEMS if item in items or item.keys[0] in state.tables]
+    state.tables = item_keys(items)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
         plans, trials, fingerprints = _plan(settings, items, folder)
-        state = State(folder, {**_kept_settings(settings), "lms": fingerprints})
+        state.set_settings({**_kept_settings(settings), "lms": fingerprints})
         _show(plans, items, trials)
         if only_plan:
             return None
         check_writable(folder)
         check_command_lines(plans)
-        items = [item for item in ITEMS if item in items or item.keys[0] in state.tables]
-        state.tables = item_keys(items)
         state.write()
         run_all(plans, trials, state, ["reproduce", *args])
     if not is_rank_zero():

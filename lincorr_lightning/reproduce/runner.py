@@ -39,26 +39,34 @@ class State:
 
     Args:
         folder: The folder.
-        settings: What must not change when the reproduction is resumed: settings and LMs.
 
     Attributes:
         runs: Seconds, and the error if there was one, of each run.
         tables: Tables and figures of the page, also those asked for earlier.
 
     Raises:
-        ConfigError: The folder is of other settings or LMs; the message says which differ.
+        ConfigError: The file is damaged.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
         self.runs: dict[str, dict[str, Any]] = {}
         self.tables: list[str] = []
-        self._settings: dict[str, Any] = {"lincorr-lightning": __version__, **settings}
+        self._settings: dict[str, Any] = {}
         if self.path.is_file():
             kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
-            if any((folder / "runs").glob(f"**/{RESULTS_FILE}")):
-                self._check(kept["settings"])
-            self.runs, self.tables = kept["runs"], kept["tables"]
+            self._settings, self.runs, self.tables = kept["settings"], kept["runs"], kept["tables"]
+
+    def set_settings(self, settings: Mapping[str, Any]) -> None:
+        """Take over what must not change when a reproduction is resumed: settings and LMs.
+
+        Raises:
+            ConfigError: The folder has runs of other settings or LMs; the message says which.
+        """
+        earlier = self._settings
+        self._settings = {"lincorr-lightning": __version__, **settings}
+        if earlier and any((self.path.parent / "runs").glob(f"**/{RESULTS_FILE}")):
+            self._check(earlier)
 
     def _check(self, theirs: Mapping[str, Any]) -> None:
         ours, kept = _flatten(self._settings), _flatten(theirs)

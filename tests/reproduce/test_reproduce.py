@@ -288,6 +288,14 @@ def test_tables_of_earlier_calls_stay_on_the_page(reproduce: Callable[..., Path]
     ]  # fmt: skip
 
 
+def test_numbers_of_earlier_calls_stay_on_the_page(reproduce: Callable[..., Path]) -> None:
+    folder = reproduce("--only=table6", output="kept")
+    before = (folder / "table6.md").read_text("utf-8")
+    assert "Cases of" in before
+    reproduce("--only=figure10", output="kept")
+    assert (folder / "table6.md").read_text("utf-8") == before
+
+
 def test_a_wrong_option_is_refused_before_anything_runs(reproduce: Callable[..., Path]) -> None:
     edits = SIZE["edits"] | {"options": {"data.n_edit": 6}}
     with pytest.raises(ConfigError, match=r"edits: .*data\.n_edit"):
