@@ -19,6 +19,7 @@ from lincorr_lightning.callbacks.relation_callback import (
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
+from lincorr_lightning.functional.significance import mean_r_error
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precision
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
@@ -33,6 +34,11 @@ class _Update(NamedTuple):
 
     before: DomainLogits
     after: DomainLogits
+
+    @property
+    def change(self) -> tuple[Tensor, Tensor]:
+        """ΔF of the source and of the target, ``(n_subjects, n_labels)`` each."""
+        return self.after.source - self.before.source, self.after.target - self.before.target
 
     @classmethod
     def stack(cls, updates: Sequence[_Update]) -> _Update:
@@ -71,7 +77,8 @@ class GradientCorrelation(RelationCallback):
 
     Attributes:
         results: ``relation``, ``gradient_correlation`` (independent edits: at the first step; else
-            the mean over steps), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
+            the mean over steps), ``gradient_correlation_error`` (independent edits: standard error
+            over edits), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
             ``permuted_gradient_correlation``, ``logit_correlation`` (independent edits: of the LM
             before training) and ``n_updates``; None if nothing varies.
     """
@@ -184,8 +191,7 @@ class GradientCorrelation(RelationCallback):
 
     def _correlate(self, update: _Update) -> dict[str, float]:
         """Return all correlations over some updates, one per row."""
-        before, after = update
-        d_source, d_target = after.source - before.source, after.target - before.target
+        after, (d_source, d_target) = update.after, update.change
         weight = self.maps.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
         found = {
@@ -197,6 +203,11 @@ class GradientCorrelation(RelationCallback):
             auto = _mean_r(d_source @ self.maps.weights["auto"].T, d_target)
             found["gradient_correlation_auto"] = auto
         return found
+
+    def _error(self, update: _Update) -> float:
+        """Return the standard error over edits of r between the map's and the true change."""
+        d_source, d_target = update.change
+        return mean_r_error(d_source @ self.maps.weight.T, d_target)
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -236,8 +247,9 @@ class GradientCorrelation(RelationCallback):
             if not updates:  # left out by every_n_steps
                 continue
             everything += updates
-            numbers = self._correlate(_Update.stack(updates))
-            first = first or numbers
+            stacked = _Update.stack(updates)
+            numbers = self._correlate(stacked)
+            first = first or {**numbers, "gradient_correlation_error": self._error(stacked)}
             named = {f"edit_step/{name}/{self.tag}": value for name, value in numbers.items()}
             self.log_scalars(trainer, named, step + 1)
         over_all = self._correlate(_Update.stack(everything))

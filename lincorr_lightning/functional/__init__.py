@@ -24,7 +24,7 @@ from lincorr_lightning.functional.outcomes import (
     attribute_causes,
     outcome_codes,
 )
-from lincorr_lightning.functional.precision import hit_rates
+from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [
     "HALF_DECADES",
@@ -45,6 +45,7 @@ __all__ = [
     "moments_of",
     "no_moments",
     "outcome_codes",
+    "random_hit_rates",
     "risk",
     "segmented_pearson",
     "strongest_within",

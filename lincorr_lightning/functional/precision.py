@@ -39,6 +39,32 @@ def _hit_rates(weight: Tensor, right: Tensor) -> HitRates:
     return HitRates(torch.stack(rates, -1), int(judged.sum()))
 
 
+def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
+    """Return the Hit@N expected of weights in random order, a null for `hit_rates`.
+
+    Args:
+        reference_mask: Which target labels are right for each source label,
+            ``(n_target, n_source)`` bool.
+
+    Example:
+        >>> influenced, _ = random_hit_rates(torch.eye(10, dtype=torch.bool))
+        >>> influenced.rates.round(decimals=9).tolist()
+        [0.1, 0.3, 0.5]
+    """
+    return _random_rates(reference_mask.T), _random_rates(reference_mask)
+
+
+def _random_rates(right: Tensor) -> HitRates:
+    """Return the mean probability that one of N labels drawn from each row is right."""
+    n_right = right[right.any(-1)].sum(-1).double()
+    n_wrong, miss, rates = right.shape[-1] - n_right, torch.ones_like(n_right), []
+    for drawn in range(max(HIT_RANKS)):
+        miss = miss * ((n_wrong - drawn) / max(right.shape[-1] - drawn, 1)).clamp(min=0)
+        if drawn + 1 in HIT_RANKS:
+            rates.append((1 - miss).mean())
+    return HitRates(torch.stack(rates), len(n_right))
+
+
 def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRates]:
     """Return Hit@N of influenced targets and of influencing sources.
 

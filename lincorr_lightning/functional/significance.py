@@ -12,7 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments
+from lincorr_lightning.functional.correlation import (
+    labelwise_pearson,
+    labelwise_pearson_from_moments,
+)
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 
@@ -34,6 +37,27 @@ def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
         ``(n_rows, n)``: ``u v - r (u² + v²) / 2``.
     """
     return u * v - 0.5 * r * (u * u + v * v)
+
+
+def mean_r_error(prediction: Tensor, target: Tensor) -> float:
+    """Return the standard error over rows of the mean label-wise r.
+
+    Rows are independent, labels are not: their influences are averaged within each row.
+
+    Args:
+        prediction: Predicted logits, ``(n_rows, n_labels)``.
+        target: True logits, ``(n_rows, n_labels)``.
+
+    Returns:
+        The error; NaN with fewer than two rows, or if no label varies.
+    """
+    r = labelwise_pearson(prediction, target)
+    known = ~r.isnan()
+    if len(target) < 2 or not known.any():
+        return math.nan
+    u, v = (x[:, known].double() for x in (prediction, target))
+    u, v = ((x - x.mean(0)) / x.std(0, correction=0) for x in (u, v))
+    return float(pearson_influence(u, v, r[known]).mean(1).std() / math.sqrt(len(target)))
 
 
 def one_sided_p(z: float) -> float:

@@ -26,19 +26,21 @@ from lincorr_lightning.reproduce.tables import (
     agreement_table,
     cases_table,
     compare,
+    compare_influences,
+    correlation_cells,
     edit_cells,
     gradient_cells,
     influence_rows,
-    influenced_labels,
-    influencing_labels,
+    precision_cells,
     runs_table,
 )
+from lincorr_lightning.results.paper import paper_influences, paper_numbers
 from lincorr_lightning.results.report.comparison import draw_over_sizes
 from lincorr_lightning.results.report.page import PageFigure, PageSection, write_page
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.style import to_picture
 
-_ATTRIBUTE, _MATH, _SIMILE = (probe_run(family) for family in FAMILIES[:3])
+_ATTRIBUTE, _MATH = (probe_run(family) for family in FAMILIES[:2])
 # Item (by its first place) -> run and figure of it.
 _RUN_FIGURES = {
     "Figure 3": (_ATTRIBUTE, "correlation_matrix"),
@@ -51,15 +53,9 @@ _RUN_FIGURES = {
     "Figure 24": (after_run("attribute"), "after_std_matrix"),
     "Table 9": (after_run("simile"), "after_matrix"),
 }
-_COMPARED = {"Table 4": gradient_cells, "Table 5": edit_cells}
-_INFLUENCES = {
-    "Table 15": (_ATTRIBUTE, (CITY,)),
-    "Table 16": (_ATTRIBUTE, ("mother->father",)),
-    "Table 17": (
-        _SIMILE,
-        tuple(f"object_{kind}->simile_{kind}"
-              for kind in ("genre", "heat", "size", "color", "price")),
-    ),
+_COMPARED = {
+    "Table 2": precision_cells, "Table 4": gradient_cells, "Table 5": edit_cells,
+    "Table 8": correlation_cells, "Table 14": correlation_cells,
 }  # fmt: skip
 
 
@@ -110,22 +106,18 @@ def _section(
     if reason:
         return PageSection(item.heading, item.keys[0], [], [], [], [], reason)
     for place in item.places:
-        if place.startswith("Table") and place not in (*_INFLUENCES, "Table 3"):
+        if any(number.place == place for number in paper_numbers()):
             table, found = compare(place, lms, item.runs, _COMPARED.get(place))
             tables.append(table)
             agreements += found
     place = item.places[0]
     if place in _RUN_FIGURES:
         figures += figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
-    for lm in lms:
-        if place == "Table 3":
-            tables += influenced_labels(lm, {CITY: _ATTRIBUTE, "X+1->X+2": _MATH})
-        elif place == "Table 6":
-            tables += [table for table in [cases_table(lm)] if table is not None]
-        elif place in _INFLUENCES:
-            run, relations = _INFLUENCES[place]
-            found_tables = (influencing_labels(lm, run, r, settings.top) for r in relations)
-            tables += [table for table in found_tables if table is not None]
+    printed = [one for one in paper_influences() if one.place == place]
+    found_tables = [compare_influences(lm, one) for lm in lms for one in printed]
+    if place == "Table 6":
+        found_tables += [cases_table(lm) for lm in lms]
+    tables += [table for table in found_tables if table is not None]
     if place == "Figure 4":
         drawn = draw_over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
         if drawn is not None:

@@ -70,6 +70,7 @@ class LMPlan:
         name: Name of its folder.
         runs: The runs, in their order.
         left_out: What cannot be run, and why: the name of a run, relation or kind of knowledge.
+        tokenizer: The LM's tokenizer; None before `plan_lm`.
     """
 
     lm: str
@@ -77,6 +78,7 @@ class LMPlan:
     name: str
     runs: list[PlannedRun] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    tokenizer: PreTrainedTokenizerBase | None = None
 
 
 def packaged(name: str) -> Path:
@@ -112,6 +114,7 @@ def plan_lm(
         n_subjects: Number of subjects that the probes have.
     """
     catalogue = Catalogue.load()
+    plan.tokenizer = tokenizer
     left_out: dict[str, str] = {}
     known = _known(catalogue, tokenizer, left_out)
     wanted = [
@@ -211,7 +214,9 @@ def _run(
         options = {"data.relation": relation}
         if kind == "edits":
             controls = [CONTROL] if CONTROL in known and CONTROL not in relation else []
-            probe = _probe_of(relation, name, catalogue, folder)
+            probed = relation_probe(relation, catalogue)
+            probed = SUBWORD_PROBE if name == SUBWORD_EDITS else probed
+            probe = None if probed is None else folder / probed / VERSION
             stored = None if probe is None else str(probe / LINEAR_MAP)
             options["trainer.callbacks"] = [
                 {"class_path": "Generalization",
@@ -247,18 +252,13 @@ def _setting(settings: Settings, study: str, part: str, name: str) -> int:
     return value
 
 
-def _probe_of(relation: str, name: str, catalogue: Catalogue, folder: Path) -> Path | None:
-    """Return the folder of the probe that has the map of a relation; None if there is none."""
+def relation_probe(relation: str, catalogue: Catalogue) -> str | None:
+    """Return the name of the probe that has the map of a relation; None if there is none."""
     families = {catalogue[end].family for end in relation.split("->")}
-    if name == SUBWORD_EDITS:
-        run = SUBWORD_PROBE
-    elif "cross_language" in families:
-        run = probe_run("cross_language")
-    elif len(families) == 1:
-        run = probe_run(families.pop())
-    else:
-        return None
-    return folder / run / VERSION
+    for family in ("cross_language", "simile"):  # these also have pairs with attributes
+        if family in families:
+            return probe_run(family)
+    return probe_run(families.pop()) if len(families) == 1 else None
 
 
 def _arguments(

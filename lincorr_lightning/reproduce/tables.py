@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import binomtest, spearmanr
 
 from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.functional import Outcome
-from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.functional import Outcome, random_hit_rates
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.probe.results import top_influences
 from lincorr_lightning.reproduce.items import (
@@ -26,18 +27,18 @@ from lincorr_lightning.reproduce.items import (
     edit_run,
     probe_run,
 )
-from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan
-from lincorr_lightning.results.paper import PaperNumber, Quantity, paper_numbers
+from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan, relation_probe
+from lincorr_lightning.results.paper import (
+    PaperInfluences,
+    PaperNumber,
+    Quantity,
+    paper_numbers,
+)
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
 
-# Cases of table 3.
-_INFLUENCED = {
-    CITY: ("Shanghai", "NYC", "Oslo", "Seattle", "Indianapolis"),
-    "X+1->X+2": ("1", "2", "3", "4", "5"),
-}
-_N_INFLUENCED, _N_CASES = 5, 4
+_N_CASES = 4
 NOT_MEASURED = "not measured"
 _WEIGHTS = ("reference", "answer", "max")
 
@@ -293,6 +294,32 @@ def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
     )
 
 
+def correlation_cells(lm: LMRuns, relation: str) -> dict[str, str]:
+    """Return the further cells of the tables of r: r of the control prompt, and of a permuted W."""
+    pair = _probed_pair(lm, relation)
+    keys = {"control": "control_label_mean", "permuted": "permuted_label_mean"}
+    return {heading: _text(pair.get(key)) for heading, key in keys.items() if pair}
+
+
+def precision_cells(lm: LMRuns, relation: str) -> dict[str, str]:
+    """Return the further cells of table 2: Hit@N of weights in random order."""
+    if not (_probed_pair(lm, relation).get("precision") and lm.plan.tokenizer):
+        return {}
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.plan.tokenizer)
+    rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
+    return {
+        f"random {way} @1 @3 @5": " ".join(_text(rate) for rate in one.rates.tolist())
+        for way, one in zip(("influenced", "influencing"), rates, strict=True)
+    }
+
+
+def _probed_pair(lm: LMRuns, relation: str) -> Mapping[str, Any]:
+    """Return a relation's entry in the results of its probe; empty if there is none."""
+    run = lm.runs.get(relation_probe(relation, Catalogue.load()) or "")
+    pairs = run.values["pairs"] if run is not None else ()
+    return next((one for one in pairs if f"{one['source']}->{one['target']}" == relation), {})
+
+
 def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     """Return the further cells of table 5: edits, their interval, and what they learned."""
     run = lm.runs.get(edit_run(relation))
@@ -313,11 +340,20 @@ def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
 
 
 def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
-    """Return the further cell of table 4: the gradient r of a permuted W."""
+    """Return the further cells of table 4: r's interval over edits, and r of a permuted W."""
     run = lm.runs.get(edit_run(relation))
     gradients = run.values.get("gradients") if run is not None else None
-    value = ((gradients or {}).get(relation) or {}).get("permuted_gradient_correlation")
-    return {} if value is None else {"gradient r, permuted W": _text(value)}
+    found = (gradients or {}).get(relation) or {}
+    value, error = (found.get(f"gradient_correlation{x}") for x in ("", "_error"))
+    if run is None or value is None or error is None:
+        return {}
+    margin = 1.96 * error
+    return {
+        "edits": str(run.values["n_edits"]),
+        "gradient r, 95 %": f"{_text(value - margin)} to {_text(min(value + margin, 1))}",
+        "gradient r, permuted W": _text(found.get("permuted_gradient_correlation")),
+        **correlation_cells(lm, relation),
+    }
 
 
 def cases_table(lm: LMRuns) -> PageTable | None:
@@ -364,50 +400,38 @@ def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list
     return found
 
 
-def influenced_labels(lm: LMRuns, probes: Mapping[str, str]) -> Iterator[PageTable]:
-    """Yield table 3: the targets with the highest weights of some sources.
+def compare_influences(lm: LMRuns, printed: PaperInfluences) -> PageTable | None:
+    """Lay the paper's labels with the highest weights beside those here (tables 3, 15 to 17).
 
     Args:
         lm: The LM.
-        probes: The probe's run of each relation.
+        printed: What the paper prints.
+
+    Returns:
+        A row per label of the paper that is a label here; None if the LM lacks the relation.
     """
-    for relation, run in probes.items():
-        weights = lm.linear_maps.get(run)
-        if weights is None or relation not in weights.pairs:
-            continue
-        source, target = relation.split("->")
-        found = strongest(weights, relation, _N_INFLUENCED)["influenced"]
-        rows = [[x, ", ".join(found[x])] for x in _INFLUENCED[relation] if x in found]
-        lacking = [x for x in _INFLUENCED[relation] if x not in found]
-        note = f"Not a label of {lm.name}: {', '.join(lacking)}." if lacking else ""
-        yield PageTable(
-            f"{relation} in {lm.name}: if {source} is …, then {target} is …",
-            [source, target], [False, False], rows, note,
-        )  # fmt: skip
-
-
-def influencing_labels(
-    lm: LMRuns, run: str, relation: str, top: int, limit: int = 60
-) -> PageTable | None:
-    """Return tables 15 to 17: for each target label, the sources with the highest weights.
-
-    Args:
-        lm: The LM.
-        run: The probe's run.
-        relation: The relation.
-        top: Number of sources.
-        limit: Number of target labels that the page shows.
-    """
-    weights = lm.linear_maps.get(run)
-    if weights is None or relation not in weights.pairs:
+    weights = lm.linear_maps.get(relation_probe(printed.relation, Catalogue.load()) or "")
+    if weights is None or printed.relation not in weights.pairs:
         return None
-    source, target = relation.split("->")
-    found = strongest(weights, relation, top)["influencing"]
-    rows = [[label, ", ".join(tokens)] for label, tokens in found.items()]
+    ends = printed.relation.split("->")
+    label, token = ends if printed.direction == "influenced" else reversed(ends)
+    n = len(next(iter(printed.labels.values())))
+    found = strongest(weights, printed.relation, n)[printed.direction]
+    rows, shared = [], []
+    for name, theirs in printed.labels.items():
+        if name in found:
+            shared.append(len(set(theirs) & set(found[name])))
+            rows.append([name, ", ".join(theirs), ", ".join(found[name]), str(shared[-1])])
+    # Of n labels of the paper drawn at random here, those that are not labels here included.
+    known = {x.strip() for x in weights.labels(token)}
+    by_chance = [sum(x in known for x in printed.labels[row[0]]) * n / len(known) for row in rows]
+    note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
+    if rows:
+        chance = np.mean(by_chance)
+        note += f" Shared on average: {np.mean(shared):.1f} of {n}; by chance {chance:.1f}."
     return PageTable(
-        f"{relation} in {lm.name}: the {top} labels of {source} with the highest weights",
-        [target, source], [False, False], rows[:limit],
-        f"The first {limit} of {len(rows)}." if len(rows) > limit else "",
+        f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
+        [label, f"paper, {printed.lm}", lm.name, "shared"], [False, False, False, True], rows, note,
     )  # fmt: skip
 
 

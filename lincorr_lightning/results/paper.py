@@ -122,6 +122,36 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class PaperInfluences:
+    """Labels with the highest weights in W that the paper prints.
+
+    Attributes:
+        place: Table of the paper, as ``Table 15``.
+        lm: Name of the LM in the paper.
+        relation: Relation, as ``city->country``.
+        direction: ``influenced`` or ``influencing``, see `probe.results.Influence`.
+        labels: The labels at the other end of each label, that with the highest weight first.
+    """
+
+    place: str
+    lm: str
+    relation: str
+    direction: str
+    labels: Mapping[str, tuple[str, ...]]
+
+
+@cache
+def paper_influences() -> tuple[PaperInfluences, ...]:
+    """Return all lists of labels of ``paper.yaml``."""
+    return tuple(
+        PaperInfluences(
+            **{**block, "labels": {x: tuple(y.split(", ")) for x, y in block["labels"].items()}}
+        )
+        for block in _data()["influences"]
+    )
+
+
 @cache
 def quantities() -> dict[str, Quantity]:
     """Return the quantities of ``paper.yaml`` by name."""

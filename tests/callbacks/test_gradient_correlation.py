@@ -163,6 +163,22 @@ def independent_run(request, naive, small_lm, own_map, make_trainer):
     return watch, count, edits, source, target, control, every
 
 
+def error_by_weights(prediction, target):
+    """Standard error of the mean label-wise r, by giving each row a little more weight."""
+
+    def mean_r(weights):
+        found = []
+        for p, t in zip(prediction.T, target.T, strict=True):
+            c = np.cov(p, t, aweights=weights, ddof=0)
+            found.append(c[0, 1] / np.sqrt(c[0, 0] * c[1, 1]))
+        return np.nanmean(found)
+
+    n, more = len(target), 1e-5
+    even = np.full(n, 1 / n)
+    gains = [(mean_r((1 - more) * even + more * row) - mean_r(even)) / more for row in np.eye(n)]
+    return np.std(gains, ddof=1) / np.sqrt(n)
+
+
 def test_independent_edits_are_measured_at_their_own_subject(independent_run, naive, own_map):
     watch, _, edits, source, target, _, every = independent_run
     assert len(edits) == 7
@@ -175,6 +191,9 @@ def test_independent_edits_are_measured_at_their_own_subject(independent_run, na
         r, abs=1e-3
     )
     assert watch.results["gradient_correlation"] == pytest.approx(r[1], abs=1e-3)
+    assert watch.results["gradient_correlation_error"] == pytest.approx(
+        error_by_weights(d_source[0], target[1] - target[0]), rel=1e-2
+    )
     logged = watch.output.scalars["gradient_correlation/city->country"]
     assert logged == watch.results["gradient_correlation"]
     over_all = naive.r(np.concatenate(d_source), np.concatenate(d_target))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.functional import hit_rates
+from lincorr_lightning.functional import hit_rates, random_hit_rates
 
 
 def _naive(weight: np.ndarray, right: np.ndarray, n: int) -> tuple[float, int]:
@@ -49,3 +49,11 @@ def test_a_stack_of_maps_is_scored_at_once() -> None:
     for g in range(4):
         for ours, single in zip(stacked, hit_rates(weight[g], right), strict=True):
             torch.testing.assert_close(ours.rates[g], single.rates)
+
+
+def test_random_rates_are_those_of_weights_in_random_order() -> None:
+    right = torch.from_numpy(np.random.default_rng(0).random((7, 12)) < 0.2)
+    weights = torch.rand(20_000, 7, 12, generator=torch.Generator().manual_seed(0))
+    for expected, found in zip(random_hit_rates(right), hit_rates(weights, right), strict=True):
+        assert expected.rates.tolist() == pytest.approx(found.rates.mean(0).tolist(), abs=0.005)
+        assert expected.n == found.n

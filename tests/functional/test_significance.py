@@ -10,6 +10,7 @@ from sklearn.linear_model import LinearRegression
 from lincorr_lightning.functional import labelwise_pearson, moments_of
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
+    mean_r_error,
     one_sided_p,
     partial_correlation,
     pearson_influence,
@@ -38,6 +39,17 @@ def test_influence_gives_the_spread_of_r_over_samples(strength: float, heavy: bo
     u, v = ((t - t.mean()) / t.std() for t in (big_x, big_y))
     influence = pearson_influence(u, v, labelwise_pearson(big_x, big_y))
     assert influence.std().item() / math.sqrt(n) == pytest.approx(spread, rel=0.06)
+
+
+def test_error_of_the_mean_r_is_its_spread_over_samples() -> None:
+    # Labels share noise, so that their r rise and fall together.
+    shared = _normal(800, 60, 1, seed=1)
+    x = shared + _normal(800, 60, 5, seed=2)
+    y = x + shared + 2 * _normal(800, 60, 5, seed=3)
+    found = [labelwise_pearson(a, b).mean() for a, b in zip(x, y, strict=True)]
+    errors = [mean_r_error(a, b) for a, b in zip(x[:50], y[:50], strict=True)]
+    assert np.mean(errors) == pytest.approx(float(torch.stack(found).std()), rel=0.08)
+    assert math.isnan(mean_r_error(torch.ones(9, 2), torch.ones(9, 2)))
 
 
 def test_p_is_that_of_scipy() -> None:

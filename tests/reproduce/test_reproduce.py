@@ -126,15 +126,39 @@ def test_what_the_vocabulary_lacks_is_said(found: Path) -> None:
     assert "fewer than two kinds of knowledge of the family math have labels" in page
 
 
-def test_influences_are_the_highest_weights(found: Path) -> None:
+def test_influences_stand_beside_the_papers(found: Path) -> None:
     (folder,) = found.glob("runs/*/probe_attribute/version_0/linear_map")
     weights = LinearMap.from_pretrained(folder)
     w, cities = weights.weight("city->country").numpy(), weights.labels("city")
+    by_country = dict(zip((x.strip() for x in weights.labels("country")), w, strict=True))
     _, _, *body = rows(found, "table15")
-    for (country, shown), row in zip(body, w, strict=True):
-        assert country in [label.strip() for label in weights.labels("country")]
+    assert {"China", "Spain"} <= {row[0] for row in body}
+    for country, paper, shown, shared in body:
+        row = by_country[country]
         expected = [city.strip() for _, city in sorted(zip(-row, cities, strict=True))[:10]]
         assert shown.split(", ") == expected
+        assert len(paper.split(", ")) == 10
+        assert int(shared) == len(set(paper.split(", ")) & set(expected))
+
+
+def test_tables_have_their_nulls(found: Path) -> None:
+    head, _, *body = rows(found, "table2")
+    at = next(i for i, name in enumerate(head) if name.endswith("random influenced @1 @3 @5"))
+    (row,) = [row for row in body if row[0] == "city→country"]
+    n_countries = next(
+        p for p in numbers(found, "probe_attribute")["pairs"] if p["target"] == "country"
+    )["n_labels"]
+    # Each city has one country.
+    expected = [min(n / n_countries, 1) for n in (1, 3, 5)]
+    assert row[at].split() == [f"{x:.2f}" for x in expected]
+    head, _, *body = rows(found, "table4")
+    (row,) = [row for row in body if row[0] == "city→country"]
+    gradients = numbers(found, "edits_city-country")["gradients"]["city->country"]
+    r, error = (gradients[f"gradient_correlation{x}"] for x in ("", "_error"))
+    at = next(i for i, name in enumerate(head) if name.endswith("gradient r, 95 %"))
+    low, high = row[at].replace("−", "-").split(" to ")
+    assert float(low) == pytest.approx(r - 1.96 * error, abs=0.006)
+    assert float(high) == pytest.approx(min(r + 1.96 * error, 1), abs=0.006)
 
 
 def test_a_finished_run_is_not_repeated_and_a_missing_one_is(
