@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
+from lincorr_lightning import termination
 from lincorr_lightning.errors import ConfigError, ReproductionError
 from lincorr_lightning.io import check_writable, safe_names
 from lincorr_lightning.lm.config import LMConfig
@@ -80,6 +81,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         check_writable(folder)
         check_command_lines(plans)
         state.write()
+        termination.current.goes_on = True
         run_all(plans, trials, state, ["reproduce", *args])
     if not is_rank_zero():
         return None

@@ -180,6 +180,18 @@ def test_commands_without_a_trainer(command_name: str, small_lm: str, tmp_path: 
     assert stderr.read_text() == "lincorr: interrupted\n"
 
 
+@pytest.mark.slow
+def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: Path) -> None:
+    arguments = [
+        "reproduce", "--only=figure3", "--lm", small_lm, "--output", str(tmp_path / "page"),
+    ]  # fmt: skip
+    stderr = tmp_path / "stderr"
+    signalled = (f"{CLASSES['probe']}.training_step", 1, int(signal.SIGTERM))
+    assert run_alone(_program, arguments, stderr, *signalled) == 143
+    line = "lincorr: terminated; start the same command again to go on"
+    assert stderr.read_text().splitlines()[-1] == line
+
+
 def test_a_signal_in_a_finalizer(tmp_path: Path) -> None:
     """Python ignores what is raised there, and reports it."""
     stderr = tmp_path / "stderr"
