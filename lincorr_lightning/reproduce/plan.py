@@ -189,6 +189,7 @@ def _run(
     """Return a run, or why it cannot be."""
     kind, _, rest = name.partition("_")
     options: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
     size, probe = 0, None
     if name == SUBWORD_PROBE:
         options = {"model.knowledge": CITY.split("->"), "model.pairs": [CITY],
@@ -236,7 +237,10 @@ def _run(
             if relation != CITY:
                 options["data.max_source_labels"] = None  # they have few labels
             size = len(mappings)
-    arguments = tuple(_arguments(settings.studies[kind], settings, options, where))
+    if kind in ("probe", "after"):
+        fixed["data.n_subjects"] = n_subjects  # the vocabulary may have fewer than asked for
+    fixed |= {"trainer.default_root_dir": str(where.parent), "name": where.name}
+    arguments = tuple(_arguments(settings.studies[kind], settings, options, fixed))
     return PlannedRun(name, where, arguments, kind, size, probe)
 
 
@@ -262,18 +266,14 @@ def relation_probe(relation: str, catalogue: Catalogue) -> str | None:
 
 
 def _arguments(
-    study: StudyConfig, settings: Settings, options: Mapping[str, Any], folder: Path
+    study: StudyConfig, settings: Settings, options: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Iterator[str]:
     config = packaged(study.config)
     yield config_verb(config.read_text(encoding="utf-8"))
     for file in (config, *map(packaged, settings.overlays)):
         yield "--config"
         yield str(file)
-    values = {
-        **options, **settings.options, **study.options,
-        "trainer.default_root_dir": str(folder.parent), "name": folder.name,
-    }  # fmt: skip
-    for key, value in values.items():
+    for key, value in {**options, **settings.options, **study.options, **fixed}.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield f"--{key}={text}"
 

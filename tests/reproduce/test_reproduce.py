@@ -126,6 +126,16 @@ def test_what_the_vocabulary_lacks_is_said(found: Path) -> None:
     assert "fewer than two kinds of knowledge of the family math have labels" in page
 
 
+def test_probes_take_as_many_subjects_as_the_vocabulary_has(
+    reproduce: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = {"config": "correlation_matrix.yaml", "options": {"data.n_subjects": 100_000}}
+    folder = reproduce("--only=figure10", output="few", sizes={"toy": SIZE | {"probe": probe}})
+    (said,) = re.findall(r"the vocabulary has (\d+), not 100,000", capsys.readouterr().out)
+    found = numbers(folder, "probe_attribute")
+    assert found["n_fit"] + found["n_test"] == int(said)
+
+
 def test_influences_stand_beside_the_papers(found: Path) -> None:
     (folder,) = found.glob("runs/*/probe_attribute/version_0/linear_map")
     weights = LinearMap.from_pretrained(folder)
