@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge.yaml_file import suggest
+from lincorr_lightning.results.paper import paper_section
 
 FAMILIES = ("attribute", "math", "simile", "cross_language")
 CITY = "city->country"
@@ -83,8 +84,9 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """The numbers and the title."""
-        return f"{self.numbers}: {self.title}"
+        """The numbers, their sections in the paper, and the title."""
+        sections = ", ".join(dict.fromkeys(map(paper_section, self.places)))
+        return f"{self.numbers} ({sections}): {self.title}"
 
 
 def _figures(*numbers: int) -> tuple[str, ...]:

@@ -168,6 +168,17 @@ def quantities() -> dict[str, Quantity]:
     }
 
 
+def paper_section(place: str) -> str:
+    """Return where the paper has a table or figure.
+
+    Example:
+        >>> paper_section("Table 5"), paper_section("Figure 24")
+        ('section 5', 'appendix J')
+    """
+    name = next(name for name, places in _data()["sections"].items() if place in places)
+    return f"{'appendix' if name.isalpha() else 'section'} {name}"
+
+
 def size_figure() -> tuple[str, list[Quantity]]:
     """Return the paper's figure over LMs of several sizes: its place, and a quantity per line."""
     figure = _data()["size_figure"]
