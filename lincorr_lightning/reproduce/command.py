@@ -110,14 +110,14 @@ def _plan(
             _check_tokenizer(lm, LanguageModel(_lm_config(after, settings)))
         plan = LMPlan(path, after, safe_names(names)[names[i]])
         wanted, n_subjects = _n_subjects(settings, lm)
-        plan_lm(
+        known = plan_lm(
             plan, items, settings, lm.tokenizer, folder / "runs" / plan.name, n_subjects
         )  # fmt: skip
         if n_subjects < wanted:
             plan.left_out["subjects"] = f"the vocabulary has {n_subjects:,}, not {wanted:,}"
         lm.load()
         fingerprints[plan.name] = lm.info["fingerprint"] | {"after": after}
-        trials[plan.name] = time_lm(lm)
+        trials[plan.name] = time_lm(lm, known)
         plans.append(plan)
     return plans, trials, fingerprints
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.config_files import find_packaged, read_config
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
-from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.knowledge import Catalogue, Knowledge
 from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
 from lincorr_lightning.reproduce.items import (
@@ -102,7 +102,7 @@ def plan_lm(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     n_subjects: int,
-) -> None:
+) -> list[Knowledge]:
     """Fill the plan of an LM.
 
     Args:
@@ -112,6 +112,9 @@ def plan_lm(
         tokenizer: The LM's tokenizer.
         folder: Folder of its runs.
         n_subjects: Number of subjects that the probes have.
+
+    Returns:
+        The kinds of knowledge that the LM has labels for.
     """
     catalogue = Catalogue.load()
     plan.tokenizer = tokenizer
@@ -138,6 +141,7 @@ def plan_lm(
             plan.left_out[name] = found
         else:
             plan.runs.append(found)
+    return [catalogue[name] for name in known]
 
 
 def _known(

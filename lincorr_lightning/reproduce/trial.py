@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from lincorr_lightning.knowledge import Knowledge
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.reproduce.plan import PlannedRun
 
 _PROMPT = "{} lives in the city of"
-_N_SUBJECTS, _N_LABELS = 32, 100
+_N_SUBJECTS, _N_PROMPTS, _N_LABELS = 16, 10, 100
 # Reading its config and drawing; and what training an ablation took on vocabularies of LMs.
 _START, _MAPPING = 5.0, 30.0
 # An update of an edit, in forward and backward passes: the update, and reading its effects.
@@ -40,18 +41,21 @@ class Trial(NamedTuple):
         return _START + run.size * _MAPPING
 
 
-def time_lm(lm: LanguageModel) -> Trial:
-    """Read a few prompts and differentiate their logits, once to warm up and once timed.
+def time_lm(lm: LanguageModel, knowledge: Sequence[Knowledge]) -> Trial:
+    """Read a few prompts as a probe does, and differentiate the logits of some, twice each.
 
     Args:
         lm: The LM, loaded; it is timed where its weights are.
+        knowledge: Kinds of knowledge that the LM has labels for.
 
     Raises:
         LanguageModelError: Memory ran out.
     """
-    prompts = [_PROMPT.format(x) for x in sample_up_to(lm.tokenizer, _N_SUBJECTS, seed=0)]
+    subjects = sample_up_to(lm.tokenizer, _N_SUBJECTS, seed=0)
+    prompts = [[_PROMPT.format(x) for x in subjects]]
+    prompts += [[one.prompt(x) for x in subjects] for one in knowledge[: _N_PROMPTS - 1]]
     labels = list(range(min(_N_LABELS, len(lm.tokenizer))))
-    ids, mask = lm.pad(lm.rows(prompts))
+    ids, mask = lm.pad(lm.rows(prompts[0]))
     tokens = torch.tensor(labels, device=ids.device)
     # Of the first layer, so that the backward pass runs through all; the first are the embeddings.
     weight = list(lm.model.parameters())[1]
@@ -63,12 +67,15 @@ def time_lm(lm: LanguageModel) -> Trial:
         finally:
             weight.requires_grad_(False)
 
-    seconds = [_seconds(lambda: lm.domain_logits(prompts, labels)), _seconds(update)]
-    return Trial(*(one / len(prompts) for one in seconds))
+    read = _seconds(lambda: lm.joint_logits(prompts, [labels] * len(prompts)))
+    return Trial(read / len(prompts) / len(subjects), _seconds(update) / len(subjects))
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    call()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    """Return the shorter of two times; the first call also warms up."""
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
