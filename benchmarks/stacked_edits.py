@@ -33,6 +33,8 @@ def timed(work: Callable[[], Tensor], repeats: int) -> tuple[Tensor, float]:
     for _ in range(repeats):
         start = time.perf_counter()
         result = work()
+        if result.is_cuda:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return result, min(seconds)
 
@@ -68,6 +70,7 @@ def main(
     lm: str = "tiny-world",
     knowledge: str = "city",
     repeats: int = 3,
+    device: str = "cpu",
 ) -> None:
     """Measure.
 
@@ -79,18 +82,21 @@ def main(
         lm: The LM, a folder, hub id or tiny-world.
         knowledge: Kind of knowledge that is taught.
         repeats: Number of runs of each row.
+        device: cpu or cuda.
     """
     language_model = LanguageModel.from_pretrained(lm)
-    model = language_model.model
+    model = language_model.model.to(device)
     taught = Catalogue.load()[knowledge]
     tokens = build_domain(taught, language_model.tokenizer).token_ids
     prompts = [taught.prompt(x) for x in sample_subjects(language_model.tokenizer, n_edits)]
-    answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)])
+    answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)], device=device)
 
     def rows_of(edits: range) -> dict[str, Tensor]:
-        return dict(language_model.encode([prompts[i] for i in edits]))
+        rows = language_model.encode([prompts[i] for i in edits])
+        return {name: ids.to(device) for name, ids in rows.items()}
 
-    print(f"{lm}, {steps} AdamW steps, rank {rank}, {torch.get_num_threads()} thread(s), ", end="")
+    print(f"{lm}, {device}, {steps} AdamW steps, rank {rank}, ", end="")
+    print(f"{torch.get_num_threads()} thread(s), ", end="")
     print(f"torch {torch.__version__}\n")
     print("| trained | seconds per edit | edits per second | faster | logits differ by |")
     print("|---|---:|---:|---:|---:|")

@@ -77,6 +77,24 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], script: Script, rows:
     assert all(float(row[4]) < 1e-3 for row in table[1:])
 
 
+def test_parts_of_the_gpu_script(tmp_path: Path, script: Script) -> None:
+    gpu = script("gpu")
+    names = [part.name for part in gpu.parts("tiny-world", "cuda", tmp_path)]
+    assert {"probe: CPU", "probe: ddp", "probe: fsdp", "the whole paper"} <= set(names)
+    done = gpu.execute(gpu.Part("fine", ("-c", "print('text'); print('| 1 |')")), 60)
+    assert done["tables"] == ["| 1 |"]
+    assert "error" not in done
+    assert gpu.execute(gpu.Part("bad", ("-c", "1/0")), 60)["error"].startswith("ZeroDivisionError")
+    late = gpu.execute(gpu.Part("late", ("-c", "while True: pass")), 0.5)
+    assert late["error"] == "not finished after 0 s"
+    for name, r in (("one", 0.5), ("other", 0.75)):
+        run = tmp_path / name / "version_0"
+        run.mkdir(parents=True)
+        content = {"pairs": [{"label_mean": r, "n_labels": 3}], "seconds": r}
+        (run / "results.json").write_text(json.dumps(content))
+    assert gpu.difference(tmp_path / "one", tmp_path / "other") == 0.25
+
+
 def test_published_method(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
     script("published_method").main(n_subjects=120, batch=60)
     text = capsys.readouterr().out
