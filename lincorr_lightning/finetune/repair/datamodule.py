@@ -109,6 +109,11 @@ class RepairDataModule(L.LightningDataModule):
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers, split and order.
 
+    Attributes:
+        examples: The examples.
+        measured: The measured edits, by part.
+        split: The answers that the examples have, ``shown``, and those ``held_out``.
+
     Raises:
         ConfigError: A setting is out of range.
         KnowledgeError: The relation does not exist.
@@ -180,6 +185,7 @@ class RepairDataModule(L.LightningDataModule):
                     raise UnknownKnowledgeError(f"data.{setting}: {error}") from None
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}
+        self.split: dict[str, list[str]] = {}
         self._before: dict[str, Tensor] = {}
         self._tokenized: dict[str, TokenizedRelation] = {}
         self._texts: Texts | None = None
@@ -243,6 +249,11 @@ class RepairDataModule(L.LightningDataModule):
             # Ranks may round logits differently; all use the edits of rank 0.
             examples, measured = self.trainer.strategy.broadcast((examples, measured))
         self.examples, self.measured = examples, measured
+        texts = relation.source.texts
+        self.split = {
+            part: [texts[i].strip() for i in sorted(labels)]
+            for part, labels in ((SHOWN, chosen), (HELD_OUT, held_out))
+        }
         rank_zero_info(
             f"The examples have {len(chosen)} of {len(shown) + len(held_out)} answers of "
             f"{relation.source.knowledge.name}; {len(held_out)} are held out."
@@ -436,6 +447,7 @@ class RepairDataModule(L.LightningDataModule):
             "measured": {
                 part: [edit._asdict() for edit in edits] for part, edits in self.measured.items()
             },
+            "split": self.split,
             "before": self._before,
         }
 
@@ -451,6 +463,7 @@ class RepairDataModule(L.LightningDataModule):
             part: [Edit(**state) for state in states]
             for part, states in state_dict["measured"].items()
         }
+        self.split = state_dict.get("split", {})
         self._before = state_dict["before"]
 
 

@@ -388,6 +388,7 @@ class Repair(L.LightningModule):
         results = repair_results(
             self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
             self._lm_info, settings, self.global_step,
+            getattr(getattr(self.trainer, "datamodule", None), "split", {}),
         )  # fmt: skip
         write_results(self.trainer, results)
 

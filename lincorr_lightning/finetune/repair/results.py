@@ -88,6 +88,7 @@ def repair_results(
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
     n_steps: int,
+    split: Mapping[str, Sequence[str]],
 ) -> Results:
     """Return the results of a repair.
 
@@ -99,6 +100,7 @@ def repair_results(
         lm: Description of the LM.
         settings: Settings of the run.
         n_steps: Optimizer steps of the repair.
+        split: The source answers of each part.
     """
     summaries = {"before": summarize_edits(before), "after": summarize_edits(after)}
     values: dict[str, Any] = {
@@ -108,7 +110,13 @@ def repair_results(
     values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
     for results in measured:
         values |= {key: value for key, value in results.values.items() if key not in values}
-    tables = [_summary_table(summaries, perplexity), _edits_table(before, after)]
+    answers = Table(
+        "answers",
+        ("answer", "part"),
+        [(answer, part) for part, own in split.items() for answer in own],
+        "Source answers of the examples (shown), and those held out",
+    )
+    tables = [_summary_table(summaries, perplexity), _edits_table(before, after), answers]
     figures = [
         Figure(
             "repair",

@@ -69,6 +69,11 @@ def test_a_run_writes_the_public_contract(repair: Callable[..., Any], examples: 
     assert results["n_steps"] == 2
     assert (run.folder / "figures" / "repair.png").read_bytes().startswith(b"\x89PNG")
     assert len((run.folder / "tables" / "cases.csv").read_text().splitlines()) == 17
+    with (run.folder / "tables" / "answers.csv").open(newline="") as file:
+        answers = {row["answer"]: row["part"] for row in csv.DictReader(file)}
+    with (run.folder / "tables" / "cases.csv").open(newline="") as file:
+        assert all(answers[row["source_answer"]] == row["part"] for row in csv.DictReader(file))
+    assert {answers[edit.answer] for edit in run.data.examples} == {"shown"}
     logged = run.trainer.callback_metrics
     assert float(logged["val/shown/hallucinated"]) == results["shown"]["after"]["hallucinated"]
 
