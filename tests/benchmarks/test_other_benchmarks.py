@@ -17,6 +17,7 @@ import torch
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.functional import LeastSquares
 from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.lm.vocabulary import sample_up_to
 
 Script = Callable[[str], ModuleType]
 Rows = Callable[[str], list[list[str]]]
@@ -93,6 +94,23 @@ def test_parts_of_the_gpu_script(tmp_path: Path, script: Script) -> None:
         content = {"pairs": [{"label_mean": r, "n_labels": 3}], "seconds": r}
         (run / "results.json").write_text(json.dumps(content))
     assert gpu.difference(tmp_path / "one", tmp_path / "other") == 0.25
+
+
+def test_growth(script: Script) -> None:
+    growth = script("growth")
+    size = growth.Size(prompts=2, subjects=6, labels=5, layers=1, width=64)
+    cost = growth.measure(size, repeats=1)
+    lm = growth.make_lm(size)
+    prompts = growth.prompts_of(2, sample_up_to(lm.tokenizer, 6, seed=0))
+    # What two prompts of a subject have in common is read once.
+    expected = 0
+    for one, other in zip(*map(lm.rows, prompts), strict=True):
+        shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b))
+        expected += len(one) + len(other) - shared
+    assert cost.tokens == expected
+    head = size.width * len(lm.tokenizer)
+    layers = 4 * size.width**2 + 3 * size.width * 3 * size.width + 2 * size.width
+    assert cost.parameters == head + layers + size.width
 
 
 def test_published_method(capsys: pytest.CaptureFixture[str], script: Script, rows: Rows) -> None:
