@@ -219,8 +219,8 @@ def _run(
         options = {"data.relation": relation}
         if kind == "edits":
             controls = [CONTROL] if CONTROL in known and CONTROL not in relation else []
-            probed = relation_probe(relation, catalogue)
-            probed = SUBWORD_PROBE if name == SUBWORD_EDITS else probed
+            # The subword probe also has beginnings of words as source labels, which edits lack.
+            probed = None if name == SUBWORD_EDITS else relation_probe(relation, catalogue)
             probe = None if probed is None else folder / probed / VERSION
             stored = None if probe is None else str(probe / LINEAR_MAP)
             options["trainer.callbacks"] = [
