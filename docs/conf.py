@@ -13,7 +13,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 600
 # Lightning's log lines and warnings.
 nb_output_stderr = "remove"
 autodoc_typehints = "description"
