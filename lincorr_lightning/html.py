@@ -24,26 +24,26 @@ def html_table(
 
     Example:
         >>> print(html_table(["a<b"], [["1"], ["2"]], [True], "Numbers.", limit=1))
-        <table>
+        <div style="overflow-x: auto"><table>
         <caption style="text-align: left">Numbers (first 1 of 2 rows)</caption>
-        <tr><th style="text-align: right">a&lt;b</th></tr>
-        <tr><td style="text-align: right">1</td></tr>
-        </table>
+        <tr><th style="text-align: right; padding: 0 .5em">a&lt;b</th></tr>
+        <tr><td style="text-align: right; padding: 0 .5em">1</td></tr>
+        </table></div>
     """
     if len(rows) > limit:
         caption = f"{caption.rstrip('.')} (first {limit} of {len(rows):,} rows)".strip()
-    lines = ["<table>"]
+    lines = ['<div style="overflow-x: auto"><table>']
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
     lines.append(_row("th", headings, is_number))
     lines += [_row("td", row, is_number) for row in rows[:limit]]
-    return "\n".join([*lines, "</table>"])
+    return "\n".join([*lines, "</table></div>"])
 
 
 def _row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
     sides = ("right" if number else "left" for number in is_number)
     parts = (
-        f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>'
+        f'<{tag} style="text-align: {side}; padding: 0 .5em">{escape(cell)}</{tag}>'
         for cell, side in zip(cells, sides, strict=True)
     )
     return f"<tr>{''.join(parts)}</tr>"

@@ -100,7 +100,7 @@ def test_results_show_numbers_the_headline_table_and_names(tmp_path: Path) -> No
     results = make_results()
     html = results._repr_html_()
     page = ParsedHTML(html)
-    assert page.tags <= {"p", "b", "code", "table", "caption", "tr", "th", "td"}
+    assert page.tags <= {"p", "b", "code", "div", "table", "caption", "tr", "th", "td"}
     assert page.rows == ParsedHTML(results.table("pairs")._repr_html_()).rows
     first, *_, tables, figures = page.text.splitlines()
     assert first == "linear_probe of org/<lm>: n fit 1,000, share 0.3333"
