@@ -55,6 +55,10 @@ class SparseAutoencoderError(LincorrError):
     """A sparse autoencoder cannot be read, or does not fit the LM, hook point or feature."""
 
 
+class ResultsError(LincorrError):
+    """Results have no such table or figure, or a library to show it is missing."""
+
+
 class ReportError(LincorrError):
     """The folder of a run cannot be reported, or not on one page with the others."""
 

@@ -29,6 +29,7 @@ from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.loggers import log_scalars
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import (
     is_dry_run,
     prepare_run_folder,
@@ -93,6 +94,9 @@ class VocabularyAblation(L.LightningModule):
 
     Raises:
         ConfigError: A setting is out of range.
+
+    Attributes:
+        results: Scores after training, on rank 0; None before.
     """
 
     batch_type = TextBatch
@@ -155,6 +159,7 @@ class VocabularyAblation(L.LightningModule):
         self.texts: PooledTexts | None = None
         self.scores: dict[str, list[RunScores]] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self.results: Results | None = None
         self._batch: TextBatch | None = None
         self._started = 0.0
 
@@ -322,7 +327,7 @@ class VocabularyAblation(L.LightningModule):
             self.texts = self._pool(self.trainer.train_dataloader.dataset[0])  # type: ignore[union-attr]
         texts, embedding = self.texts, self.embedding
         assert embedding is not None
-        results = ablation_results(
+        self.results = ablation_results(
             texts.corpus,
             embedding,
             run_settings(self.trainer),
@@ -333,7 +338,7 @@ class VocabularyAblation(L.LightningModule):
             cases=cases(texts, self.networks, embedding.tokenizer),
             seconds=seconds,
         )
-        write_results(self.trainer, results)
+        write_results(self.trainer, self.results)
 
     # -- checkpoints -----------------------------------------------------------------------------
 

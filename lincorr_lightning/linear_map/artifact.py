@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.html import html_table
 from lincorr_lightning.io import (
     atomic_folder,
     atomic_write,
@@ -81,6 +83,19 @@ class LinearMap:
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
+
+    def _repr_html_(self) -> str:
+        """Return a summary as a notebook shows it: the LM and the first pairs."""
+        n_labels = {name: str(len(texts)) for name, texts in self._labels.items()}
+        rows = []
+        for pair, ridge in self.ridge.items():
+            source, target = _ends(pair)
+            rows.append([pair, n_labels[source], n_labels[target], f"{ridge:g}"])
+        table = html_table(
+            ["pair", "source labels", "target labels", "ridge"], rows, [False, True, True, True],
+            f"{len(rows)} pairs of {len(n_labels)} kinds of knowledge",
+        )  # fmt: skip
+        return f"<p><b>LinearMap</b> fitted on {escape(self.lm)}</p>\n{table}"
 
     # -- content -----------------------------------------------------------------------------
 

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from lincorr_lightning.errors import ResultsError
+from lincorr_lightning.html import html_table
 from lincorr_lightning.io import as_output_error, atomic_write, remove, write_csv, write_json
 from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.version import __version__
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.figure import Figure as MatplotlibFigure
+    from pandas import DataFrame
 
     from lincorr_lightning.results.style import Picture
 
@@ -35,6 +39,14 @@ _LIBRARIES = ("torch", "lightning", "transformers")
 _LITERALS = {"": None, "True": True, "False": False}
 OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
 """Keys of ``results.json`` that all studies share."""
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_T = TypeVar("_T", bound=_Named)
 
 
 def versions() -> dict[str, str]:
@@ -173,6 +185,30 @@ class Table:
         """Return the table as Markdown."""
         return markdown_table([column.title for column in self.full_columns], self.texts(limit))
 
+    def to_pandas(self) -> DataFrame:
+        """Return the table as a DataFrame, a column for each key; empty cells are missing values.
+
+        Raises:
+            ResultsError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ResultsError(
+                f"the table {self.name!r} cannot become a DataFrame: pandas is not installed. Run "
+                "`pip install pandas`, or use the table's keys and rows."
+            ) from error
+        return pandas.DataFrame([list(row) for row in self.rows], columns=self.keys)
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a notebook shows them."""
+        return html_table(
+            [column.title for column in self.full_columns],
+            self.texts(),
+            [bool(column.format) for column in self.full_columns],
+            self.caption,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
         return {
@@ -208,6 +244,10 @@ class Figure:
 
         return to_picture(self.draw())
 
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        return self.picture.png
+
     def to_json(self) -> dict[str, str]:
         """Return what ``results.json`` says about the figure."""
         return {"name": self.name, "caption": self.caption}
@@ -241,15 +281,34 @@ class Results:
     included: Sequence[Results] = ()
 
     def table(self, name: str) -> Table:
-        """Return the table of this name.
+        """Return the table of this name, also of the callbacks.
 
         Raises:
-            KeyError: There is no such table.
+            ResultsError: There is no such table; the message names similar ones.
         """
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise KeyError(f"no table {name!r}; there are {[table.name for table in self.tables]}")
+        return find_by_name("table", name, [t for one in self._all for t in one.tables])
+
+    def figure(self, name: str) -> Figure:
+        """Return the figure of this name, also of the callbacks.
+
+        Raises:
+            ResultsError: There is no such figure; the message names similar ones.
+        """
+        return find_by_name("figure", name, [f for one in self._all for f in one.figures])
+
+    @property
+    def _all(self) -> tuple[Results, ...]:
+        return (self, *self.included)
+
+    def _repr_html_(self) -> str:
+        """Return a summary as a notebook shows it: numbers, the first headline table, names."""
+        return summary_html(
+            self.study,
+            str((self.lm or {}).get("name_or_path", "")),
+            self.values,
+            [table for one in self._all for table in one.tables],
+            [figure.name for one in self._all for figure in one.figures],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``.
@@ -257,7 +316,7 @@ class Results:
         Raises:
             ValueError: A value has the key of another part, or two tables or figures have one name.
         """
-        everything = (self, *self.included)
+        everything = self._all
         names = [
             *self.values,
             *(one.study for one in self.included if one.values),
@@ -313,3 +372,56 @@ class Results:
         for figure in progress:
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(figure.picture.png)
+
+
+def find_by_name(kind: str, name: str, parts: Sequence[_T]) -> _T:
+    """Return the table or figure of a name.
+
+    Args:
+        kind: ``table`` or ``figure``, for the message.
+        name: The name.
+        parts: All tables or figures.
+
+    Raises:
+        ResultsError: There is none; the message names similar ones.
+    """
+    for part in parts:
+        if part.name == name:
+            return part
+    # Imported here: the package takes long to import.
+    from lincorr_lightning.knowledge.yaml_file import suggest
+
+    names = [part.name for part in parts]
+    known = f" There are {', '.join(names)}." if names else f" There is no {kind} at all."
+    raise ResultsError(f"there is no {kind} {name!r}.{suggest(name, names)}{known}")
+
+
+def summary_html(
+    study: str,
+    lm: str,
+    values: Mapping[str, Any],
+    tables: Sequence[Table],
+    figures: Sequence[str],
+) -> str:
+    """Return a summary of results as HTML: numbers, the first headline table, and all names.
+
+    Args:
+        study: Name of the study.
+        lm: Name of the LM; empty if there is none.
+        values: Content of ``results.json``, of which the numbers at the top level are shown.
+        tables: All tables.
+        figures: Names of all figures.
+    """
+    numbers = ", ".join(
+        f"{key.replace('_', ' ')} {format(value, ',d' if isinstance(value, int) else '.4g')}"
+        for key, value in values.items()
+        if key not in OWN_KEYS and isinstance(value, (int, float)) and not isinstance(value, bool)
+    )
+    rest = (f" of {lm}" if lm else "") + (f": {numbers}" if numbers else "")
+    lines = [f"<p><b>{escape(study)}</b>{escape(rest)}</p>"]
+    lines += [table._repr_html_() for table in tables if table.headline][:1]
+    for kind, names in (("table", [table.name for table in tables]), ("figure", figures)):
+        if names:
+            listed = escape(", ".join(names))
+            lines.append(f"<p><code>{kind}(name)</code>: {listed}</p>")
+    return "\n".join(lines)

@@ -16,7 +16,15 @@ import yaml
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
-from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, Column, Table
+from lincorr_lightning.results.results import (
+    EARLIER_FILE,
+    RESULTS_FILE,
+    SCHEMA,
+    Column,
+    Table,
+    find_by_name,
+    summary_html,
+)
 from lincorr_lightning.yaml_checks import load_yaml
 
 CONFIG_FILE = "config.yaml"
@@ -37,6 +45,15 @@ class SavedFigure:
 
     path: Path
     caption: str
+
+    @property
+    def name(self) -> str:
+        """Name of the file without its ending."""
+        return self.path.stem
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        return self.read()[0]
 
     def read(self) -> tuple[bytes, int, int]:
         """Return the file's bytes, and its width and height in pixels.
@@ -181,6 +198,27 @@ class SavedRun:
             if path.is_file():
                 found.append(SavedFigure(path, str(entry["caption"])))
         return found
+
+    def table(self, name: str) -> Table:
+        """Return the table of this name.
+
+        Raises:
+            ResultsError: There is no such table; the message names similar ones.
+        """
+        return find_by_name("table", name, self.tables)
+
+    def figure(self, name: str) -> SavedFigure:
+        """Return the figure of this name.
+
+        Raises:
+            ResultsError: There is no such figure; the message names similar ones.
+        """
+        return find_by_name("figure", name, self.figures)
+
+    def _repr_html_(self) -> str:
+        """Return a summary as a notebook shows it: numbers, the first headline table, names."""
+        lm, figures = str(self.lm.get("name_or_path", "")), [one.name for one in self.figures]
+        return summary_html(self.study, lm, self.values, self.tables, figures)
 
     def table_path(self, name: str) -> Path:
         """Return the CSV file of a table."""

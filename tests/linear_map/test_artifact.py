@@ -24,6 +24,7 @@ from lincorr_lightning.linear_map.artifact import (
     read_fit_subjects,
     warn_of_fit_subjects,
 )
+from tests.html_checks import ParsedHTML
 from tests.toys import word_tokenizer
 
 CITIES = ["Paris", "Rome", "Tokyo"]
@@ -81,6 +82,16 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
 
 
 # -- there and back --------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_the_pairs_with_texts_escaped(parts: dict[str, Any]) -> None:
+    page = ParsedHTML(LinearMap(**parts | {"lm": "a<b>&c"})._repr_html_())
+    assert "LinearMap fitted on a<b>&c" in page.text and page.tags >= {"table"}
+    assert page.rows == [
+        ["pair", "source labels", "target labels", "ridge"],
+        ["city->country", "3", "2", "0"],
+        ["country->city", "2", "3", "31.6"],
+    ]
 
 
 def test_round_trip(parts: dict[str, Any], folder: Path) -> None:

@@ -86,8 +86,6 @@ def test_cells_as_text() -> None:
     assert table.markdown(1).splitlines() == [
         "| pair | label-wise r | n |", "| --- | --- | --- |", r"| city-\>country | 0.99 | 1,650 |",
     ]  # fmt: skip
-    with pytest.raises(KeyError, match=r"no table 'x'; there are \['pairs'\]"):
-        small_results().table("x")
 
 
 @pytest.mark.parametrize(
