@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,11 @@ README = ROOT / "README.md"
 def documents() -> list[Path]:
     """Return README.md and the pages, in the order in which they are read."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    names = index.split("```{toctree}")[1].split("```")[0].splitlines()
-    pages = [ROOT / "docs" / f"{name}.md" for name in names if name and not name.startswith(":")]
-    return [README, *pages]
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
+    lines = [line for tree in trees for line in tree.splitlines()]
+    names = [line for line in lines if line and not line.startswith(":")]
+    pages = [ROOT / "docs" / f"{name}.md" for name in names]
+    return [README, *(page for page in pages if page.is_file())]  # others are notebooks
 
 
 def all_text() -> str:
