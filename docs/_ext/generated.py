@@ -58,7 +58,7 @@ def _lm_comment(file: Path) -> Iterator[str]:
     """Yield the sentences of a head comment, without the command."""
     for line in _head_lines(file):
         if line and not line.startswith("  "):
-            yield line.removesuffix(" Use with a study:")
+            yield _prose(line.removesuffix(" Use with a study:"))
 
 
 def _head_lines(file: Path) -> list[str]:
@@ -75,10 +75,14 @@ def _head(file: Path) -> Iterator[str]:
         if is_code != in_code:
             yield "```bash" if is_code else "```"
             in_code = is_code
-        # Sphinx would make one dash of the two of an option.
-        yield line[2:] if in_code else re.sub(r"(?<![\w`/])(--[\w.]+)", r"`\1`", line)
+        yield line[2:] if in_code else _prose(line)
     if in_code:
         yield "```"
+
+
+def _prose(line: str) -> str:
+    """Return a line with its options as code: Sphinx would make one dash of two."""
+    return re.sub(r"(?<![\w`/])(--[\w.]+)", r"`\1`", line)
 
 
 def _options(file: Path) -> str:
