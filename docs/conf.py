@@ -19,6 +19,7 @@ version = release = __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"lincorr-lightning {__version__}"
+html_show_copyright = False
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
@@ -31,6 +32,14 @@ nitpicky = True
 nitpick_ignore_regex = [
     # There is no network for the inventories of other packages.
     (r"py:.*", r"(?!lincorr_lightning\b)[a-z]\w*(\.\w+)+"),
+    # The same, by the names under which modules import them for annotations alone.
+    (
+        r"py:class",
+        r"BatchEncoding|DeviceMesh|L\.Trainer|MatplotlibFigure|Path|PreTrained\w+|Tensor",
+    ),
+    # Aliases of Literal and Mapping, which the docstrings spell out.
+    (r"py:class", r"Activation|Candidates|Choice|EmbeddingSource|Entities|Examples|HookKind"),
+    (r"py:class", r"MappingName|(.*\.)?Phase|SampleBy|SubjectKind"),
     # In backticks, a single word in lower case is the name of an argument or a setting.
     (r"py:obj", r"[a-z]\w*"),
 ]
@@ -48,12 +57,13 @@ def _generated_pages(app: Sphinx, env: BuildEnvironment, *changes: object) -> li
 def _resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
-    """Find a class or function where it is documented: in its package, not in its module."""
-    if node["refdomain"] != "py":
+    """Resolve the bare name of a class or constant that is documented in another module."""
+    name = node["reftarget"]
+    if node["refdomain"] != "py" or name[0].islower():
         return None
     domain = env.domains.python_domain
-    name = node["reftarget"].rpartition(".")[2]
-    found = [full for full in domain.objects if full.rpartition(".")[2] == name]
+    objects = domain.objects.items()
+    found = [full for full, one in objects if full.endswith(f".{name}") and not one.aliased]
     if len(found) != 1:
         return None
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, content)

@@ -111,9 +111,10 @@ def options() -> str:
     parts = []
     for name in COMMANDS:
         out = io.StringIO()
-        with redirect_stdout(out), suppress(SystemExit), patch.dict(os.environ, COLUMNS="96"):
+        with redirect_stdout(out), suppress(SystemExit), patch.dict(os.environ, COLUMNS="86"):
             main([name, "--help"])
-        parts.append(f"### lincorr {name}\n\n```text\n{out.getvalue().strip()}\n```\n")
+        text = out.getvalue().replace(" \b", "").strip()  # jsonargparse joins words so
+        parts.append(f"### lincorr {name}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
@@ -167,6 +168,8 @@ def direct_imports() -> dict[str, set[str]]:
 
 
 _WIDTH, _STEP, _HEIGHT, _GAP = 760, 62, 26, 14
+# Where rows stand, from left (0) to right (1): with these, few lines pass behind boxes.
+_SHIFTS = (0.0, 1.0, 0.7)
 
 
 def layer_figure() -> str:
@@ -174,9 +177,10 @@ def layer_figure() -> str:
     rows = layers()
     top = {name: (len(rows) - 1 - i) * _STEP + 4 for i, row in enumerate(rows) for name in row}
     boxes: dict[str, tuple[float, float]] = {}  # centre and width
-    for row in rows:
+    for i, row in enumerate(rows):
         widths = [7.4 * len(name) + 18 for name in row]
-        x = (_WIDTH - sum(widths) - _GAP * (len(row) - 1)) / 2
+        room = _WIDTH - 4 - sum(widths) - _GAP * (len(row) - 1)
+        x = 2 + room * _SHIFTS[i % len(_SHIFTS)]
         for name, width in zip(row, widths, strict=True):
             boxes[name] = x + width / 2, width
             x += width + _GAP
