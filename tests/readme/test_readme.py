@@ -187,7 +187,7 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| ?([^|]*) ?\|$", page, re.MULTILINE)
     keys = [key for cell, _ in rows for key in re.findall("`([^`]+)`", cell)]
-    keys.remove("results.json")  # of the tables' headings
+    keys = [key for key in keys if key != "results.json"]  # a heading
     assert len(keys) > 80
     assert not [key for key in keys if not any(values_at(one, key) for one in results)]
     for _, cell in rows:
