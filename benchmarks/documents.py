@@ -15,9 +15,10 @@ README = ROOT / "README.md"
 def documents() -> list[Path]:
     """Return README.md and the pages, in the order in which they are read."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    trees = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
-    names = [line for tree in trees for line in tree.splitlines()]
-    pages = [ROOT / "docs" / f"{name}.md" for name in names if name and not name.startswith(":")]
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
+    lines = [line for tree in trees for line in tree.splitlines()]
+    names = [line for line in lines if line and not line.startswith(":")]
+    pages = [ROOT / "docs" / f"{name}.md" for name in names]
     return [README, *pages]
 
 

@@ -40,7 +40,7 @@ class Generalization(RelationCallback):
     *hallucinates*. Knowledge that does not depend on the source, the controls, should not change.
 
     If edits are trained together, `n_watch` of them are measured during training and all of them
-    after it. If each is trained from the base weights (`EditBatch.n_steps`), each is measured after
+    after it. If each is trained from the base weights (see `EditBatch`), each is measured after
     its own steps, and counts with its last one.
 
     Logs ``generalization/generalized``, ``generalization/hallucinated``,

@@ -36,7 +36,7 @@ COMMANDS = {
 TRAINER_COMMANDS = {
     "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
     "validate": "Score a checkpoint again.",
-    "test": "Score a checkpoint again.",
+    "test": "Run a study that trains nothing, or score a checkpoint again.",
     "predict": "Predict with a checkpoint, or forecast edits.",
 }
 
@@ -107,7 +107,7 @@ def study_commands() -> list[str]:
         (file for file in configs.iterdir() if file.name.endswith(".yaml")), key=lambda f: f.name
     )
     return [
-        f"lincorr {config_verb(file.read_text(encoding='utf-8')):<7} --config configs/{file.name}"
+        f"lincorr {config_verb(file.read_text(encoding='utf-8')):<9} --config configs/{file.name}"
         for file in files
     ]
 

@@ -74,8 +74,8 @@ class VocabularyAblation(L.LightningModule):
     permutation and weights. The phase *uncomposed* also trains each of them on the new subjects
     before it has composed anything: what it gets right then is due to similar embeddings alone.
 
-    It trains on any DataLoader of `TextBatch`es. It logs ``val/<phase>/<share>/<mapping>``, such as
-    ``val/learn/generalized/reference``.
+    It trains on any DataLoader that yields `TextBatch`, and logs
+    ``val/<phase>/<share>/<mapping>``, such as ``val/learn/generalized/reference``.
 
     Args:
         lm: LM whose vocabulary is used; only the token embedding of a checkpoint is read.

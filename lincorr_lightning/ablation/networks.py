@@ -28,7 +28,7 @@ class NetworkSettings:
     """Number of hidden units; null takes four times the width of the embedding."""
 
     activation: Activation = "gelu"
-    """Activation function: gelu, relu, silu or tanh."""
+    """One of gelu, relu, silu and tanh."""
 
     residual: bool = True
     """Whether the pooled embedding is added to the network's output."""

@@ -30,7 +30,7 @@ class PairedTexts:
 
     Attributes:
         subjects: Distinct subjects: first those of paired texts, then the new ones.
-        answers: Index of each subject's source label in `PairedLabels.sources`.
+        answers: Index of each subject's source label, see `PairedLabels`.
         n_paired: Number of subjects of paired texts.
     """
 
@@ -44,7 +44,7 @@ class PairedTexts:
         return len(self.subjects) - self.n_paired
 
     def rows(self, labels: PairedLabels) -> Iterator[tuple[str, str, str, str]]:
-        """Yield a row for each subject, in the `COLUMNS` of a file of texts."""
+        """Yield a row for each subject, in the columns of a file of texts."""
         for i, (subject, answer) in enumerate(zip(self.subjects, self.answers, strict=True)):
             phase = PHASES[i >= self.n_paired]
             yield phase, subject, labels.source_text(answer), labels.target_text(answer)

@@ -55,8 +55,8 @@ class ResumableLoader(DataLoader[Any]):
     """Loader of one rank's steps that Lightning can resume in the middle of an epoch.
 
     Its length stays that of a whole epoch: Lightning adds the batches that are done itself. It also
-    recreates some loaders, with further `options` of `DataLoader`. Without a Trainer, which counts
-    the steps, a loader is never resumed.
+    recreates some loaders, with further `options` of torch's DataLoader. Without a Trainer, which
+    counts the steps, a loader is never resumed.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ class EditDataset(Dataset[EditBatch]):
         left_out: Edits that are not trained, for the results.
 
     Attributes:
-        edits, relation, schedule, catalogue, subwords, left_out: As given.
+        edits: As given, like `relation`, `schedule`, `catalogue`, `subwords` and `left_out`.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class DeactivationSettings:
     """Number of these cases whose text is read to its end, for the change of the LM's loss."""
 
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
-    """Factors r of the predecessors' activations: 0 removes them, 1 changes nothing."""
+    """Factors r of the predecessors' activations; 0 removes them, 1 changes nothing."""
 
     def __post_init__(self) -> None:
         """Check the settings."""

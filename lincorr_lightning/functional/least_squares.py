@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 HALF_DECADES = (0.0, *(10 ** (exponent / 2) for exponent in range(-2, 13)))
-"""Ridge strengths: 0, and half decades from 0.1 to 1e6."""
+"""The ridge strengths 0 and half decades from 0.1 to 1e6."""
 
 
 class LeastSquares:

@@ -15,7 +15,7 @@ class HitRates(NamedTuple):
     """Hit@N of one direction.
 
     Attributes:
-        rates: Hit@N for each N of `HIT_RANKS`, ``(..., n_ranks)`` in [0, 1]; NaN if `n` is 0.
+        rates: Hit@N for N = 1, 3 and 5, ``(..., n_ranks)`` in [0, 1]; NaN if `n` is 0.
         n: Number of labels that have a reference.
     """
 

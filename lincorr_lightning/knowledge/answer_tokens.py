@@ -21,12 +21,12 @@ class Completeness(StrEnum):
     """How much of its answer a label says (paper, appendix K)."""
 
     WHOLE = "whole"
-    """The token is the whole answer: " China"."""
+    """The token is the whole answer, such as " China"."""
     PHRASE = "phrase"
     """The token is the first word of a longer answer, " South" for South Korea, or, in a script
     without spaces, its first characters: 洛 for 洛杉矶."""
     SUBWORD = "subword"
-    """The token is the beginning of a word: " Br" for Brunei."""
+    """The token is the beginning of a word, such as " Br" for Brunei."""
 
 
 WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)

@@ -1,4 +1,4 @@
-"""The math family: prompts `X+1` to `X/4`, whose answers and references are computed."""
+"""The math family: prompts ``X+1`` to ``X/4``, whose answers and references are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KIND = "number"
 """Kind of entity of every answer in this family."""
 
 OPERANDS = range(1, 5)
-"""Second operand N of `X+N` (paper, table 12)."""
+"""Second operand N of ``X+N`` (paper, table 12)."""
 
 NUMBERS = range(11)
 """Answers (paper, table 12: a domain of eleven)."""
@@ -26,7 +26,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:
-    """Return the math family: `X+1` to `X+4`, then the same with `-`, `*` and `/`.
+    """Return the math family: ``X+1`` to ``X+4``, then the same with ``-``, ``*`` and ``/``.
 
     Example:
         >>> [knowledge.prompt("3") for knowledge in arithmetic_knowledge()[:2]]
@@ -53,8 +53,8 @@ def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
     """Return the target answer that follows from each source answer.
 
     The source answer determines X, and X determines the target answer. X may be any number (3 is
-    the answer of `X*2` for X = 1.5); source answers whose target answer is none of `NUMBERS` are
-    left out.
+    the answer of ``X*2`` for X = 1.5); source answers whose target answer is not a whole number
+    from 0 to 10 are left out.
 
     Example:
         >>> arithmetic_reference("X+1", "X*2")["4"]

@@ -1,4 +1,4 @@
-"""The command `lincorr audit`: which answers are labels under a tokenizer."""
+"""The command ``lincorr audit``: which answers are labels under a tokenizer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def audit(
     """Show which answers are labels under an LM's tokenizer, without loading the LM's weights.
 
     Args:
-        lm: A folder (a tokenizer is enough), a .gguf file, a hub id or `tiny-world`.
-        knowledge: Names of kinds of knowledge or families, such as `[city,math]`, or `[all]`.
+        lm: A folder (a tokenizer is enough), a .gguf file, a hub id or tiny-world.
+        knowledge: Names of kinds of knowledge or families, such as [city,math], or [all].
         knowledge_files: Your own knowledge files, in addition to the built-in ones.
         revision: Branch, tag or commit of a hub id.
         details: Whether to list every label and every dropped answer as well.

@@ -87,7 +87,7 @@ class Catalogue(Mapping[str, Knowledge]):
         translation (the same prompt in two languages has the same answer) or from arithmetic.
 
         Args:
-            name: `source->target`, such as `city->country`.
+            name: ``source->target``, such as ``city->country``.
 
         Returns:
             The pair; its reference is None if no fact relates the two.
@@ -118,8 +118,8 @@ class Catalogue(Mapping[str, Knowledge]):
         """Return kinds of knowledge by name or by family.
 
         Args:
-            names: Names of kinds of knowledge, names of families (`attribute`, `math`, ...) or
-                `all`.
+            names: Names of kinds of knowledge, names of families (``attribute``, ``math``, ...) or
+                ``all``.
 
         Returns:
             The kinds of knowledge in the order of `names`, without repetitions; a family is in the
@@ -201,7 +201,7 @@ def _identities(knowledge: Knowledge) -> frozenset[str]:
 
 
 def _is_translation(source: Knowledge, target: Knowledge) -> bool:
-    """Return whether the two are one prompt in two languages, such as `city` and `city_es`."""
+    """Return whether the two are one prompt in two languages, such as ``city`` and ``city_es``."""
     return (
         source.kind == target.kind
         and source.language != target.language

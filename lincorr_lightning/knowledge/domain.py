@@ -52,7 +52,7 @@ class Dropped:
 
     Attributes:
         answer: The answer.
-        reason: Reason in a few words, such as `subword` or `unknown word`.
+        reason: Reason in a few words, such as ``subword`` or ``unknown word``.
         tokens: Decoded tokens of the answer.
     """
 
@@ -111,7 +111,7 @@ def build_domain(
     Args:
         knowledge: The kind of knowledge.
         tokenizer: Any Hugging Face tokenizer.
-        keep: Which labels to keep; the paper keeps whole words: `WHOLE` and `PHRASE`.
+        keep: Which labels to keep; the paper keeps `WHOLE_WORDS`.
 
     Raises:
         DomainError: No answer has a label; the message counts the reasons.

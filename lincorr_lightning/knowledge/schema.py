@@ -34,10 +34,10 @@ class Knowledge:
     """A kind of knowledge: a prompt about a subject, and its possible answers (paper, section 2).
 
     Attributes:
-        name: Name in the catalogue, such as `city`, `city_es` or `X+1`.
+        name: Name in the catalogue, such as ``city``, ``city_es`` or ``X+1``.
         family: One of `FAMILIES`.
         language: One of `LANGUAGES`.
-        template: Prompt with one `{}` for the subject and no space at its end.
+        template: Prompt with one ``{}`` for the subject and no space at its end.
         kind: Kind of entity of the answers; kinds of knowledge with equal `kind` share identities.
         answers: All possible answers, in the order of the file.
         leading_space: Whether a space separates the prompt and its answer.
@@ -91,5 +91,5 @@ class Relation:
 
     @property
     def name(self) -> str:
-        """Name in configs and tables, `source->target`."""
+        """Name in configs and tables, ``source->target``."""
         return f"{self.source.name}->{self.target.name}"

@@ -104,8 +104,8 @@ def fit_linear_maps(
 ) -> list[LinearMap]:
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
-    The maps are those of `lincorr fit` on the same subjects (paper, section 3.2); the LM reads each
-    prompt once.
+    The maps are those of ``lincorr fit`` on the same subjects (paper, section 3.2); the LM reads
+    each prompt once.
 
     Args:
         lm: The LM as it is now.

@@ -41,7 +41,7 @@ class LMConfig:
     """Dtype of weights and forward pass; auto takes the checkpoint's. Head rows are in float64."""
 
     attn_implementation: str | None = None
-    """Attention implementation: eager, sdpa or flash_attention_2; null lets transformers choose."""
+    """One of eager, sdpa and flash_attention_2; null lets transformers choose."""
 
     add_bos: bool | None = None
     """Whether prompts begin with the BOS token; null follows the tokenizer."""
@@ -50,11 +50,11 @@ class LMConfig:
     """Maximum tokens of a forward pass, padding included; null halves it when memory runs out."""
 
     share_prefixes: bool | Literal["auto"] = "auto"
-    """Whether the common prefix of a subject's prompts is computed once: auto where it saves time
+    """Whether the common prefix of a subject's prompts is computed once; auto where it saves time
     and gives the same logits, true to fail where the LM does not support it, false for never."""
 
     compile: bool = False
-    """Whether to run torch.compile on the LM's layers: minutes at the start, faster on a GPU."""
+    """Whether to run torch.compile on the LM's layers; minutes at the start, faster on a GPU."""
 
     trust_remote_code: bool = False
     """Whether to run Python code that comes with the checkpoint."""

@@ -195,7 +195,7 @@ class LanguageModel(nn.Module):
 
     @property
     def can_widen(self) -> bool:
-        """Whether frozen half-precision weights can compute in float32: not sharded or compiled."""
+        """Whether frozen half-precision weights can compute in float32; not sharded or compiled."""
         return not (self.is_sharded or self.config.compile)
 
     def shard(self, mesh: DeviceMesh) -> None:
@@ -465,7 +465,7 @@ class LanguageModel(nn.Module):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Hashes that identify the LM: ``tokenizer``, ``config``, ``dtype`` and ``weights``.
+        """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
         They cover the tokenizer's vocabulary and how it splits some texts, the shape and
         architecture, the dtype, and exact sums over all bits of the weights, so that one changed

@@ -184,7 +184,7 @@ def sample_up_to(
         kind: Which strings subjects are, see `sample_subjects`.
 
     Raises:
-        SubjectsError: Fewer than `MIN_FITTED` subjects remain.
+        SubjectsError: Fewer than ten subjects remain.
     """
     excluded = set(excluding)
     parts = _parts(tokenizer, 1, kind)

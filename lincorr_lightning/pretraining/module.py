@@ -44,8 +44,8 @@ _LOSS_STATE = ("mean_value", "weight")
 class Pretraining(L.LightningModule):
     """Trains a Llama from random weights on statements about a tiny world.
 
-    It is trained by AdamW with a one-cycle schedule on `PackedBatch`es. Validation on
-    `RecallBatch`es measures recall: the share of prompts whose true answer is the most likely token
+    It is trained by AdamW with a one-cycle schedule on batches of `PackedBatch`. Validation on
+    `RecallBatch` measures recall: the share of prompts whose true answer is the most likely token
     of the whole vocabulary. At the end, ``model/`` in the run's folder holds the LM for Hugging
     Face, with its tokenizer and its world: pass it as ``--model.lm.name_or_path``.
 

@@ -74,7 +74,7 @@ class LinearProbe(FrozenLMModule):
         subwords: Whether answers whose first token is only the beginning of a word (" Br" of
             Brunei) are labels, too; scores are then also reported by completeness (appendix K).
         permuted: Whether to fit each map a second time on permuted targets, as a null.
-        solver: ``closed_form``, or ``sgd`` for gradient descent over `trainer.max_epochs`.
+        solver: ``closed_form``, or ``sgd`` for gradient descent over ``trainer.max_epochs``.
         learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
             curvature.
         momentum: Momentum of ``sgd``.

@@ -260,7 +260,7 @@ def _read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
 
 
 def config_verb(text: str) -> str:
-    r"""Return the Trainer command that a config is for, by the command in its first comment.
+    r"""Return the command that a config is for, by the one in its first comment.
 
     Example:
         >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")
@@ -268,7 +268,8 @@ def config_verb(text: str) -> str:
         >>> config_verb("seed_everything: 0")
         'fit'
     """
-    command = re.search(r"^#\s*lincorr (fit|validate|test|predict) --config", text, re.MULTILINE)
+    verbs = "fit|validate|test|predict|reproduce"
+    command = re.search(rf"^#\s*lincorr ({verbs}) --config", text, re.MULTILINE)
     return command[1] if command else "fit"
 
 

@@ -43,7 +43,7 @@ class SAESettings:
     """Weight of the L1 loss, the sum of the features; used by relu only."""
 
     center: Center = "geometric_median"
-    """Initial decoder bias: geometric_median or mean of the activations, or zero."""
+    """Initial decoder bias, the geometric_median or mean of the activations, or zero."""
 
     dead_after_steps: int = 50
     """Number of steps without activation after which a feature counts as dead in training."""

@@ -158,6 +158,49 @@ def test_commands_run_in_order(small_runs: list[Path]) -> None:
     assert Path("runs/report/report.html").is_file()
 
 
+def values_at(value: Any, path: str) -> list[Any]:
+    """All values at a path such as ``pairs[].q``, where ``*`` is any key of a mapping."""
+    found = [value]
+    for key in path.replace("[]", ".[]").split("."):
+        if key == "[]":
+            found = [item for one in found if isinstance(one, list) for item in one]
+        else:
+            own = [one for one in found if isinstance(one, dict)]
+            found = [v for one in own for k, v in one.items() if key in ("*", k)]
+    return found
+
+
+def test_values_at() -> None:
+    runs = {"pairs": [{"q": 1}, {"q": 2, "hits": {"1": 3}}]}
+    assert values_at(runs, "pairs[].q") == [1, 2]
+    assert values_at(runs, "pairs[].hits.*") == [3]
+    assert values_at(runs, "pairs.q") == values_at(runs, "ratio") == []
+
+
+@pytest.mark.slow
+def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> None:
+    results = [json.loads(path.read_text()) for run in small_runs for path in run.glob("*.json")]
+    columns: dict[str, set[str]] = {}
+    for path in (path for run in small_runs for path in run.glob("tables/*.csv")):
+        header = path.read_text(encoding="utf-8").splitlines()[0]
+        columns.setdefault(path.name, set()).update(header.split(","))
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| ?([^|]*) ?\|$", page, re.MULTILINE)
+    keys = [key for cell, _ in rows for key in re.findall("`([^`]+)`", cell)]
+    keys = [key for key in keys if key != "results.json"]  # a heading
+    assert len(keys) > 80
+    assert not [key for key in keys if not any(values_at(one, key) for one in results)]
+    for _, cell in rows:
+        tables: list[str] = []
+        for name in re.findall("`([^`]+)`", cell):
+            if not name.endswith(".csv"):
+                assert name in set().union(*(columns[table] for table in tables)), (tables, name)
+                continue
+            assert name in columns, name
+            # A list of columns belongs to the tables named before it.
+            tables = [*tables, name] if tables and f"`, `{name}`" in cell else [name]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_runs")
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +229,8 @@ def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_file_named_exists() -> None:
-    for name in re.findall(r"(?:configs|benchmarks|tests|\.ci)/[\w./-]*\w", TEXT):
+    folders = r"(?<![\w/.-])(?:callbacks|configs|benchmarks|lincorr_lightning|tests|\.ci)"
+    for name in re.findall(rf"{folders}/[\w./-]*\w", TEXT):
         assert (ROOT / name).exists(), name
 
 
@@ -211,8 +255,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    pages = set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "index.md"}
-    assert pages == set(DOCUMENTS) - {ROOT / "README.md"}
+    docs = ROOT / "docs"
+    pages = {path for path in docs.rglob("*.md") if docs / "_build" not in path.parents}
+    assert pages - {docs / "index.md"} == set(DOCUMENTS) - {ROOT / "README.md"}
 
 
 def test_the_readme_is_short() -> None:

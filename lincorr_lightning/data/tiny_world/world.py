@@ -53,14 +53,14 @@ class WorldConfig:
         nicknames: Whether every other word of the world is also a person's name. For a word that
             was never a subject an LM answers by drift, which is common to all prompts: unrelated
             kinds of knowledge would correlate.
-        cities_per_country: Largest number of cities of each country in `PLACES`. The number of
-            all cities should be well below the LM's width.
+        cities_per_country: Largest number of cities of each country. The number of all cities
+            should be well below the LM's width.
         n_companies: Number of companies, each with one CEO.
         n_parent_names: Number of mothers' names per continent, and of fathers' names.
         n_objects: Number of objects that people resemble. An object resembles itself.
         n_answers: Largest number of answers of each other kind of knowledge.
         customs: Attribute -> the attribute that it follows from; other attributes are independent.
-            None takes `CUSTOMS`.
+            None takes those of the embedded LM.
         born_at_home: Share of people born in the city they live in; the others were born in any
             city.
         largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
