@@ -27,7 +27,7 @@ def html_table(
         <div style="overflow-x: auto"><table>
         <caption style="text-align: left">Numbers (first 1 of 2 rows)</caption>
         <tr><th style="text-align: right; padding: 0 .5em">a&lt;b</th></tr>
-        <tr><td style="text-align: right; padding: 0 .5em">1</td></tr>
+        <tr><td style="text-align: right; padding: 0 .5em; white-space: nowrap">1</td></tr>
         </table></div>
     """
     if len(rows) > limit:
@@ -42,8 +42,9 @@ def html_table(
 
 def _row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
     sides = ("right" if number else "left" for number in is_number)
+    wrap = "; white-space: nowrap" if tag == "td" else ""
     parts = (
-        f'<{tag} style="text-align: {side}; padding: 0 .5em">{escape(cell)}</{tag}>'
+        f'<{tag} style="text-align: {side}; padding: 0 .5em{wrap}">{escape(cell)}</{tag}>'
         for cell, side in zip(cells, sides, strict=True)
     )
     return f"<tr>{''.join(parts)}</tr>"

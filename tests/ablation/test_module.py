@@ -194,6 +194,7 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     trainer.fit(module, DataLoader(steps, batch_size=None))
     assert module.scores == usual.module.scores
     (path,) = (tmp_path / "plain").rglob("results.json")
+    assert module.results.to_json() == json.loads(path.read_text())
     assert json.loads(path.read_text())["runs"] == usual.results["runs"]
     key = "val/learn/generalized/permuted"
     assert float(trainer.callback_metrics[key]) == pytest.approx(module.history[key][-1][1])
