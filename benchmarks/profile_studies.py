@@ -76,15 +76,22 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 def studies(n_subjects: int, n_lora: int, n_full: int) -> dict[str, tuple[str, ...]]:
     """Return the command line of each study, without the LM."""
+    fitted = {"n_subjects": n_subjects}
+    callbacks = [
+        {"class_path": "Generalization", "init_args": {"controls": ["color"], **fitted}},
+        {"class_path": "GradientCorrelation", "init_args": fitted},
+        {"class_path": "GradientCorrelation", "init_args": {"relation": "city->color", **fitted}},
+    ]
+    edits = (f"--trainer.callbacks={json.dumps(callbacks)}", "--model.forecast=false")
     return {
         "linear probe": (
             "fit", "--config=configs/linear_probe.yaml", f"--data.n_subjects={n_subjects}",
         ),
         "LoRA edits": (
-            "fit", "--config=configs/source_finetune_lora.yaml", f"--data.n_edits={n_lora}",
+            "fit", "--config=configs/source_finetune_lora.yaml", f"--data.n_edits={n_lora}", *edits,
         ),
         "full edits": (
-            "fit", "--config=configs/source_finetune.yaml", f"--data.n_edits={n_full}",
+            "fit", "--config=configs/source_finetune.yaml", f"--data.n_edits={n_full}", *edits,
             "--model.learning_rate=5e-6",
         ),
         "vocabulary ablation": ("fit", "--config=configs/vocabulary_ablation.yaml"),
@@ -219,7 +226,7 @@ def main(
 
     Args:
         lm: Folder of the LM, a hub id or tiny-world.
-        n_subjects: Subjects of the linear probe.
+        n_subjects: Subjects of the linear probe, and of the maps that the callbacks fit.
         n_lora: Number of LoRA edits.
         n_full: Number of full edits.
         only: Names of studies; empty runs all.
