@@ -36,6 +36,7 @@ COMMANDS = {
     "lincorr --version": ("-m", "lincorr_lightning", "--version"),
     "lincorr --help": ("-m", "lincorr_lightning", "--help"),
     "lincorr report --help": ("-m", "lincorr_lightning", "report", "--help"),
+    "lincorr audit --help": ("-m", "lincorr_lightning", "audit", "--help"),
     "lincorr audit": ("-m", "lincorr_lightning", "audit"),
     "lincorr fit --help": ("-m", "lincorr_lightning", "fit", "--help"),
     "main job, to its first batch": (
