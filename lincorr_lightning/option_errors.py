@@ -78,6 +78,13 @@ class OptionParser(LightningArgumentParser):
         self.exit(2)
 
 
+class HelpParser(OptionParser):
+    """Parser of command lines that show help: it reads the docstrings below dataclass fields too.
+
+    A class of its own, because jsonargparse keeps the parsers that it made, by their class.
+    """
+
+
 def sections_of(parser: LightningArgumentParser) -> set[str]:
     """Return the keys that a config of a command may have."""
     found = {action.dest.partition(".")[0] for action in parser._actions}

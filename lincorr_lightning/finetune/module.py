@@ -320,8 +320,9 @@ class SourceFinetune(L.LightningModule):
         self._n_own_steps += bool(self._batch.edits)
         with torch.no_grad():
             if self.adapters is not None:
-                parts = [p.flatten(1).isfinite().all(1) for p in self.adapters.parameters()]
-                finite = torch.stack(parts).all(0)[: len(self._batch.input_ids)]
+                # A sum is not finite where a term is not, and takes a tenth of checking each.
+                sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
+                finite = torch.stack(sums).sum(0).isfinite()[: len(self._batch.input_ids)]
             else:
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])

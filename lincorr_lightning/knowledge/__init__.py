@@ -7,7 +7,8 @@ from lincorr_lightning.knowledge.answer_tokens import (
     unknown_words,
 )
 from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.audit import audit, audit_details, audit_domains, audit_table
+from lincorr_lightning.knowledge.audit import audit_details, audit_domains, audit_table
+from lincorr_lightning.knowledge.audit_command import audit
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
     Domain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -463,13 +464,18 @@ class LanguageModel(nn.Module):
             "n_parameters": self.model.num_parameters(),
         }
 
+    @cached_property
+    def _tokenizer_print(self) -> str:
+        return fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
+
     @property
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
         They cover the tokenizer's vocabulary and how it splits some texts, the shape and
         architecture, the dtype, and exact sums over all bits of the weights, so that one changed
-        bit shows. The weights are read once, at memory speed; for a frozen LM the hash is cached.
+        bit shows. The weights are read once, at memory speed; for a frozen LM the hash is cached,
+        and that of the tokenizer always.
         """
         parameters = list(self.model.parameters())
         state = self._weights_state()
@@ -479,7 +485,7 @@ class LanguageModel(nn.Module):
         if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
             known = self._weights_print = (state, fingerprint_weights(self.model))
         return {
-            "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
+            "tokenizer": self._tokenizer_print,
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
             "weights": known[1],

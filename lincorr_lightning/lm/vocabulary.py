@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -43,8 +44,22 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase, whole_words: bool = False
     Returns:
         Distinct strings in the order of their token ids.
     """
-    left_out = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    ids = sorted(set(tokenizer.get_vocab().values()) - left_out)
+    left_out = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
+    # Decoding a large vocabulary takes seconds, and a run with several callbacks needs it often.
+    known = _decoded.setdefault(tokenizer, {})
+    key = len(tokenizer), left_out, whole_words  # tokens may be added
+    if key not in known:
+        known[key] = _decode_usable(tokenizer, left_out, whole_words)
+    return list(known[key])
+
+
+_decoded: WeakKeyDictionary[Any, dict[Hashable, list[str]]] = WeakKeyDictionary()
+
+
+def _decode_usable(
+    tokenizer: PreTrainedTokenizerBase, left_out: Collection[int], whole_words: bool
+) -> list[str]:
+    ids = sorted(set(tokenizer.get_vocab().values()).difference(left_out))
     texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
     is_wordpiece = _is_wordpiece(tokenizer)
     tokens = tokenizer.convert_ids_to_tokens(ids) if whole_words else texts

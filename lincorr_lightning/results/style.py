@@ -17,9 +17,9 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from PIL import Image
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -158,11 +158,12 @@ def to_picture(figure: Figure) -> Picture:
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    # matplotlib's `imsave` would add transparency and take twice as long.
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
-    # zlib's default takes twice as long for a tenth less.
-    imsave(file, pixels, format="png", dpi=int(figure.dpi), pil_kwargs={"compress_level": 3})
-    return Picture(file.getvalue(), width=pixels.shape[1], height=pixels.shape[0])
+    # zlib's default takes a third longer for a tenth less.
+    image.save(file, "png", dpi=(figure.dpi, figure.dpi), compress_level=3)
+    return Picture(file.getvalue(), image.width, image.height)
 
 
 def legible(labels: Iterable[str], longest: int = 24) -> list[str]:

@@ -5,6 +5,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -49,6 +50,102 @@ def test_memory_of_studies(rows: Rows) -> None:
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
     libraries, probe = rows(done.stdout)
     assert 100 < int(libraries[1].split()[0]) < int(probe[1].split()[0])
+
+
+def test_startup(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: Script, rows: Rows
+) -> None:
+    output = tmp_path / "startup.json"
+    here = str(Path(__file__).resolve().parents[2])
+    only = ("lincorr --version", "lincorr --help")
+    script("startup").main(n=3, before=here, only=only, output=str(output))
+    numbers = json.loads(output.read_text())
+    for name, *cells, ratio in rows(capsys.readouterr().out):
+        before, after = numbers[name]["before"], numbers[name]["after"]
+        runs = [before["processor"], before["wall"], after["processor"], after["wall"]]
+        assert cells == [f"{sorted(seconds)[1]:.2f} s" for seconds in runs]
+        ratios = [a / b for a, b in zip(after["processor"], before["processor"], strict=True)]
+        assert ratio == f"{sorted(ratios)[1]:.2f}"
+
+
+def test_the_main_job_is_stopped_at_its_first_batch(script: Script, tmp_path: Path) -> None:
+    startup = script("startup")
+    times = startup.Times()
+    command = startup.COMMANDS["main job, to its first batch"]
+    kept = [argument.replace("{runs}", str(tmp_path)) for argument in command]
+    times.add([*kept, "--data.n_subjects=100"], startup.HERE.parent)
+    assert len(times.processor) == 1
+    assert list(tmp_path.rglob("config.yaml")) and not list(tmp_path.rglob("results.json"))
+
+
+def test_sampler(script: Script) -> None:
+    """A sample counts with the time since the last one, within C code as well."""
+
+    def python_code(seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def c_code(seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            sum(range(2_000_000))
+
+    sampler = script("sampler").Sampler()
+    sampler.start()
+    begin = time.process_time()
+    python_code(0.3)
+    middle = time.process_time()
+    c_code(0.6)
+    end = time.process_time()
+    sampler.stop()
+
+    def spent(function: Callable[..., None]) -> float:
+        place = (__file__, function.__name__)
+        return sum(s for stack, s in sampler.seconds.items() if place in stack)
+
+    assert spent(python_code) == pytest.approx(middle - begin, abs=0.05)
+    assert spent(c_code) == pytest.approx(end - middle, abs=0.05)
+
+
+def test_parts_of_a_profile(script: Script) -> None:
+    profile = script("profile_studies")
+
+    linear = ("/any/torch/nn/modules/linear.py", "forward")
+    llama = ("/any/transformers/models/llama/modeling_llama.py", "forward")
+    head = ("/any/lincorr_lightning/lm/head.py", "_rows_product")
+    callback = ("/any/callbacks/formation.py", "on_train_end")
+    loop = ("/any/lightning/pytorch/loops/fit_loop.py", "advance")
+    imports = ("<frozen importlib._bootstrap>", "_find_and_load")
+    for stack, part in (
+        ((linear, llama, callback, loop), profile.LM),
+        ((linear, head, llama, loop), "head rows"),
+        ((callback, loop), "callbacks"),
+        ((loop,), "Lightning"),
+        ((llama, imports, loop), "imports"),
+        ((linear,), "other"),
+        ((), "imports"),
+    ):
+        assert profile.part_of(stack) == part
+
+
+@pytest.mark.slow
+def test_profile_of_studies(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: Script, rows: Rows
+) -> None:
+    output = tmp_path / "profile.json"
+    options = ("--model.knowledge=[city,country]", "--trainer.enable_progress_bar=false")
+    script("profile_studies").main(
+        "tiny-world", n_subjects=100, only=("linear probe",), options=options, output=str(output)
+    )
+    total, *shares = rows(capsys.readouterr().out)
+    numbers = json.loads(output.read_text())["linear probe"]
+    assert total == ["processor time", f"{sum(numbers['seconds'].values()):.0f} s"]
+    listed = {part: float(share.rstrip("%")) for part, share in shares if share}
+    assert sum(listed.values()) == pytest.approx(100, abs=1)
+    assert {"LM, bare", "imports", "draw"} <= set(listed)
+    # At least a token of each prompt: of two kinds of knowledge, and of the control.
+    assert numbers["tokens"] > 3 * 100
 
 
 @pytest.mark.slow

@@ -1,0 +1,149 @@
+"""How long `lincorr` takes to start: processor time and wall time of commands, in fresh processes.
+
+    python benchmarks/startup.py
+    python benchmarks/startup.py --before ../other-checkout
+
+runs each command several times, the commands in turn, and puts the table of medians into
+docs/benchmarks.md. The main job, `lincorr fit --config configs/linear_probe.yaml`, is stopped at
+its first batch. Importing torch and Lightning alone is measured, too. With the folder of another
+checkout, each of its commands runs in turn with ours.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from documents import place_tables
+from jsonargparse import auto_cli
+from numbers_file import read_numbers, write_numbers
+
+from lincorr_lightning.results.tables import markdown_table
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "startup.json"
+# What the process of a command runs; `{runs}` is a folder for its runs.
+COMMANDS = {
+    "lincorr --version": ("-m", "lincorr_lightning", "--version"),
+    "lincorr --help": ("-m", "lincorr_lightning", "--help"),
+    "lincorr report --help": ("-m", "lincorr_lightning", "report", "--help"),
+    "lincorr audit --help": ("-m", "lincorr_lightning", "audit", "--help"),
+    "lincorr audit": ("-m", "lincorr_lightning", "audit"),
+    "lincorr fit --help": ("-m", "lincorr_lightning", "fit", "--help"),
+    "main job, to its first batch": (
+        "-m", "lincorr_lightning", "fit", "--config", "configs/linear_probe.yaml",
+        "--trainer.callbacks+=startup.StopAtFirstBatch", "--trainer.default_root_dir={runs}",
+    ),
+    "import torch": ("-c", "import torch"),
+    "import lightning": ("-c", "import lightning"),
+}  # fmt: skip
+
+
+class StopAtFirstBatch(L.Callback):
+    """Ends the process, without an error, before the first training batch."""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Leave at once; nothing is written."""
+        del args
+        os._exit(0)
+
+
+@dataclass
+class Times:
+    """Seconds of each run of a command."""
+
+    processor: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def add(self, command: Sequence[str], checkout: Path) -> None:
+        """Run the command once, with the package of a checkout."""
+        # Bytecode is kept between runs, as in an installed package.
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, HERE)))
+        with tempfile.TemporaryDirectory() as runs:
+            arguments = [argument.replace("{runs}", runs) for argument in command]
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=checkout,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            self.wall.append(time.perf_counter() - start)
+        if status:
+            raise SystemExit(f"`{' '.join(command)}` failed in {checkout}")
+        self.processor.append(usage.ru_utime + usage.ru_stime)
+
+
+def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> str:
+    """Return the table of medians; its columns are those of the checkouts that were measured."""
+    checkouts = list(next(iter(measured.values())))
+    columns = ["command"]
+    for checkout in checkouts:
+        where = f", {checkout}" if len(checkouts) > 1 else ""
+        columns += [f"processor{where}", f"wall{where}"]
+    rows = []
+    for command, times in measured.items():
+        seconds = [
+            times[checkout][kind] for checkout in checkouts for kind in ("processor", "wall")
+        ]
+        row = [command, *(f"{statistics.median(runs):.2f} s" for runs in seconds)]
+        if len(checkouts) > 1:
+            pairs = zip(*(times[checkout]["processor"] for checkout in checkouts), strict=True)
+            row.append(f"{statistics.median(after / before for before, after in pairs):.2f}")
+        rows.append(row)
+    if len(checkouts) > 1:
+        columns.append("processor, after / before")
+    return markdown_table(columns, rows)
+
+
+def main(
+    n: int = 5,
+    before: str | None = None,
+    only: tuple[str, ...] = (),
+    show: bool = False,
+    output: str = str(RESULT),
+) -> None:
+    """Measure.
+
+    Args:
+        n: Number of runs of each command that count; one more comes first.
+        before: Folder of another checkout, such as a git worktree, whose commands run in turn with
+            ours.
+        only: Names of commands; empty takes all.
+        show: Whether to print the table of the numbers that there are, and measure nothing.
+        output: File of the numbers; the table of the packaged one is put into docs/benchmarks.md.
+    """
+    if not show:
+        checkouts = {"before": Path(before).resolve()} if before else {}
+        checkouts["after" if before else "now"] = HERE.parent
+        measured = {name: {where: Times() for where in checkouts} for name in only or COMMANDS}
+        for run in range(n + 1):
+            for name, times in measured.items():
+                for where, checkout in checkouts.items():
+                    # The first run warms up.
+                    (times[where] if run else Times()).add(COMMANDS[name], checkout)
+        numbers = {
+            name: {where: vars(each) for where, each in times.items()}
+            for name, times in measured.items()
+        }
+        write_numbers(output, numbers)
+    found = table(read_numbers(Path(output)))
+    print(found)
+    if Path(output) == RESULT:
+        place_tables({"startup": found})
+
+
+if __name__ == "__main__":
+    auto_cli(main)

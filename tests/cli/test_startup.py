@@ -1,0 +1,62 @@
+"""What the program does before it begins to work: imports, and the help texts of settings."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lincorr_lightning.cli import main
+
+HEAVY = {"torch", "lightning", "transformers", "torchmetrics", "scipy", "peft", "tensorboard"}
+
+
+def imported(*command: str) -> set[str]:
+    """Top-level packages and modules that a Python process imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    found = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert "lincorr_lightning" in found, done.stderr
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "", "nonsense", "report --help", "report nowhere", "audit --help",
+     "audit --knowledge [mth]"],
+)  # fmt: skip
+def test_commands_that_need_no_lm_import_no_torch(arguments: str) -> None:
+    assert not imported("-m", "lincorr_lightning", *arguments.split()) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["lincorr_lightning", "lincorr_lightning.knowledge", "lincorr_lightning.results",
+     "lincorr_lightning.results.report"],
+)  # fmt: skip
+def test_packages_without_tensors_import_no_torch(names: str) -> None:
+    assert not imported("-c", f"import {names}") & HEAVY
+
+
+def test_garbage_is_collected_after_the_imports() -> None:
+    code = (
+        "import gc\n"
+        "from lincorr_lightning.cli import main\n"
+        "try:\n    main(['report', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True True"
+
+
+def test_help_of_settings_is_complete_also_after_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without --help, the texts below the fields of `LMConfig` are not read."""
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "linear_probe.yaml", "--model.lm.nonsense=1"])
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "LinearProbe"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Attention implementation: eager, sdpa or flash_attention_2" in printed
