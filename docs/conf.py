@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     # The same, by the names under which modules import them for annotations alone.
     (
         r"py:class",
-        r"BatchEncoding|DeviceMesh|L\.Trainer|MatplotlibFigure|Path|PreTrained\w+|Tensor",
+        r"BatchEncoding|DataFrame|DeviceMesh|L\.Trainer|MatplotlibFigure|Path|PreTrained\w+|Tensor",
     ),
     # Aliases of Literal and Mapping, which the docstrings spell out.
     (r"py:class", r"Activation|Candidates|Choice|EmbeddingSource|Entities|Examples|HookKind"),
