@@ -199,7 +199,8 @@ def _look_up(values: Any, path: str, names: Mapping[str, str]) -> float | None:
             entries = [values] if isinstance(values, Mapping) else values
             values = _select(entries, {key: value.format(**names) for key, value in wanted.items()})
         else:
-            values = values.get(step) if isinstance(values, Mapping) else None
+            key = step.format(**names)
+            values = values.get(key) if isinstance(values, Mapping) else None
         if values is None:
             return None
     is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
