@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,15 +45,15 @@ lm = LanguageModel.from_pretrained(sys.argv[1], dtype="bfloat16")
 lm.model.to("cuda")
 prompts = [Catalogue.load()["city"].prompt(x) for x in sample_up_to(lm.tokenizer, 8192, seed=0)]
 labels = list(range(100, 200))
-whole = lm.domain_logits(prompts, labels)
-most = torch.cuda.max_memory_allocated()
-held = torch.cuda.memory_allocated()
+expected = lm.domain_logits(prompts, labels)
+peak = torch.cuda.max_memory_allocated()
+loaded = torch.cuda.memory_allocated()
 torch.cuda.empty_cache()
 total = torch.cuda.get_device_properties(0).total_memory
-torch.cuda.set_per_process_memory_fraction((held + (most - held) / 3) / total)
-cut = lm.domain_logits(prompts, labels)
+torch.cuda.set_per_process_memory_fraction((loaded + (peak - loaded) / 3) / total)
+found = lm.domain_logits(prompts, labels)
 print("| tokens per forward | largest difference |\\n| --- | --- |")
-print(f"| {lm._batches.adapted} | {(cut - whole).abs().max():.2g} |")
+print(f"| {lm._batches.adapted} | {(found - expected).abs().max():.2g} |")
 """
 
 
@@ -135,16 +136,18 @@ def execute(part: Part, seconds: float) -> dict[str, Any]:
         watcher.start()
     start = time.perf_counter()
     found: dict[str, Any] = {}
+    process = subprocess.Popen(
+        [sys.executable, *part.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": "."}, cwd=HERE.parent, start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            [sys.executable, *part.command], capture_output=True, text=True, timeout=seconds,
-            env={**os.environ, "PYTHONPATH": "."}, cwd=HERE.parent, check=False,
-        )  # fmt: skip
-        lines = done.stdout.splitlines()
-        found["tables"] = [line for line in lines if line.startswith("|")]
-        if done.returncode:
-            found["error"] = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        output, errors = process.communicate(timeout=seconds)
+        found["tables"] = [line for line in output.splitlines() if line.startswith("|")]
+        if process.returncode:
+            found["error"] = (errors.strip().splitlines() or ["no message"])[-1]
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the ranks that it launched, too
+        process.communicate()
         found["error"] = f"not finished after {seconds:.0f} s"
     ended.set()
     found["seconds"] = time.perf_counter() - start
@@ -153,7 +156,7 @@ def execute(part: Part, seconds: float) -> dict[str, Any]:
 
 
 def numbers_of(folder: Path) -> dict[str, float]:
-    """The numbers of a run that do not depend on the machine, by their place in results.json."""
+    """The numbers of a run that do not depend on the machine, by their path in results.json."""
     (path,) = folder.rglob("results.json")
     content = json.loads(path.read_text(encoding="utf-8"))
     found: dict[str, float] = {}
@@ -174,8 +177,14 @@ def numbers_of(folder: Path) -> dict[str, float]:
 
 
 def difference(run: Path, reference: Path) -> float:
-    """Return the largest difference of a run's numbers from those of another."""
+    """Return the largest difference of a run's numbers from those of another.
+
+    Raises:
+        ValueError: They do not have the same numbers.
+    """
     ours, theirs = numbers_of(run), numbers_of(reference)
+    if not theirs or ours.keys() != theirs.keys():
+        raise ValueError(f"{run} and {reference} do not have the same numbers")
     return max(abs(ours[key] - theirs[key]) for key in theirs)
 
 
@@ -229,9 +238,11 @@ def main(
             }  # fmt: skip
             if part.run is not None and "error" not in found:
                 study = part.name.partition(":")[0]
-                if study in references:
-                    found["difference"] = difference(part.run, references[study])
-                references.setdefault(study, part.run)
+                reference = references.setdefault(study, part.run)
+                try:
+                    found["difference"] = difference(part.run, reference)
+                except ValueError as error:
+                    found["error"] = str(error)
             content["parts"][part.name] = found
             write_numbers(output, content)
     print(table(read_numbers(Path(output))))

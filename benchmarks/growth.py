@@ -102,11 +102,11 @@ def measure(size: Size, repeats: int) -> Cost:
             own = slice(start, start + size.labels)
             LeastSquares(scatter[own, own], scatter[own]).weight(0.0)
 
-    works = (lambda: lm.joint_logits(prompts, labels), lambda: moments.update(rows), solve)
+    tasks = (lambda: lm.joint_logits(prompts, labels), lambda: moments.update(rows), solve)
     parameters = sum(
         p.numel() for p in lm.model.parameters() if p is not lm.model.get_input_embeddings().weight
     )
-    seconds = tuple(_least(work, repeats) for work in works)
+    seconds = tuple(_least(work, repeats) for work in tasks)
     return Cost(seconds, n_read(lm, prompts), parameters)
 
 

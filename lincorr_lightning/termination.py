@@ -42,7 +42,7 @@ class Termination:
         signum: The signal that ends the run, once there is one.
         in_step: Whether a training step is running after which a checkpoint can be saved.
         checkpoint: Path of the checkpoint to resume from, if there is one.
-        goes_on: Whether the same command, started again, goes on where it stopped.
+        is_resumable: Whether the same command, started again, continues where it stopped.
         launcher: Lightning's launcher of the other ranks on this machine, if there is one.
     """
 
@@ -50,7 +50,7 @@ class Termination:
         self.signum: int | None = None
         self.in_step = False
         self.checkpoint: str | Path | None = None
-        self.goes_on = False
+        self.is_resumable = False
         self.launcher: Any = None
         self._is_installed = self._is_over = self._in_overtime = self._has_reported = False
 
@@ -145,7 +145,7 @@ class Termination:
         self._has_reported = True
         assert self.signum is not None
         line = f"lincorr: {_OUTCOMES[signal.Signals(self.signum)]}"
-        if self.goes_on:
+        if self.is_resumable:
             line += "; start the same command again to go on"
         elif self.checkpoint:
             line += f"; resume with --ckpt_path {shlex.quote(str(self.checkpoint))}"

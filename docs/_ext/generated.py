@@ -145,11 +145,11 @@ def imports(part: str) -> set[str]:
     found = set()
     for file in sorted(home.rglob("*.py")) if home.is_dir() else [home]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in getattr(node, "names", ())]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{name}" for name in names]
-            elif not isinstance(node, ast.Import):
-                continue
             found |= {n.split(".")[1] for n in names if n.startswith(f"{PACKAGE}.")}
     return found & {name for row in layers() for name in row} - {part}
 

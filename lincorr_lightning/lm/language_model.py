@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -110,6 +109,7 @@ class LanguageModel(nn.Module):
         self._logit_methods: dict[type, LogitMethod] = {}
         self._sharing_errors: dict[type, str | None] = {}
         self.reads_prompts: str | None = None
+        self._tokenizer_fingerprints: dict[int, str] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
@@ -464,9 +464,13 @@ class LanguageModel(nn.Module):
             "n_parameters": self.model.num_parameters(),
         }
 
-    @cached_property
-    def _tokenizer_print(self) -> str:
-        return fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
+    @property
+    def _tokenizer_fingerprint(self) -> str:
+        n_tokens = len(self.tokenizer)  # others may be added
+        if n_tokens not in self._tokenizer_fingerprints:
+            found = fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
+            self._tokenizer_fingerprints[n_tokens] = found
+        return self._tokenizer_fingerprints[n_tokens]
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -485,7 +489,7 @@ class LanguageModel(nn.Module):
         if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
             known = self._weights_print = (state, fingerprint_weights(self.model))
         return {
-            "tokenizer": self._tokenizer_print,
+            "tokenizer": self._tokenizer_fingerprint,
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
             "weights": known[1],

@@ -23,7 +23,7 @@ from lincorr_lightning.lm.shared_weights import weights_read_once
 from lincorr_lightning.lm.vocabulary import count_subjects
 from lincorr_lightning.reproduce.items import ITEMS, Item, item_keys, select_items
 from lincorr_lightning.reproduce.page import write_reproduction
-from lincorr_lightning.reproduce.plan import LMPlan, describe, packaged, plan_lm
+from lincorr_lightning.reproduce.plan import LMPlan, describe, packaged, plan_lm, study_setting
 from lincorr_lightning.reproduce.runner import (
     State,
     check_command_lines,
@@ -81,7 +81,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         check_writable(folder)
         check_command_lines(plans)
         state.write()
-        termination.current.goes_on = True
+        termination.current.is_resumable = True
         run_all(plans, trials, state, ["reproduce", *args])
     if not is_rank_zero():
         return None
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", help="quick, paper, or another size of the config")
     parser.add_argument("--only", action="append", metavar="table5,figure3",
                         help="tables and figures; default: all")  # fmt: skip
-    parser.add_argument("--top", type=int, help="labels in the tables of influences")
+    parser.add_argument("--top", type=int, help="labels in influences_*.csv")
     parser.add_argument("--output", help="folder of the runs and of the page")
     parser.add_argument("--overlays", action="append", metavar="CONFIG",
                         help="config that is laid over those of all runs, such as "
@@ -217,12 +217,15 @@ def _hash(config: str) -> str:
 
 
 def _n_subjects(settings: Settings, lm: LanguageModel) -> tuple[int, int]:
-    """Return how many subjects the probes ask for, and how many they have."""
-    given = settings.studies["probe"].options.get("data.n_subjects")
+    """Return how many subjects the probes ask for, and how many the vocabulary has for them."""
+    given, words, kind = (
+        study_setting(settings, "probe", "data", name)
+        for name in ("n_subjects", "words_per_subject", "subject_kind")
+    )
     if given is not None and not isinstance(given, int):
         raise ConfigError(f"data.n_subjects is {given!r}; it must be a whole number or null.")
-    wanted = _MAX_SUBJECTS if given is None else given
-    return wanted, min(wanted, count_subjects(lm.tokenizer))
+    available = count_subjects(lm.tokenizer, words or 1, kind or "any")
+    return (_MAX_SUBJECTS, min(available, _MAX_SUBJECTS)) if given is None else (given, available)
 
 
 @rank_zero_only

@@ -111,7 +111,7 @@ def plan_lm(
         settings: The settings.
         tokenizer: The LM's tokenizer.
         folder: Folder of its runs.
-        n_subjects: Number of subjects that the probes have.
+        n_subjects: Number of subjects that the vocabulary has.
 
     Returns:
         The kinds of knowledge that the LM has labels for.
@@ -192,6 +192,9 @@ def _run(
 ) -> PlannedRun | str:
     """Return a run, or why it cannot be."""
     kind, _, rest = name.partition("_")
+    if kind in ("probe", "after"):
+        wanted = study_setting(settings, kind, "data", "n_subjects")
+        n_subjects = n_subjects if wanted is None else min(wanted, n_subjects)
     options: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     size, probe = 0, None
@@ -232,7 +235,7 @@ def _run(
             ]  # fmt: skip
             options["model.forecast"] = False
             options["data.subwords"] = name == SUBWORD_EDITS
-            size = _setting(settings, kind, "data", "n_edits") * _setting(
+            size = _number(settings, kind, "data", "n_edits") * _number(
                 settings, kind, "model", "steps_per_edit"
             )
         else:
@@ -242,21 +245,26 @@ def _run(
                 options["data.max_source_labels"] = None  # they have few labels
             size = len(mappings)
     if kind in ("probe", "after"):
-        fixed["data.n_subjects"] = n_subjects  # the vocabulary may have fewer than asked for
+        fixed["data.n_subjects"] = n_subjects
     fixed |= {"trainer.default_root_dir": str(where.parent), "name": where.name}
     arguments = tuple(_arguments(settings.studies[kind], settings, options, fixed))
     return PlannedRun(name, where, arguments, kind, size, probe)
 
 
-def _setting(settings: Settings, study: str, part: str, name: str) -> int:
-    """Return a setting of a study, as its config or the options have it."""
+def study_setting(settings: Settings, study: str, part: str, name: str) -> Any:
+    """Return a setting of a study, as the options or its config have it; None if none has it."""
     chosen = settings.studies[study]
     for options in (chosen.options, settings.options):
         if f"{part}.{name}" in options:
-            return int(options[f"{part}.{name}"])
-    value = read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {}).get(name)
+            return options[f"{part}.{name}"]
+    return read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {}).get(name)
+
+
+def _number(settings: Settings, study: str, part: str, name: str) -> int:
+    value = study_setting(settings, study, part, name)
     if not isinstance(value, int):
-        raise ConfigError(f"{chosen.config} has no number {part}.init_args.{name}; add it.")
+        config = settings.studies[study].config
+        raise ConfigError(f"{config} has no number {part}.init_args.{name}; add it.")
     return value
 
 

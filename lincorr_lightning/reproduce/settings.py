@@ -37,7 +37,7 @@ class Settings:
         after: The same LMs after post-training, one for each or none.
         size: A key of `sizes`.
         only: Tables and figures, such as ``table5``; all if empty.
-        top: Number of labels in the tables of influences.
+        top: Number of labels in the files of influences.
         output: Folder of runs and page.
         overlays: Configs that are laid over those of all runs, as ``trainer/gpu.yaml``.
         options: Options of all runs, as ``model.lm.dtype``, and their values.

@@ -295,9 +295,9 @@ def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
 
 
 def correlation_cells(lm: LMRuns, relation: str) -> dict[str, str]:
-    """Return the further cells of the tables of r: r of the control prompt, and of a permuted W."""
+    """Return the further cells of the tables of r: control prompt, and permuted baseline."""
     pair = _probed_pair(lm, relation)
-    keys = {"control": "control_label_mean", "permuted": "permuted_label_mean"}
+    keys = {"r, control": "control_label_mean", "r, permuted baseline": "permuted_label_mean"}
     return {heading: _text(pair.get(key)) for heading, key in keys.items() if pair}
 
 
@@ -345,12 +345,13 @@ def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     gradients = run.values.get("gradients") if run is not None else None
     found = (gradients or {}).get(relation) or {}
     value, error = (found.get(f"gradient_correlation{x}") for x in ("", "_error"))
-    if run is None or value is None or error is None:
+    if run is None or value is None:
         return {}
-    margin = 1.96 * error
+    low, high = (value + sign * 1.96 * (error or 0) for sign in (-1, 1))
     return {
         "edits": str(run.values["n_edits"]),
-        "gradient r, 95 %": f"{_text(value - margin)} to {_text(min(value + margin, 1))}",
+        # Edits that are trained together are no sample: they have no error.
+        "gradient r, 95 %": "" if error is None else f"{_text(low)} to {_text(min(high, 1))}",
         "gradient r, permuted W": _text(found.get("permuted_gradient_correlation")),
         **correlation_cells(lm, relation),
     }
@@ -422,7 +423,8 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> PageTable | None
         if name in found:
             shared.append(len(set(theirs) & set(found[name])))
             rows.append([name, ", ".join(theirs), ", ".join(found[name]), str(shared[-1])])
-    # Of n labels of the paper drawn at random here, those that are not labels here included.
+    # Expected overlap if our n labels were drawn at random; labels of the paper that are missing
+    # here never match.
     known = {x.strip() for x in weights.labels(token)}
     by_chance = [sum(x in known for x in printed.labels[row[0]]) * n / len(known) for row in rows]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."

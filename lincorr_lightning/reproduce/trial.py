@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 
 
 def time_lm(lm: LanguageModel, knowledge: Sequence[Knowledge]) -> Trial:
-    """Read a few prompts as a probe does, and differentiate the logits of some, twice each.
+    """Time the reading of a few prompts, as a probe does it, and a backward pass.
 
     Args:
         lm: The LM, loaded; it is timed where its weights are.
@@ -52,8 +52,8 @@ def time_lm(lm: LanguageModel, knowledge: Sequence[Knowledge]) -> Trial:
         LanguageModelError: Memory ran out.
     """
     subjects = sample_up_to(lm.tokenizer, _N_SUBJECTS, seed=0)
-    prompts = [[_PROMPT.format(x) for x in subjects]]
-    prompts += [[one.prompt(x) for x in subjects] for one in knowledge[: _N_PROMPTS - 1]]
+    templates = [one.prompt for one in knowledge[:_N_PROMPTS]] or [_PROMPT.format]
+    prompts = [[template(x) for x in subjects] for template in templates]
     labels = list(range(min(_N_LABELS, len(lm.tokenizer))))
     ids, mask = lm.pad(lm.rows(prompts[0]))
     tokens = torch.tensor(labels, device=ids.device)

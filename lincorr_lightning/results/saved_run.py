@@ -260,7 +260,7 @@ def _read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
 
 
 def config_verb(text: str) -> str:
-    r"""Return the command that a config is for, by the one in its first comment.
+    r"""Return the `lincorr` command in the head comment of a config.
 
     Example:
         >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")

@@ -60,7 +60,9 @@ def test_startup(
     only = ("lincorr --version", "lincorr --help")
     script("startup").main(n=3, before=here, only=only, output=str(output))
     numbers = json.loads(output.read_text())
-    for name, *cells, ratio in rows(capsys.readouterr().out):
+    table = rows(capsys.readouterr().out)
+    assert len(table) == len(only)
+    for name, *cells, ratio in table:
         before, after = numbers[name]["before"], numbers[name]["after"]
         runs = [before["processor"], before["wall"], after["processor"], after["wall"]]
         assert cells == [f"{sorted(seconds)[1]:.2f} s" for seconds in runs]

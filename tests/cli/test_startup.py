@@ -59,4 +59,4 @@ def test_help_of_settings_is_complete_also_after_a_run(
     with pytest.raises(SystemExit):
         main(["fit", "--model.help", "LinearProbe"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Attention implementation: eager, sdpa or flash_attention_2" in printed
+    assert "One of eager, sdpa and flash_attention_2; null lets transformers choose." in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, ReproductionError
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import language_model
 from lincorr_lightning.reproduce import runner
@@ -160,6 +162,20 @@ def test_tables_have_their_nulls(found: Path) -> None:
     )["n_labels"]
     # Each city has one country.
     expected = [min(n / n_countries, 1) for n in (1, 3, 5)]
+    assert row[at].split() == [f"{x:.2f}" for x in expected]
+    # A country has several cities: the mean probability that one of them is among N of all.
+    (folder,) = found.glob("runs/*/probe_attribute/version_0/linear_map")
+    maps = LinearMap.from_pretrained(folder)
+    reference = Catalogue.load().relation("city->country").reference
+    cities = [x.strip() for x in maps.labels("city")]
+    right = [sum(c.strip() in reference[x] for x in cities) for c in maps.labels("country")]
+    n = len(cities)
+    expected = [
+        sum(1 - math.comb(n - k, drawn) / math.comb(n, drawn) for k in right if k)
+        / sum(k > 0 for k in right)
+        for drawn in (1, 3, 5)
+    ]  # fmt: skip
+    at = next(i for i, name in enumerate(head) if name.endswith("random influencing @1 @3 @5"))
     assert row[at].split() == [f"{x:.2f}" for x in expected]
     head, _, *body = rows(found, "table4")
     (row,) = [row for row in body if row[0] == "city→country"]
