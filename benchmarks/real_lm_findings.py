@@ -133,9 +133,9 @@ def chance_is_imprecise(runs: Runs) -> tuple[bool, str]:
     return chance < hit / 2, f"{hit:.2f}, permuted {chance:.2f}"
 
 
-def edits(runs: Runs, relation: str = "city->country") -> Mapping[str, Any]:
-    """Return the outcomes of LoRA edits, of the run with the most of them."""
-    name = edit_run("lora", relation)
+def edits(runs: Runs, relation: str = "city->country", method: str = "lora") -> Mapping[str, Any]:
+    """Return the outcomes of edits, of the run with the most of them."""
+    name = edit_run(method, relation)
     return runs.get(f"outcomes_{name}") or runs[name]
 
 
@@ -383,17 +383,19 @@ def ridge_table(lms: LMRuns) -> str:
 
 
 def edit_table(lms: LMRuns) -> str:
-    """Return the outcomes of edits with LoRA: generalized, hallucinated, a random answer."""
+    """Return the outcomes of edits: generalized, hallucinated, a random answer."""
 
-    def show(runs: Runs, relation: str) -> str:
-        found = edits(runs, relation)
+    def show(runs: Runs, relation: str, method: str) -> str:
+        found = edits(runs, relation, method)
         shares = [found[name] for name in ("generalized", "hallucinated", "random")]
         return f"{', '.join(f'{share:.0%}' for share in shares)} ({found['n_edits']} edits)"
 
     rows = [
-        [relation.replace("->", "→"), of_paper("generalized", relation, spec=".0%"),
-         *cells(lms, partial(show, relation=relation))]
+        [relation.replace("->", "→") + what, of_paper("generalized", relation, spec=".0%"),
+         *cells(lms, partial(show, relation=relation, method=method))]
+        for method, what in (("lora", ""), ("full", ", all weights"))
         for relation in EDITED
+        if any(f"outcomes_{edit_run(method, relation)}" in runs for runs in lms.values())
     ]  # fmt: skip
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
