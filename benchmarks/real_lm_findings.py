@@ -40,6 +40,9 @@ from lincorr_lightning.results.tables import markdown_table
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
+REPAIR = (
+    "a repair halves hallucinated edits of answers that it does not show, perplexity at most +3%"
+)
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -285,7 +288,7 @@ FINDINGS = (
         "edits generalize where the LM concludes the reference from the source in context",
         known_generalize,
     ),
-    Finding("a repair halves hallucinated edits of answers that it does not show", repair_halves),
+    Finding(REPAIR, repair_halves),
     Finding(
         "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
     ),
@@ -323,7 +326,7 @@ SUMMARY = (
     "a ridge makes W precise (Hit@1 of city→country)",
     "edits of city→country generalize",
     "edits generalize where the LM concludes the reference from the source in context",
-    "a repair halves hallucinated edits of answers that it does not show",
+    REPAIR,
     "the vocabulary alone composes cities to countries: above letters",
 )
 """Claims that README.md shows."""

@@ -21,6 +21,7 @@ html_theme = "furo"
 html_title = f"lincorr-lightning {__version__}"
 html_show_copyright = False
 exclude_patterns = ["_build"]
+html_extra_path = ["examples"]
 myst_heading_anchors = 3
 # The tutorials run in a temporary folder; a cell that fails ends the build.
 nb_execution_mode = "force"

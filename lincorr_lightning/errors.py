@@ -64,7 +64,7 @@ class ReportError(LincorrError):
 
 
 class ReproductionError(LincorrError):
-    """All runs of a reproduction failed."""
+    """All runs of a reproduction failed, or there is none to do."""
 
 
 class CheckpointError(LincorrError):

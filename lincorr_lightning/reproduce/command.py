@@ -75,11 +75,15 @@ def reproduce(args: Sequence[str]) -> Path | None:
     with weights_read_once():
         plans, trials, fingerprints = _plan(settings, items, folder)
         state.set_settings({**_kept_settings(settings), "lms": fingerprints})
+        check_command_lines(plans)
         _show(plans, items, trials)
+        if not any(plan.runs for plan in plans):
+            raise ReproductionError(
+                "there is nothing to run; the plan says why all that was asked for is left out."
+            )
         if only_plan:
             return None
         check_writable(folder)
-        check_command_lines(plans)
         state.write()
         termination.current.is_resumable = True
         run_all(plans, trials, state, ["reproduce", *args])
@@ -124,15 +128,16 @@ def _plan(
 
 def _runs(plan: LMPlan, state: State) -> LMRuns:
     """Return the finished runs of an LM, and why others are missing."""
-    runs, errors = {}, {}
+    runs, errors, seconds = {}, {}, {}
     for run in plan.runs:
         saved = saved_run(run)
+        seconds[run.name] = state.runs.get(f"{plan.name}/{run.name}", {}).get("seconds", 0.0)
         if saved is None:
             entry = state.runs.get(f"{plan.name}/{run.name}", {})
             errors[run.name] = entry.get("error", "not finished")
         else:
             runs[run.name] = saved
-    return LMRuns(plan, runs, errors)
+    return LMRuns(plan, runs, errors, seconds)
 
 
 def _options(texts: Sequence[str]) -> dict[str, Any]:

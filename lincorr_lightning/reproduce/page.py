@@ -23,6 +23,7 @@ from lincorr_lightning.reproduce.settings import Settings
 from lincorr_lightning.reproduce.tables import (
     Agreement,
     LMRuns,
+    SharedLabels,
     agreement_table,
     cases_table,
     compare,
@@ -77,8 +78,9 @@ def write_reproduction(
         OutputError: A file cannot be written.
     """
     agreements: list[Agreement] = []
-    sections = [_section(item, lms, settings, agreements) for item in items]
-    overview = agreement_table(agreements, settings.size)
+    shared: list[SharedLabels] = []
+    sections = [_section(item, lms, agreements, shared) for item in items]
+    overview = agreement_table(agreements, shared, settings.size)
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]
     for lm in lms:
@@ -91,14 +93,17 @@ def write_reproduction(
     return write_page(
         folder,
         f"The paper on {names}",
-        [*([overview] if agreements else []), runs_table(lms)],
+        [*([overview] if agreements or shared else []), runs_table(lms)],
         sections,
         len(runs),
     )
 
 
 def _section(
-    item: Item, lms: Sequence[LMRuns], settings: Settings, agreements: list[Agreement]
+    item: Item,
+    lms: Sequence[LMRuns],
+    agreements: list[Agreement],
+    shared: list[SharedLabels],
 ) -> PageSection:
     tables: list[PageTable] = []
     figures: list[PageFigure] = []
@@ -114,10 +119,12 @@ def _section(
     if place in _RUN_FIGURES:
         figures += figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
     printed = [one for one in paper_influences() if one.place == place]
-    found_tables = [compare_influences(lm, one) for lm in lms for one in printed]
+    for compared in (compare_influences(lm, one) for lm in lms for one in printed):
+        if compared is not None:
+            tables.append(compared[0])
+            shared += [compared[1]] if compared[1] is not None else []
     if place == "Table 6":
-        found_tables += [cases_table(lm) for lm in lms]
-    tables += [table for table in found_tables if table is not None]
+        tables += [table for table in map(cases_table, lms) if table is not None]
     if place == "Figure 4":
         drawn = draw_over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
         if drawn is not None:

@@ -175,7 +175,7 @@ def check_command_lines(plans: Sequence[LMPlan]) -> None:
             if error.code:
                 lines = message.getvalue().strip().splitlines()
                 reason = lines[-1].partition("error: ")[2] if lines else "it cannot be parsed"
-                raise ConfigError(f"sizes, {study}: {reason}") from error
+                raise ConfigError(f"options of the runs, {study}: {reason}") from error
 
 
 def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:

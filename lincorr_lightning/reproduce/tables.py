@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,12 +33,13 @@ from lincorr_lightning.results.paper import (
     PaperNumber,
     Quantity,
     paper_numbers,
+    paper_settings,
 )
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
 
-_N_CASES = 4
+_N_CASES, _MIN_RANKED = 4, 5
 NOT_MEASURED = "not measured"
 _WEIGHTS = ("reference", "answer", "max")
 
@@ -51,11 +52,13 @@ class LMRuns:
         plan: Its plan.
         runs: Its runs by name.
         errors: Why runs are missing, by name.
+        seconds: How long runs took, by name.
     """
 
     plan: LMPlan
     runs: Mapping[str, SavedRun]
     errors: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -107,7 +110,7 @@ class Agreement(NamedTuple):
         paper_lm: LM of the paper.
         lm: LM here.
         n: Number of relations that both have.
-        rho: Spearman's rank correlation over relations; NaN for fewer than three.
+        rho: Spearman's rank correlation over relations; NaN for fewer than five.
         difference: Mean difference, here minus paper.
     """
 
@@ -118,6 +121,30 @@ class Agreement(NamedTuple):
     n: int
     rho: float
     difference: float
+
+
+class SharedLabels(NamedTuple):
+    """How many of the paper's labels with the highest weights have the highest weights here.
+
+    Attributes:
+        place: The table.
+        relation: The relation.
+        paper_lm: LM of the paper.
+        lm: LM here.
+        of: Number of labels that each list has.
+        n: Number of lists.
+        mean: Mean number of shared labels.
+        chance: The same, expected of labels in random order.
+    """
+
+    place: str
+    relation: str
+    paper_lm: str
+    lm: str
+    of: int
+    n: int
+    mean: float
+    chance: float
 
 
 # -- numbers beside the paper's --------------------------------------------------------------------
@@ -173,7 +200,7 @@ def compare(
             if all(value is None for value in here.values()):
                 reason = lm.missing_reason(relation, _runs_of(relation, runs))
                 if answer and reason == NOT_MEASURED:
-                    reason = f"no edit or label {answer}"
+                    reason = f"{answer} is not among the edits, or no label"
                 lacking.append(f"{lm.name}: {reason}" if len(lms) > 1 else reason)
         rows.append(row)
         reasons.append("; ".join(lacking))
@@ -203,7 +230,7 @@ def _runs_of(relation: str, runs: Sequence[str]) -> list[str]:
 
 
 def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequence[str]) -> str:
-    """Return a sentence on whether the LMs are the paper's."""
+    """Return sentences on whether LMs and settings are the paper's."""
     is_after = any(run.startswith("after") for run in runs)
     same = [
         lm.name
@@ -213,7 +240,26 @@ def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequen
     others = [lm.name for lm in lms if lm.name not in same]
     parts = [f"{', '.join(same)}: the paper's LM"] if same else []
     parts += [f"{', '.join(others)}: another LM than the paper's"] if others else []
+    studies = list(dict.fromkeys(number.quantity.study for number in numbers))
+    found = [run for lm in lms for name, run in lm.runs.items() if name in runs]
+    for study in studies:
+        here = list(dict.fromkeys(settings_of(run) for run in found if run.study == study))
+        if any(here) and here != [paper_settings(study)]:
+            parts.append(f"{study}: {' or '.join(here)}, in the paper {paper_settings(study)}")
     return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
+
+
+def settings_of(run: SavedRun) -> str:
+    """Return the settings of a run, in the words of `paper_settings`; empty for other studies."""
+    values, settings = run.values, run.values.get("settings") or {}
+    if run.study == "linear_probe" and "n_fit" in values:
+        return f"{values['n_fit']:,} subjects to fit"
+    if run.study == "source_finetune":
+        method = "all weights" if values["method"] == "full" else "LoRA"
+        return f"{method}, {settings['learning_rate']:g}"
+    if run.study == "vocabulary_ablation":
+        return f"{settings['compose']['epochs']:,} and {settings['learn']['epochs']:,} epochs"
+    return ""
 
 
 def _show(quantity: Quantity, number: PaperNumber | None) -> str:
@@ -245,7 +291,7 @@ def _agreements(
             if not pairs:
                 continue
             here, paper = np.array(pairs).T
-            varies = len(pairs) > 2 and np.ptp(here) > 0 and np.ptp(paper) > 0
+            varies = len(pairs) >= _MIN_RANKED and np.ptp(here) > 0 and np.ptp(paper) > 0
             rho = float(spearmanr(here, paper).statistic) if varies else math.nan
             difference = float((here - paper).mean())
             yield Agreement(place, quantity, numbers[0].lm, lm, len(pairs), rho, difference)
@@ -263,19 +309,22 @@ def runs_table(lms: Sequence[LMRuns]) -> PageTable:
                                   ("n_edits", "edits"))
                 if isinstance(values.get(key), int)
             ]  # fmt: skip
-            seconds = values.get("seconds")
+            seconds = lm.seconds.get(name)
             rows.append(
                 [lm.name, name, ", ".join(sizes), str(run.lm.get("dtype") or ""),
-                 f"{seconds:,.0f}" if isinstance(seconds, (int, float)) else "", str(run.folder)]
+                 "" if seconds is None else f"{seconds:,.0f}", str(run.folder)]
             )  # fmt: skip
+    total = sum(seconds for lm in lms for seconds in lm.seconds.values())
     return PageTable(
         "Runs", ["LM", "run", "size", "dtype", "seconds", "folder"],
         [False, False, False, False, True, False], rows,
-        "`lincorr report` makes a page of each, with all settings.",
+        f"{total / 60:,.0f} minutes in all. `lincorr report` makes a page of each run.",
     )  # fmt: skip
 
 
-def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
+def agreement_table(
+    agreements: Sequence[Agreement], shared: Sequence[SharedLabels], size: str
+) -> PageTable:
     """Return an overview: in which tables do LMs agree with the paper?"""
     rows = [
         [one.place, one.quantity.heading, one.paper_lm, one.lm, str(one.n),
@@ -283,11 +332,16 @@ def agreement_table(agreements: Sequence[Agreement], size: str) -> PageTable:
          one.quantity.difference(one.difference)]
         for one in agreements
     ]  # fmt: skip
+    rows += [
+        [one.place, f"{one.relation}: labels shared of {one.of}", one.paper_lm, one.lm, str(one.n),
+         "", f"{one.mean:.1f}, by chance {one.chance:.1f}"]
+        for one in shared
+    ]  # fmt: skip
     note = "ρ: rank correlation over the table's rows; 1 if LM and paper order them in one way."
     note += f" Settings here: those of size {size}, see the settings of the runs."
     return PageTable(
         "Agreement with the paper",
-        ["table", "quantity", "LM of the paper", "LM here", "n", "ρ", "mean difference"],
+        ["table", "quantity", "LM of the paper", "LM here", "n", "ρ", "mean difference, or mean"],
         [False, False, False, False, True, True, True],
         rows,
         note,
@@ -401,7 +455,9 @@ def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list
     return found
 
 
-def compare_influences(lm: LMRuns, printed: PaperInfluences) -> PageTable | None:
+def compare_influences(
+    lm: LMRuns, printed: PaperInfluences
+) -> tuple[PageTable, SharedLabels | None] | None:
     """Lay the paper's labels with the highest weights beside those here (tables 3, 15 to 17).
 
     Args:
@@ -409,7 +465,8 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> PageTable | None
         printed: What the paper prints.
 
     Returns:
-        A row per label of the paper that is a label here; None if the LM lacks the relation.
+        A row per label of the paper that is a label here, and how many labels are shared (None
+        without rows); None if the LM lacks the relation.
     """
     weights = lm.linear_maps.get(relation_probe(printed.relation, Catalogue.load()) or "")
     if weights is None or printed.relation not in weights.pairs:
@@ -428,13 +485,17 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> PageTable | None
     known = {x.strip() for x in weights.labels(token)}
     by_chance = [sum(x in known for x in printed.labels[row[0]]) * n / len(known) for row in rows]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
+    found_shared = None
     if rows:
-        chance = np.mean(by_chance)
-        note += f" Shared on average: {np.mean(shared):.1f} of {n}; by chance {chance:.1f}."
-    return PageTable(
+        found_shared = SharedLabels(
+            printed.place, printed.relation, printed.lm, lm.name, n, len(rows),
+            float(np.mean(shared)), float(np.mean(by_chance)),
+        )  # fmt: skip
+    table = PageTable(
         f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
         [label, f"paper, {printed.lm}", lm.name, "shared"], [False, False, False, True], rows, note,
     )  # fmt: skip
+    return table, found_shared
 
 
 def influence_rows(lm: LMRuns, run: str, top: int) -> list[list[str]]:

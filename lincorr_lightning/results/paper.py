@@ -122,6 +122,16 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
     )  # fmt: skip
 
 
+def paper_settings(study: str) -> str:
+    """Return the settings of a study in the paper; empty if the paper does not have it.
+
+    Example:
+        >>> paper_settings("linear_probe")
+        '5,000 subjects to fit'
+    """
+    return str(_data()["settings"].get(study, ""))
+
+
 @dataclass(frozen=True)
 class PaperInfluences:
     """Labels with the highest weights in W that the paper prints.

@@ -151,6 +151,10 @@ def test_influences_stand_beside_the_papers(found: Path) -> None:
         assert shown.split(", ") == expected
         assert len(paper.split(", ")) == 10
         assert int(shared) == len(set(paper.split(", ")) & set(expected))
+    mean = sum(int(row[3]) for row in body) / len(body)
+    overview = (found / "report.html").read_text("utf-8").split("Agreement with the paper")[-1]
+    row = overview[overview.index("labels shared of 10") :].split("</tr>")[0]
+    assert f"{mean:.1f}, by chance" in row
 
 
 def test_tables_have_their_nulls(found: Path) -> None:
