@@ -154,63 +154,37 @@ def imports(part: str) -> set[str]:
     return found & {name for row in layers() for name in row} - {part}
 
 
-def direct_imports() -> dict[str, set[str]]:
-    """Return the imports of each part, without those that another import reaches too."""
-    edges = {part: imports(part) for row in layers() for part in row}
-    reached: dict[str, set[str]] = {}
-    for row in layers():  # from the ground up, so that what a part reaches is known before
-        for part in row:
-            reached[part] = edges[part].union(*(reached[name] for name in edges[part]))
-    return {
-        part: {name for name in names if not any(name in reached[other] for other in names)}
-        for part, names in edges.items()
-    }
-
-
-_WIDTH, _STEP, _HEIGHT, _GAP = 760, 62, 26, 14
-# Where rows stand, from left (0) to right (1): with these, few lines pass behind boxes.
-_SHIFTS = (0.0, 1.0, 0.7)
+_WIDTH, _STEP, _HEIGHT, _GAP = 760, 40, 26, 14
 
 
 def layer_figure() -> str:
-    """Return an SVG of the parts by layer, with lines to what they import."""
-    rows = layers()
-    top = {name: (len(rows) - 1 - i) * _STEP + 4 for i, row in enumerate(rows) for name in row}
-    boxes: dict[str, tuple[float, float]] = {}  # centre and width
+    """Return an SVG of the parts, with a band for each layer."""
+    rows = layers()[::-1]
+    marks = []
     for i, row in enumerate(rows):
+        top = i * _STEP
+        marks.append(f'<rect class="band" y="{top}" width="{_WIDTH}" height="{_STEP - 4}" rx="4"/>')
         widths = [7.4 * len(name) + 18 for name in row]
-        room = _WIDTH - 4 - sum(widths) - _GAP * (len(row) - 1)
-        x = 2 + room * _SHIFTS[i % len(_SHIFTS)]
+        x = (_WIDTH - sum(widths) - _GAP * (len(row) - 1)) / 2
         for name, width in zip(row, widths, strict=True):
-            boxes[name] = x + width / 2, width
+            marks.append(
+                f'<g><title>{escape(_summary(name))}</title><rect x="{x:.0f}" y="{top + 5}" '
+                f'width="{width:.0f}" height="{_HEIGHT}" rx="4"/>'
+                f'<text x="{x + width / 2:.0f}" y="{top + 22}">{name}</text></g>'
+            )
             x += width + _GAP
-    lines, marks = [], []
-    for name, targets in direct_imports().items():
-        for target in sorted(targets):
-            (x1, _), (x2, _) = boxes[name], boxes[target]
-            y1, y2 = top[name] + _HEIGHT, top[target]
-            middle = (y1 + y2) / 2
-            lines.append(f'<path d="M{x1:.0f} {y1} C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} '
-                         f'{x2:.0f} {y2}"/>')  # fmt: skip
-    for name, (x, width) in boxes.items():
-        marks.append(
-            f'<g><title>{escape(_summary(name))}</title><rect x="{x - width / 2:.0f}" '
-            f'y="{top[name]}" width="{width:.0f}" height="{_HEIGHT}" rx="4"/>'
-            f'<text x="{x:.0f}" y="{top[name] + 17}">{name}</text></g>'
-        )
-    height = len(rows) * _STEP - _STEP + _HEIGHT + 8
     return (
-        f'<svg class="layers" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'<svg class="layers" viewBox="0 0 {_WIDTH} {len(rows) * _STEP}" role="img" '
         f'aria-label="Parts of the package by layer">\n<style>{_STYLE}</style>\n'
-        + "\n".join([*lines, *marks])
+        + "\n".join(marks)
         + "\n</svg>\n"
     )
 
 
 _STYLE = (
     ".layers{width:100%;max-width:760px;font:12.5px monospace}"
-    ".layers path{fill:none;stroke:var(--color-foreground-muted);stroke-opacity:.55}"
-    ".layers rect{fill:var(--color-background-secondary);stroke:var(--color-brand-primary)}"
+    ".layers rect{fill:var(--color-background-primary);stroke:var(--color-brand-primary)}"
+    ".layers .band{fill:var(--color-background-secondary);stroke:none}"
     ".layers text{fill:var(--color-foreground-primary);text-anchor:middle}"
 )
 
