@@ -236,10 +236,11 @@ def main(
     """
     path = Path(output)
     measured: dict[str, Any] = read_numbers(path) if path.exists() else {}
-    unknown = set(only) - set(studies(n_subjects, n_lora, n_full))
+    planned = studies(n_subjects, n_lora, n_full)
+    unknown = set(only) - set(planned)
     if unknown or (show and not measured):
         raise SystemExit(f"there is no study {unknown}" if unknown else f"{path} has no numbers")
-    for study, command in studies(n_subjects, n_lora, n_full).items() if not show else ():
+    for study, command in planned.items() if not show else ():
         if only and study not in only:
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+FIRST_ROWS = 10
+"""Number of rows of a table that a notebook shows."""
+
 
 def html_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     is_number: Sequence[bool],
     caption: str = "",
-    limit: int = 10,
+    limit: int = FIRST_ROWS,
+    n_rows: int | None = None,
 ) -> str:
     """Return a table as HTML, with all texts escaped.
 
@@ -21,6 +25,7 @@ def html_table(
         is_number: Whether a column is aligned to the right, for each column.
         caption: What the table shows.
         limit: Number of rows at most; the caption says how many there are.
+        n_rows: Number of rows of the whole table, if `rows` are the first ones.
 
     Example:
         >>> print(html_table(["a<b"], [["1"], ["2"]], [True], "Numbers.", limit=1))
@@ -30,8 +35,9 @@ def html_table(
         <tr><td style="text-align: right; padding: 0 .5em; white-space: nowrap">1</td></tr>
         </table></div>
     """
-    if len(rows) > limit:
-        caption = f"{caption.rstrip('.')} (first {limit} of {len(rows):,} rows)".strip()
+    n_rows = len(rows) if n_rows is None else n_rows
+    if n_rows > limit:
+        caption = f"{caption.rstrip('.')} (first {limit} of {n_rows:,} rows)".strip()
     lines = ['<div style="overflow-x: auto"><table>']
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')

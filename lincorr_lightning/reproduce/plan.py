@@ -192,11 +192,12 @@ def _run(
 ) -> PlannedRun | str:
     """Return a run, or why it cannot be."""
     kind, _, rest = name.partition("_")
+    options: dict[str, Any] = {}
+    fixed: dict[str, Any] = {"trainer.default_root_dir": str(where.parent), "name": where.name}
     if kind in ("probe", "after"):
         wanted = study_setting(settings, kind, "data", "n_subjects")
         n_subjects = n_subjects if wanted is None else min(wanted, n_subjects)
-    options: dict[str, Any] = {}
-    fixed: dict[str, Any] = {}
+        fixed["data.n_subjects"] = n_subjects
     size, probe = 0, None
     if name == SUBWORD_PROBE:
         options = {"model.knowledge": CITY.split("->"), "model.pairs": [CITY],
@@ -244,9 +245,6 @@ def _run(
             if relation != CITY:
                 options["data.max_source_labels"] = None  # they have few labels
             size = len(mappings)
-    if kind in ("probe", "after"):
-        fixed["data.n_subjects"] = n_subjects
-    fixed |= {"trainer.default_root_dir": str(where.parent), "name": where.name}
     arguments = tuple(_arguments(settings.studies[kind], settings, options, fixed))
     return PlannedRun(name, where, arguments, kind, size, probe)
 

@@ -127,21 +127,15 @@ class SharedLabels(NamedTuple):
     """How many of the paper's labels with the highest weights have the highest weights here.
 
     Attributes:
-        place: The table.
-        relation: The relation.
-        paper_lm: LM of the paper.
+        printed: What the paper prints.
         lm: LM here.
-        of: Number of labels that each list has.
-        n: Number of lists.
+        n: Number of lists that are compared.
         mean: Mean number of shared labels.
         chance: The same, expected of labels in random order.
     """
 
-    place: str
-    relation: str
-    paper_lm: str
+    printed: PaperInfluences
     lm: str
-    of: int
     n: int
     mean: float
     chance: float
@@ -333,8 +327,8 @@ def agreement_table(
         for one in agreements
     ]  # fmt: skip
     rows += [
-        [one.place, f"{one.relation}: labels shared of {one.of}", one.paper_lm, one.lm, str(one.n),
-         "", f"{one.mean:.1f}, by chance {one.chance:.1f}"]
+        [one.printed.place, f"{one.printed.relation}: labels shared of {one.printed.n}",
+         one.printed.lm, one.lm, str(one.n), "", f"{one.mean:.1f}, by chance {one.chance:.1f}"]
         for one in shared
     ]  # fmt: skip
     note = "ρ: rank correlation over the table's rows; 1 if LM and paper order them in one way."
@@ -367,9 +361,14 @@ def precision_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     }
 
 
+def _probe_of(relation: str) -> str:
+    """Return the name of the probe that has a relation's map; empty if there is none."""
+    return relation_probe(relation, Catalogue.load()) or ""
+
+
 def _probed_pair(lm: LMRuns, relation: str) -> Mapping[str, Any]:
     """Return a relation's entry in the results of its probe; empty if there is none."""
-    run = lm.runs.get(relation_probe(relation, Catalogue.load()) or "")
+    run = lm.runs.get(_probe_of(relation))
     pairs = run.values["pairs"] if run is not None else ()
     return next((one for one in pairs if f"{one['source']}->{one['target']}" == relation), {})
 
@@ -468,12 +467,12 @@ def compare_influences(
         A row per label of the paper that is a label here, and how many labels are shared (None
         without rows); None if the LM lacks the relation.
     """
-    weights = lm.linear_maps.get(relation_probe(printed.relation, Catalogue.load()) or "")
+    weights = lm.linear_maps.get(_probe_of(printed.relation))
     if weights is None or printed.relation not in weights.pairs:
         return None
     ends = printed.relation.split("->")
     label, token = ends if printed.direction == "influenced" else reversed(ends)
-    n = len(next(iter(printed.labels.values())))
+    n = printed.n
     found = strongest(weights, printed.relation, n)[printed.direction]
     rows, shared = [], []
     for name, theirs in printed.labels.items():
@@ -487,10 +486,8 @@ def compare_influences(
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     found_shared = None
     if rows:
-        found_shared = SharedLabels(
-            printed.place, printed.relation, printed.lm, lm.name, n, len(rows),
-            float(np.mean(shared)), float(np.mean(by_chance)),
-        )  # fmt: skip
+        mean, chance = float(np.mean(shared)), float(np.mean(by_chance))
+        found_shared = SharedLabels(printed, lm.name, len(rows), mean, chance)
     table = PageTable(
         f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
         [label, f"paper, {printed.lm}", lm.name, "shared"], [False, False, False, True], rows, note,

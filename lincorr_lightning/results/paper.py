@@ -150,6 +150,11 @@ class PaperInfluences:
     direction: str
     labels: Mapping[str, tuple[str, ...]]
 
+    @property
+    def n(self) -> int:
+        """Number of labels in each list."""
+        return len(next(iter(self.labels.values())))
+
 
 @cache
 def paper_influences() -> tuple[PaperInfluences, ...]:

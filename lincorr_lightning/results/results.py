@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from lincorr_lightning.errors import ResultsError
-from lincorr_lightning.html import html_table
+from lincorr_lightning.html import FIRST_ROWS, html_table
 from lincorr_lightning.io import as_output_error, atomic_write, remove, write_csv, write_json
 from lincorr_lightning.results.tables import markdown_table
 from lincorr_lightning.version import __version__
@@ -204,9 +204,10 @@ class Table:
         """Return the first rows as a notebook shows them."""
         return html_table(
             [column.title for column in self.full_columns],
-            self.texts(),
+            self.texts(FIRST_ROWS),
             [bool(column.format) for column in self.full_columns],
             self.caption,
+            n_rows=len(self.rows),
         )
 
     def to_json(self) -> dict[str, Any]:
