@@ -31,6 +31,8 @@ nb_execution_timeout = 600
 # Lightning's log lines and warnings.
 nb_output_stderr = "remove"
 autodoc_typehints = "description"
+# Else the fields of a dataclass appear a second time, as parameters without a description.
+autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 # Fields of named tuples stand in their class's docstring and would appear twice.
 napoleon_use_ivar = True

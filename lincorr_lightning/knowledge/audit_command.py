@@ -13,12 +13,12 @@ from rich.console import Console
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.knowledge.audit import audit_details, audit_domains, audit_table
-from lincorr_lightning.knowledge.catalogue import Catalogue
+from lincorr_lightning.knowledge.catalogue import Catalogue, split_names
 
 
 def audit(
     lm: str = "tiny-world",
-    knowledge: list[str] = ["all"],  # noqa: B006  read only, and shown as it is by --help
+    knowledge: list[str] | str = "all",
     knowledge_files: list[str] = [],  # noqa: B006
     revision: str | None = None,
     details: bool = False,
@@ -27,7 +27,7 @@ def audit(
 
     Args:
         lm: A folder (a tokenizer is enough), a .gguf file, a hub id or tiny-world.
-        knowledge: Names of kinds of knowledge or families, such as [city,math], or [all].
+        knowledge: Names of kinds of knowledge or families, such as city or [city,math].
         knowledge_files: Your own knowledge files, in addition to the built-in ones.
         revision: Branch, tag or commit of a hub id.
         details: Whether to list every label and every dropped answer as well.
@@ -36,7 +36,7 @@ def audit(
         KnowledgeError: A name is unknown or a file is not valid.
         LanguageModelError: The LM's tokenizer cannot be read.
     """
-    selected = Catalogue.load(*knowledge_files).select(knowledge)
+    selected = Catalogue.load(*knowledge_files).select(split_names(knowledge))
     domains = audit_domains(selected, _load_tokenizer(lm, revision))
     console = Console()
     if not console.is_terminal:

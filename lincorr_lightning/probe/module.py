@@ -272,6 +272,7 @@ class LinearProbe(FrozenLMModule):
             fit = merge_moments(fit, tune)
         self._fit = fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
+        self._warn_of_few_subjects()
         self.fit_subjects = self._gather_subjects("fit")
         if self.hparams["solver"] == "closed_form":
             # A Newton step reaches the solution. It is an optimizer step, because `ModelCheckpoint`
@@ -287,6 +288,18 @@ class LinearProbe(FrozenLMModule):
         ):
             for source, module in _modules(modules):
                 module.assign(solutions[source])
+
+    def _warn_of_few_subjects(self) -> None:
+        plain = {source for (source, _), ridge in self.ridges.items() if ridge == 0}
+        few = [source for source in plain if self.layout.sizes[source] >= self.n_fit]
+        if few:
+            most = max(few, key=lambda source: self.layout.sizes[source])
+            rank_zero_warn(
+                f"the maps are fitted on {self.n_fit:,} subjects, but {most} has "
+                f"{self.layout.sizes[most]:,} labels: without a ridge they fit these subjects "
+                "exactly, and say little about others. Raise data.n_subjects, or set model.ridge "
+                "to auto."
+            )
 
     def _descend(self, rows: Tensor, batch: SubjectBatch) -> None:
         """Take a step of gradient descent, that of one rank with the subjects of all ranks."""

@@ -48,6 +48,10 @@ def ablation_run(relation: str) -> str:
 
 SUBWORD_PROBE, SUBWORD_EDITS = "probe_subwords", "edits_subwords"
 """Runs of city->country whose labels are also beginnings of words, for table 18."""
+PRINTED_EDITS = "edits_printed"
+"""Run that edits the cities which the paper prints, for table 6."""
+PLACES = {SUBWORD_PROBE: "Table 18", SUBWORD_EDITS: "Table 18", PRINTED_EDITS: "Table 6"}
+"""Runs that serve one table alone."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ ITEMS = (
     ),
     Item(("Table 5",), "edits of the source that generalize", (*_PROBES, *map(edit_run, EDITED))),
     Item(_figures(5), "W of generalized and of hallucinated edits", (_PROBES[0], edit_run(CITY))),
-    Item(("Table 6",), "edits of city->country", (_PROBES[0], edit_run(CITY))),
+    Item(("Table 6",), "edits of city->country", (_PROBES[0], edit_run(CITY), PRINTED_EDITS)),
     Item(("Table 7",), "generalization by the vocabulary alone", tuple(map(ablation_run, ABLATED))),
     Item(_figures(7, 18), "label-wise r of arithmetic", (_PROBES[1],)),
     Item(("Table 8", "Table 14"), "label-wise r of similes", (_PROBES[2],)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
@@ -17,6 +17,8 @@ from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
 from lincorr_lightning.reproduce.items import (
     CITY,
+    PLACES,
+    PRINTED_EDITS,
     SUBWORD_EDITS,
     SUBWORD_PROBE,
     Item,
@@ -24,6 +26,7 @@ from lincorr_lightning.reproduce.items import (
     probe_run,
 )
 from lincorr_lightning.reproduce.settings import Settings, StudyConfig
+from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.saved_run import config_verb
 
 if TYPE_CHECKING:
@@ -32,10 +35,11 @@ if TYPE_CHECKING:
 LINEAR_MAP, VERSION = "linear_map", "version_0"
 # An edit has fewer steps, so that only its end is measured.
 _AT_THE_END = 100_000
+# Any name, to count the tokens of prompts.
+_SUBJECT = "Emma"
 NAMES = "name_country->country"
 CONTROL = "color"
 """Knowledge that an edit should not change, as a null of table 5."""
-_MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,10 @@ class PlannedRun:
         folder: The folder of its ``version_0``.
         arguments: Command line without the LM.
         study: One of `STUDIES`.
-        size: What its time is proportional to: prompts of probes, optimizer steps of edits,
+        size: What its time is proportional to: tokens that a probe reads, optimizer steps of edits,
             mappings of ablations.
         probe: Folder of the probe whose maps are used, on subjects that they were not fitted on.
+        answers: Answers that the edits teach, one each; empty if they are sampled.
     """
 
     name: str
@@ -58,6 +63,7 @@ class PlannedRun:
     study: str
     size: int
     probe: Path | None = None
+    answers: tuple[str, ...] = ()
 
 
 @dataclass
@@ -136,7 +142,9 @@ def plan_lm(
     folders = safe_names(names)
     for name in names:
         where = folder / folders[name]
-        found = _run(name, where, folder, catalogue, known, left_out, settings, n_subjects)
+        found = _run(
+            name, where, folder, catalogue, known, left_out, settings, n_subjects, tokenizer
+        )
         if isinstance(found, str):
             plan.left_out[name] = found
         else:
@@ -146,22 +154,22 @@ def plan_lm(
 
 def _known(
     catalogue: Catalogue, tokenizer: PreTrainedTokenizerBase, left_out: dict[str, str]
-) -> dict[str, int]:
-    """Return the number of labels of each kind of knowledge; note which have none, and why."""
+) -> dict[str, list[str]]:
+    """Return the labels of each kind of knowledge; note which have none, and why."""
     found = {}
     for name, knowledge in catalogue.items():
         unknown = unknown_words(knowledge, tokenizer)
         try:
-            n_labels = len(build_domain(knowledge, tokenizer).labels)
+            labels = [text.strip() for text in build_domain(knowledge, tokenizer).texts]
         except DomainError:
             left_out[name] = "no answer is a label of the vocabulary"
             continue
         if unknown:
             left_out[name] = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
-        elif n_labels < 2:
+        elif len(labels) < 2:
             left_out[name] = "only one answer is a label of the vocabulary"
         else:
-            found[name] = n_labels
+            found[name] = labels
     return found
 
 
@@ -185,10 +193,11 @@ def _run(
     where: Path,
     folder: Path,
     catalogue: Catalogue,
-    known: Mapping[str, int],
+    known: Mapping[str, Sequence[str]],
     left_out: Mapping[str, str],
     settings: Settings,
     n_subjects: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> PlannedRun | str:
     """Return a run, or why it cannot be."""
     kind, _, rest = name.partition("_")
@@ -198,17 +207,19 @@ def _run(
         wanted = study_setting(settings, kind, "data", "n_subjects")
         n_subjects = n_subjects if wanted is None else min(wanted, n_subjects)
         fixed["data.n_subjects"] = n_subjects
-    size, probe = 0, None
+    size, probe, answers = 0, None, ()
     if name == SUBWORD_PROBE:
         options = {"model.knowledge": CITY.split("->"), "model.pairs": [CITY],
                    "model.subwords": True}  # fmt: skip
-        size = 2 * n_subjects
+        size = n_subjects * n_tokens(
+            [catalogue[end].prompt(_SUBJECT) for end in CITY.split("->")], tokenizer
+        )
     elif kind in ("probe", "after"):
         pairs = family_pairs(rest, catalogue, known)
         if not pairs:
             return f"fewer than two kinds of knowledge of the family {rest} have labels"
         used = list(dict.fromkeys(end for pair in pairs for end in pair.split("->")))
-        size = len(used) * n_subjects
+        size = n_subjects * n_tokens([catalogue[end].prompt(_SUBJECT) for end in used], tokenizer)
         options = {"model.knowledge": used, "model.pairs": pairs}
         if kind == "after":
             options = {
@@ -216,7 +227,7 @@ def _run(
                 "model.linear_map": str(folder / probe_run(rest) / VERSION / LINEAR_MAP),
             }
     else:
-        relation = CITY if name == SUBWORD_EDITS else rest
+        relation = CITY if name in (SUBWORD_EDITS, PRINTED_EDITS) else rest
         lacking = [end for end in relation.split("->") if end not in known]
         if lacking:
             return f"{lacking[0]}: {left_out[lacking[0]]}"
@@ -236,9 +247,15 @@ def _run(
             ]  # fmt: skip
             options["model.forecast"] = False
             options["data.subwords"] = name == SUBWORD_EDITS
-            size = _number(settings, kind, "data", "n_edits") * _number(
-                settings, kind, "model", "steps_per_edit"
-            )
+            n_edits = _number(settings, kind, "data", "n_edits")
+            if name == PRINTED_EDITS:
+                printed = [n.answer for n in paper_numbers() if n.place == PLACES[name]]
+                labels = known[relation.split("->")[0]]
+                answers = tuple(city for city in dict.fromkeys(printed) if city in labels)
+                if not answers:
+                    return "no city of the paper's table is a label of the vocabulary"
+                n_edits, fixed["data.n_edits"] = len(answers), None
+            size = n_edits * _number(settings, kind, "model", "steps_per_edit")
         else:
             mappings = ["reference", "permuted", "letters"] if relation == CITY else ["reference"]
             options["model.mapping"] = mappings
@@ -246,7 +263,13 @@ def _run(
                 options["data.max_source_labels"] = None  # they have few labels
             size = len(mappings)
     arguments = tuple(_arguments(settings.studies[kind], settings, options, fixed))
-    return PlannedRun(name, where, arguments, kind, size, probe)
+    return PlannedRun(name, where, arguments, kind, size, probe, answers)
+
+
+def n_tokens(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many tokens of prompts are read, those of shared beginnings once."""
+    rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
 
 
 def study_setting(settings: Settings, study: str, part: str, name: str) -> Any:
@@ -305,15 +328,26 @@ def describe(
     for run in plan.runs:
         state = f"about {seconds[run.name]:,.0f} s" if run.name in seconds else "finished"
         yield f"  {run.name}: {state}"
-    by_reason: dict[str, list[str]] = {}
+    served = [i for i in items if (plan.after or not i.needs_after) and i.n_lms <= n_lms]
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for name, reason in plan.left_out.items():
         short = reason.partition(":")[0] if name in catalogue else reason
-        by_reason.setdefault(short, []).append(name)
+        where = "; ".join(i.numbers for i in served if _is_part(name, i, catalogue))
+        by_reason.setdefault((short, where), []).append(name)
+    for (reason, where), names in by_reason.items():
+        yield f"  left out: {', '.join(names)}" + f" ({where})" * bool(where) + f": {reason}"
     for item in items:
-        if item.needs_after and plan.after is None:
-            by_reason.setdefault("needs --after", []).append(", ".join(item.places))
-        elif item.n_lms > n_lms:
-            by_reason.setdefault(f"needs {item.n_lms} LMs", []).append(", ".join(item.places))
-    for reason, names in by_reason.items():
-        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        yield f"  left out: {', '.join(names[:_MAX_NAMED])}{more}: {reason}"
+        if item not in served:
+            needed = "--after" if item.needs_after and not plan.after else f"{item.n_lms} LMs"
+            yield f"  left out: {item.numbers}: needs {needed}"
+
+
+def _is_part(name: str, item: Item, catalogue: Catalogue) -> bool:
+    """Return whether a run or a kind of knowledge is part of an item."""
+    for run in item.runs:
+        kind, _, rest = run.partition("_")
+        if name == run or name in rest.split("->"):
+            return True
+        if kind in ("probe", "after") and name in catalogue and catalogue[name].family == rest:
+            return True
+    return False

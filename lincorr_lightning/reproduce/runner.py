@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.io import read_json, write_json
+from lincorr_lightning.io import read_json, write_csv, write_json
 from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.reproduce.plan import VERSION, LMPlan, PlannedRun
 from lincorr_lightning.reproduce.trial import Trial
@@ -78,7 +78,9 @@ class State:
             and not (key.startswith("lms.") and (key not in ours or key not in kept))
         ]
         if differ:
-            shown = ", ".join(f"{k} ({kept.get(k)} / {ours.get(k)})" for k in differ[:_MAX_NAMED])
+            shown = "; ".join(
+                dict.fromkeys(_in_words(key, kept.get(key), ours) for key in differ[:_MAX_NAMED])
+            )
             raise ConfigError(
                 f"{self.path.parent} holds a reproduction with other settings: {shown}. Name "
                 "another folder as --output, or go on with the same settings."
@@ -91,6 +93,19 @@ class State:
         write_json(
             self.path, {"settings": self._settings, "tables": self.tables, "runs": self.runs}
         )
+
+
+def _in_words(key: str, earlier: Any, settings: Mapping[str, Any]) -> str:
+    """Return which setting differs, and how; of hashes, what has changed."""
+    part, _, rest = key.partition(".")
+    if part == "lms":
+        name, _, what = rest.rpartition(".")
+        return f"the LM {name} has other {what}" if what != "after" else f"--after of {name}"
+    if part == "studies" and key.endswith(".text"):
+        return f"the content of {settings.get(key.removesuffix('text') + 'config')} has changed"
+    if part == "overlays":
+        return f"the overlay {rest} is new, left out, or has changed"
+    return f"{key} was {earlier} and is {settings.get(key)}"
 
 
 def _flatten(values: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -187,7 +202,12 @@ def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:
     ]  # fmt: skip
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
-        command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
+        if run.answers:
+            edits = run.folder.with_suffix(".csv")
+            write_csv(edits, ("subject", "answer"), list(zip(subjects, run.answers, strict=False)))
+            command.append(f"--data.edits_file={edits}")
+        else:
+            command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
     with redirect_stdout(io.StringIO()), _quiet():
         cli = run_lightning_cli(command, launched_with=list(whole))
     for module in cli.model.modules():

@@ -20,8 +20,7 @@ from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.probe.results import top_influences
 from lincorr_lightning.reproduce.items import (
     CITY,
-    SUBWORD_EDITS,
-    SUBWORD_PROBE,
+    PLACES,
     ablation_run,
     after_run,
     edit_run,
@@ -91,9 +90,8 @@ class LMRuns:
     def find(self, quantity: Quantity, number: PaperNumber) -> float | None:
         """Return a number of the paper as measured here; None if it was not."""
         for name, run in self.runs.items():
-            # Labels are other ones where beginnings of words are labels, too.
-            with_subwords = name in (SUBWORD_PROBE, SUBWORD_EDITS)
-            if run.study != quantity.study or with_subwords != (number.place == "Table 18"):
+            serves = number.place in PLACES.values()
+            if run.study != quantity.study or (PLACES.get(name) == number.place) != serves:
                 continue
             value = quantity.of(run, number.relation, number.answer)
             if value is not None:
@@ -203,14 +201,15 @@ def compare(
         headings, is_number = [*headings, "left out"], [*is_number, False]
         groups.append(("", 1))
         rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
-    table = PageTable(
-        f"{place} of the paper and the same here",
-        headings,
-        is_number,
-        rows,
-        _lm_note(numbers, lms, runs),
-        groups,
-    )
+    note = _lm_note(numbers, lms, runs)
+    if any(
+        0 < sum(value is None for value in here.values()) < len(here)
+        for own in found.values()
+        for here in own.values()
+    ):
+        note += " Cells are empty where no label or edit is of that kind."
+    caption = f"{place} of the paper and the same here"
+    table = PageTable(caption, headings, is_number, rows, note, groups)
     return table, list(_agreements(place, found, by_row, column))
 
 
@@ -247,7 +246,8 @@ def settings_of(run: SavedRun) -> str:
     """Return the settings of a run, in the words of `paper_settings`; empty for other studies."""
     values, settings = run.values, run.values.get("settings") or {}
     if run.study == "linear_probe" and "n_fit" in values:
-        return f"{values['n_fit']:,} subjects to fit"
+        ridge = settings["ridge"] if settings["ridge"] == "auto" else f"{settings['ridge']:g}"
+        return f"{values['n_fit']:,} subjects to fit, ridge {ridge}"
     if run.study == "source_finetune":
         method = "all weights" if values["method"] == "full" else "LoRA"
         return f"{method}, {settings['learning_rate']:g}"

@@ -11,7 +11,7 @@ import torch
 from lincorr_lightning.knowledge import Knowledge
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
-from lincorr_lightning.reproduce.plan import PlannedRun
+from lincorr_lightning.reproduce.plan import PlannedRun, n_tokens
 
 _PROMPT = "{} lives in the city of"
 _N_SUBJECTS, _N_PROMPTS, _N_LABELS = 16, 10, 100
@@ -25,17 +25,17 @@ class Trial(NamedTuple):
     """What an LM takes, in seconds.
 
     Attributes:
-        prompt: To read the logits after a prompt.
+        token: To read a token of a prompt.
         update: For a forward and a backward pass of one edit.
     """
 
-    prompt: float
+    token: float
     update: float
 
     def seconds(self, run: PlannedRun) -> float:
         """Return about how long a run takes."""
         if run.study in ("probe", "after"):
-            return _START + run.size * self.prompt
+            return _START + run.size * self.token
         if run.study == "edits":
             return _START + run.size * _PASSES * self.update
         return _START + run.size * _MAPPING
@@ -68,7 +68,8 @@ def time_lm(lm: LanguageModel, knowledge: Sequence[Knowledge]) -> Trial:
             weight.requires_grad_(False)
 
     read = _seconds(lambda: lm.joint_logits(prompts, [labels] * len(prompts)))
-    return Trial(read / len(prompts) / len(subjects), _seconds(update) / len(subjects))
+    n = n_tokens([prompt for row in prompts for prompt in row], lm.tokenizer)
+    return Trial(read / n, _seconds(update) / len(subjects))
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -127,7 +127,7 @@ def paper_settings(study: str) -> str:
 
     Example:
         >>> paper_settings("linear_probe")
-        '5,000 subjects to fit'
+        '5,000 subjects to fit, ridge 0'
     """
     return str(_data()["settings"].get(study, ""))
 

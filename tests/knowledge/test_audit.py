@@ -87,7 +87,8 @@ def test_the_command_reads_users_files_and_shows_details(requested, capsys, tmp_
     assert "Brunei" in printed and "Paris" in printed
 
 
-def test_the_command_refuses_unknown_names(requested):
+@pytest.mark.parametrize("names", [["mth"], "mth", "city, mth"])
+def test_the_command_refuses_unknown_names(requested, names):
     with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):
-        audit(knowledge=["mth"])
+        audit(knowledge=names)
     assert requested == []  # before the tokenizer is read

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -387,6 +388,19 @@ def test_refused_settings(
     options = {"knowledge": ["city", "country", "color"], **options}
     with pytest.raises(error, match=message):
         LinearProbe(lm=LMConfig(name_or_path=small_lm), **options)
+
+
+@pytest.mark.parametrize(("n", "ridge", "warns"), [(10, 0.0, True), (10, 1.0, False),
+                                                   (60, 0.0, False)])  # fmt: skip
+def test_fewer_subjects_than_labels(
+    small_lm: str, tmp_path: Path, n: int, ridge: float, warns: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_probe(tmp_path, small_lm, data={"n_subjects": n}, ridge=ridge)
+    said = [str(one.message) for one in caught if "are fitted on 5 subjects" in str(one.message)]
+    assert bool(said) == warns
+    assert all("Raise data.n_subjects" in message for message in said)
 
 
 def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None:

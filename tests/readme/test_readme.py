@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.results.tables import markdown_table
@@ -205,27 +209,41 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
 @pytest.mark.usefixtures("small_runs")
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    own_module, probe, features = with_own_files(blocks("python"))
+    own_module, probe, features, stopping = sorted(
+        with_own_files(blocks("python")), key=lambda block: "EarlyStopping" in block
+    )
     exec(compile(probe, "own_lm.md", "exec"), {})
     assert capsys.readouterr().out.strip() in {
         answer.text.split()[0] for answer in Catalogue.load()["country"].answers
     }
-    exec(compile(own_module, "README.md", "exec"), {"__name__": "readme"})
-    learned, _ = capsys.readouterr().out.split()[-2:]
-    assert float(learned) > 0
+    script: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(own_module, "README.md", "exec"), script)
+    (learned,) = re.findall(r"^learned (\d+)%, generalized \d+%$", capsys.readouterr().out, re.M)
+    assert int(learned) > 0
+    exec(compile(stopping, "own_module.md", "exec"), script)
+    assert re.search(r"^stopped after [1-5] epochs$", capsys.readouterr().out, re.M)
     names: dict[str, Any] = {}
     exec(compile(features, "feature_flow.md", "exec"), names)
     assert names["logits"].shape[:2] == names["features"].shape[:2]
 
 
 def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
-    (text,) = blocks("yaml")
+    (text,) = [block for block in blocks("yaml") if "knowledge:" in block]
     path = tmp_path / "rivers.yaml"
     path.write_text(text, encoding="utf-8")
     assert yaml.safe_load(text)["version"] == 1
     relation = Catalogue.load(path).relation("river->country")
     assert relation.reference is not None
     assert relation.reference["Rhine"] == {"Germany", "Switzerland", "Netherlands"}
+
+
+def test_callbacks_in_the_yaml_of_another_cli(tmp_path: Path) -> None:
+    (text,) = [block for block in blocks("yaml") if "callbacks:" in block]
+    path = tmp_path / "own.yaml"
+    path.write_text(text, encoding="utf-8")
+    cli = LightningCLI(BoringModel, run=False, args=["--config", str(path)])
+    own = [one for one in cli.trainer.callbacks if isinstance(one, PeriodicCallback)]
+    assert [type(one) for one in own] == [Generalization, GradientCorrelation]
 
 
 def test_every_file_named_exists() -> None:

@@ -26,7 +26,7 @@ from lincorr_lightning.reproduce.plan import LMPlan, PlannedRun
 from lincorr_lightning.reproduce.tables import LMRuns, compare
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.saved_run import SavedRun
-from tests.toys import WORDS
+from tests.toys import NAMES, WORDS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SIZE = {
@@ -217,12 +217,12 @@ def test_other_settings_are_refused(
 ) -> None:
     edits = SIZE["edits"]["options"] | {"data.n_edits": 6}
     sizes = {"toy": SIZE | {"edits": SIZE["edits"] | {"options": edits}}}
-    with pytest.raises(ConfigError, match=r"studies\.edits\.data\.n_edits \(5 / 6\)"):
+    with pytest.raises(ConfigError, match=r"studies\.edits\.data\.n_edits was 5 and is 6"):
         reproduce(sizes=sizes)
     other = make_lm(tmp_path / Path(next((found / "runs").iterdir())).name, seed=7)
-    with pytest.raises(ConfigError, match=r"lms\..*weights"):
+    with pytest.raises(ConfigError, match=r"the LM \S+ has other weights"):
         reproduce(lms=[str(other)])
-    with pytest.raises(ConfigError, match=r"lms\..*\.after"):
+    with pytest.raises(ConfigError, match=r"--after of"):
         reproduce()  # without --after
 
 
@@ -251,7 +251,7 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce: Callable[..., Path]) 
         "--only=table6,figure10", output="failed", sizes={"toy": SIZE | {"edits": edits}}
     )
     state = json.loads((folder / "reproduction.json").read_text("utf-8"))
-    (entry,) = [one for name, one in state["runs"].items() if "edits" in name]
+    (entry,) = [one for name, one in state["runs"].items() if "edits_city" in name]
     assert "data.n_edits asks for 100000" in entry["error"]
     assert "data.n\\_edits asks for 100000" in (folder / "table6.md").read_text("utf-8")
 
@@ -446,3 +446,35 @@ def test_the_lm_is_read_once(
     monkeypatch.setattr(language_model, "read_model", lambda *a: reads.append(1) or read(*a))
     reproduce("--only=table6,figure10,table18", output="once")
     assert len(reads) == 1
+
+
+def test_the_papers_cities_are_edited(
+    reproduce: Callable[..., Path], make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Table 6 has the weights of the paper's cities, those of Shanghai for the map's China."""
+    words = dict.fromkeys((*WORDS, *NAMES, ",", "Shanghai", "Denmark", "Copenhagen", "China"))
+    lm = make_lm(tmp_path / "travelled", words=tuple(words))
+    folder = reproduce("--only=table6", lms=[str(lm)], output="cities")
+    (path,) = folder.glob("runs/*/edits_printed/version_0/tables/cases.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        edited = {row["source_answer"] for row in csv.DictReader(file)}
+    assert edited == {"Shanghai", "Copenhagen"}
+    (maps,) = folder.glob("runs/*/probe_attribute/version_0/linear_map")
+    weights = LinearMap.from_pretrained(maps)
+    w = weights.weight("city->country").numpy()
+    names = [[x.strip() for x in weights.labels(end)] for end in ("city", "country")]
+    expected = w[names[1].index("China"), names[0].index("Shanghai")]
+    head, _, *body = rows(folder, "table6")
+    (row,) = [row for row in body if row[0] == "Shanghai"]
+    at = head.index("travelled W of the reference")
+    assert row[at].split(" (")[0].replace("−", "-") == f"{expected:.2f}"
+
+
+def test_what_is_left_out_says_from_which_tables(
+    reproduce: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reproduce("--plan", "--only=table4,figure9,figure4", output="planned")
+    said = capsys.readouterr().out
+    assert re.search(r"left out: .*\bceo\b.* \(Table 4\): ", said)
+    assert "left out: Figure 9: needs --after\n" in said
+    assert "left out: Figure 4: needs 2 LMs\n" in said
