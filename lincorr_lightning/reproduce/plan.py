@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,12 +139,10 @@ def plan_lm(
         for name, reason in left_out.items()
         if catalogue[name].family in used or name in used
     }
+    planner = _Planner(catalogue, known, left_out, settings, n_subjects, tokenizer, folder)
     folders = safe_names(names)
     for name in names:
-        where = folder / folders[name]
-        found = _run(
-            name, where, folder, catalogue, known, left_out, settings, n_subjects, tokenizer
-        )
+        found = planner.run(name, folder / folders[name])
         if isinstance(found, str):
             plan.left_out[name] = found
         else:
@@ -188,82 +186,113 @@ def family_pairs(family: str, catalogue: Catalogue, known: Iterable[str]) -> lis
     return [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
 
 
-def _run(
-    name: str,
-    where: Path,
-    folder: Path,
-    catalogue: Catalogue,
-    known: Mapping[str, Sequence[str]],
-    left_out: Mapping[str, str],
-    settings: Settings,
-    n_subjects: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> PlannedRun | str:
-    """Return a run, or why it cannot be."""
-    kind, _, rest = name.partition("_")
-    options: dict[str, Any] = {}
-    fixed: dict[str, Any] = {"trainer.default_root_dir": str(where.parent), "name": where.name}
-    if kind in ("probe", "after"):
-        wanted = study_setting(settings, kind, "data", "n_subjects")
-        n_subjects = n_subjects if wanted is None else min(wanted, n_subjects)
-        fixed["data.n_subjects"] = n_subjects
-    size, probe, answers = 0, None, ()
-    if name == SUBWORD_PROBE:
-        options = {"model.knowledge": CITY.split("->"), "model.pairs": [CITY],
-                   "model.subwords": True}  # fmt: skip
-        size = n_subjects * n_tokens(
-            [catalogue[end].prompt(_SUBJECT) for end in CITY.split("->")], tokenizer
-        )
-    elif kind in ("probe", "after"):
-        pairs = family_pairs(rest, catalogue, known)
-        if not pairs:
-            return f"fewer than two kinds of knowledge of the family {rest} have labels"
-        used = list(dict.fromkeys(end for pair in pairs for end in pair.split("->")))
-        size = n_subjects * n_tokens([catalogue[end].prompt(_SUBJECT) for end in used], tokenizer)
-        options = {"model.knowledge": used, "model.pairs": pairs}
-        if kind == "after":
-            options = {
-                "model.before": None,
-                "model.linear_map": str(folder / probe_run(rest) / VERSION / LINEAR_MAP),
-            }
-    else:
+@dataclass(frozen=True)
+class _Planner:
+    """Plans the runs of one LM.
+
+    Attributes:
+        catalogue: The catalogue of knowledge.
+        known: Labels of each kind of knowledge that has some.
+        left_out: Why other kinds of knowledge have none.
+        settings: The settings.
+        n_available: Number of subjects that the vocabulary has.
+        tokenizer: The LM's tokenizer.
+        folder: Folder of the runs.
+    """
+
+    catalogue: Catalogue
+    known: Mapping[str, Sequence[str]]
+    left_out: Mapping[str, str]
+    settings: Settings
+    n_available: int
+    tokenizer: PreTrainedTokenizerBase
+    folder: Path
+
+    def run(self, name: str, where: Path) -> PlannedRun | str:
+        """Return a run in the folder `where`, or why it cannot be."""
+        kind, _, rest = name.partition("_")
+        if kind in ("probe", "after"):
+            return self._probe(name, where, kind, rest)
         relation = CITY if name in (SUBWORD_EDITS, PRINTED_EDITS) else rest
-        lacking = [end for end in relation.split("->") if end not in known]
+        lacking = [end for end in relation.split("->") if end not in self.known]
         if lacking:
-            return f"{lacking[0]}: {left_out[lacking[0]]}"
-        options = {"data.relation": relation}
+            return f"{lacking[0]}: {self.left_out[lacking[0]]}"
         if kind == "edits":
-            controls = [CONTROL] if CONTROL in known and CONTROL not in relation else []
-            # The subword probe also has beginnings of words as source labels, which edits lack.
-            probed = None if name == SUBWORD_EDITS else relation_probe(relation, catalogue)
-            probe = None if probed is None else folder / probed / VERSION
-            stored = None if probe is None else str(probe / LINEAR_MAP)
-            options["trainer.callbacks"] = [
-                {"class_path": "Generalization",
-                 "init_args": {"controls": controls, "linear_map": stored,
-                               "every_n_steps": _AT_THE_END}},
-                *([] if name == SUBWORD_EDITS else
-                  [{"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}]),
-            ]  # fmt: skip
-            options["model.forecast"] = False
-            options["data.subwords"] = name == SUBWORD_EDITS
-            n_edits = _number(settings, kind, "data", "n_edits")
-            if name == PRINTED_EDITS:
-                printed = [n.answer for n in paper_numbers() if n.place == PLACES[name]]
-                labels = known[relation.split("->")[0]]
-                answers = tuple(city for city in dict.fromkeys(printed) if city in labels)
-                if not answers:
-                    return "no city of the paper's table is a label of the vocabulary"
-                n_edits, fixed["data.n_edits"] = len(answers), None
-            size = n_edits * _number(settings, kind, "model", "steps_per_edit")
+            return self._edits(name, where, relation)
+        return self._ablation(name, where, relation)
+
+    def _probe(self, name: str, where: Path, kind: str, family: str) -> PlannedRun | str:
+        """Plan the fit of a family's maps, or (`kind` ``after``) their scores on the tuned LM."""
+        wanted = study_setting(self.settings, kind, "data", "n_subjects")
+        n_subjects = self.n_available if wanted is None else min(wanted, self.n_available)
+        options: dict[str, Any]
+        if name == SUBWORD_PROBE:
+            used, options = CITY.split("->"), {"model.subwords": True, "model.pairs": [CITY]}
         else:
-            mappings = ["reference", "permuted", "letters"] if relation == CITY else ["reference"]
-            options["model.mapping"] = mappings
-            if relation != CITY:
-                options["data.max_source_labels"] = None  # they have few labels
-            size = len(mappings)
-    arguments = tuple(_arguments(settings.studies[kind], settings, options, fixed))
-    return PlannedRun(name, where, arguments, kind, size, probe, answers)
+            pairs = family_pairs(family, self.catalogue, self.known)
+            if not pairs:
+                return f"fewer than two kinds of knowledge of the family {family} have labels"
+            used = list(dict.fromkeys(end for pair in pairs for end in pair.split("->")))
+            options = {"model.pairs": pairs}
+        options["model.knowledge"] = used
+        if kind == "after":
+            maps = self.folder / probe_run(family) / VERSION / LINEAR_MAP
+            options = {"model.before": None, "model.linear_map": str(maps)}
+        prompts = [self.catalogue[end].prompt(_SUBJECT) for end in used]
+        size = n_subjects * n_tokens(prompts, self.tokenizer)
+        return self._planned(name, where, kind, size, options, {"data.n_subjects": n_subjects})
+
+    def _edits(self, name: str, where: Path, relation: str) -> PlannedRun | str:
+        with_subwords = name == SUBWORD_EDITS
+        # The subword probe also has beginnings of words as source labels, which edits lack.
+        probed = None if with_subwords else relation_probe(relation, self.catalogue)
+        probe = None if probed is None else self.folder / probed / VERSION
+        stored = None if probe is None else str(probe / LINEAR_MAP)
+        controls = [CONTROL] if CONTROL in self.known and CONTROL not in relation else []
+        outcomes = {"controls": controls, "linear_map": stored, "every_n_steps": _AT_THE_END}
+        callbacks: list[dict[str, Any]] = [
+            {"class_path": "Generalization", "init_args": outcomes}
+        ]  # fmt: skip
+        if not with_subwords:
+            gradients = {"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}
+            callbacks.append(gradients)
+        options = {
+            "data.relation": relation, "trainer.callbacks": callbacks, "model.forecast": False,
+            "data.subwords": with_subwords,
+        }  # fmt: skip
+        n_edits, fixed = _number(self.settings, "edits", "data", "n_edits"), {}
+        answers: tuple[str, ...] = ()
+        if name == PRINTED_EDITS:
+            printed = [n.answer for n in paper_numbers() if n.place == PLACES[name]]
+            labels = self.known[relation.partition("->")[0]]
+            answers = tuple(city for city in dict.fromkeys(printed) if city in labels)
+            if not answers:
+                return "no city of the paper's table is a label of the vocabulary"
+            n_edits, fixed = len(answers), {"data.n_edits": None}
+        size = n_edits * _number(self.settings, "edits", "model", "steps_per_edit")
+        run = self._planned(name, where, "edits", size, options, fixed)
+        return replace(run, probe=probe, answers=answers)
+
+    def _ablation(self, name: str, where: Path, relation: str) -> PlannedRun:
+        mappings = ["reference", "permuted", "letters"] if relation == CITY else ["reference"]
+        options: dict[str, Any] = {"data.relation": relation, "model.mapping": mappings}
+        if relation != CITY:
+            options["data.max_source_labels"] = None  # they have few labels
+        return self._planned(name, where, "ablation", len(mappings), options, {})
+
+    def _planned(
+        self,
+        name: str,
+        where: Path,
+        study: str,
+        size: int,
+        options: Mapping[str, Any],
+        fixed: Mapping[str, Any],
+    ) -> PlannedRun:
+        """Return a run; the settings' options replace `options`, and `fixed` replaces those."""
+        fixed = {"trainer.default_root_dir": str(where.parent), "name": where.name, **fixed}
+        arguments = _arguments(self.settings.studies[study], self.settings, options, fixed)
+        return PlannedRun(name, where, tuple(arguments), study, size)
 
 
 def n_tokens(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
@@ -344,6 +373,9 @@ def describe(
 
 def _is_part(name: str, item: Item, catalogue: Catalogue) -> bool:
     """Return whether a run or a kind of knowledge is part of an item."""
+    printed = [n.relation.split("->") for n in paper_numbers() if n.place in item.places]
+    if printed and name in catalogue:  # a table has some pairs of a family only
+        return any(name in ends for ends in printed)
     for run in item.runs:
         kind, _, rest = run.partition("_")
         if name == run or name in rest.split("->"):

@@ -16,9 +16,9 @@ from lincorr_lightning.reproduce.plan import PlannedRun, n_tokens
 _PROMPT = "{} lives in the city of"
 _N_SUBJECTS, _N_PROMPTS, _N_LABELS = 16, 10, 100
 # Reading its config and drawing; and what training an ablation took on vocabularies of LMs.
-_START, _MAPPING = 5.0, 30.0
+_START, _MAPPING = 5.0, 17.0
 # An update of an edit, in forward and backward passes: the update, and reading its effects.
-_PASSES = 2.0
+_PASSES = 4.0
 
 
 class Trial(NamedTuple):
