@@ -253,7 +253,7 @@ class _Planner:
         callbacks: list[dict[str, Any]] = [
             {"class_path": "Generalization", "init_args": outcomes}
         ]  # fmt: skip
-        if not with_subwords:
+        if name not in PLACES:
             gradients = {"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}
             callbacks.append(gradients)
         options = {
