@@ -29,7 +29,15 @@ from forecast_tables import (
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from numbers_file import read_numbers
-from real_lm_tables import EDITED, ablation_table, edit_run, pair_of, peak_of
+from real_lm_tables import (
+    EDITED,
+    RISK_LIMITS,
+    ablation_table,
+    edit_run,
+    pair_of,
+    peak_of,
+    risk_run,
+)
 from real_lms import PAPER_PAIRS, RESULTS
 
 from lincorr_lightning.io import atomic_write
@@ -419,6 +427,22 @@ def paper_table(lms: LMRuns) -> str:
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
+def risk_table(lms: LMRuns) -> str:
+    """Return outcomes of trainings with and without the edits above a risk."""
+    rows = []
+    for lm, runs in lms.items():
+        for limit in RISK_LIMITS:
+            found = runs.get(risk_run(limit))
+            if found is not None:
+                shares = (found[x] for x in ("source_learned", "generalized", "hallucinated"))
+                rows.append(
+                    [lm, "none" if limit is None else f"{limit:g}", found["n_edits"],
+                     *(f"{share:.0%}" for share in shares), f"{found['seconds']:.0f} s"]
+                )  # fmt: skip
+    columns = ("LM", "max_risk", "edits", "learned", "generalized", "hallucinated", "training")
+    return markdown_table(columns, rows)
+
+
 def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str]:
     """Return the documents' tables by their markers."""
     lms = read_lms(results, forecast_runs)
@@ -431,6 +455,7 @@ def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str
         "real_forecasts": area_table(forecast_runs),
         "real_answers": answer_table(forecast_runs),
         "real_left_out": left_out_table(forecast_runs),
+        "real_risk": risk_table(lms),
         "real_repeated": repeated_table(forecast_runs),
         "real_costs": cost_table(forecast_runs),
         "real_ablation": ablation_table(list(LMS), results),

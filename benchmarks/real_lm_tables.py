@@ -13,6 +13,7 @@ from lincorr_lightning.ablation.results import PAPER
 from lincorr_lightning.results.tables import markdown_table
 
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+RISK_RELATION, RISK_LIMITS = "landmark->country", (None, 0.5)
 
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
@@ -34,6 +35,11 @@ def made(lms: list[str], run: str, results: Path) -> Iterator[tuple[str, dict[st
 def edit_run(method: str, relation: str) -> str:
     """Return the name of a run of edits."""
     return f"{method}_{relation.replace('->', '_to_')}"
+
+
+def risk_run(limit: float | None) -> str:
+    """Return the name of a run of edits whose forecast risk is limited."""
+    return "max_risk_none" if limit is None else f"max_risk_{limit:g}"
 
 
 def edits_of(outcomes: str) -> tuple[str, str]:

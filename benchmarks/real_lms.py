@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from jsonargparse import auto_cli
 from numbers_file import read_numbers, write_numbers
-from real_lm_tables import EDITED, TABLES, edit_run
+from real_lm_tables import EDITED, RISK_LIMITS, RISK_RELATION, TABLES, edit_run, risk_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BENCHMARKS = Path(__file__).parent
@@ -253,6 +253,17 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                     (*outcomes, "gradient_correlation", "logit_correlation", "gradients",
                      "forecast"),
                 )  # fmt: skip
+    # Trained with and without the riskiest edits; no forecaster was fitted on this relation.
+    for limit in RISK_LIMITS if size.n_outcomes else ():
+        yield Run(
+            risk_run(limit),
+            ("fit", "--config", "configs/source_finetune_lora.yaml",
+             f"--data.relation={RISK_RELATION}", "--matmul_precision=medium",
+             "--model.lm.attn_implementation=eager", "--data.n_edits=96",
+             f"--data.max_risk={json.dumps(limit)}", "--model.forecast=false",
+             f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
+            (*outcomes, "seconds"),
+        )  # fmt: skip
 
 
 def execute(run: Run, lm: Path, folder: Path) -> None:
