@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.linear_map.fitting import maps_of_rows, relation_layout
+from lincorr_lightning.linear_map.layout import JointLayout, read_rows
 from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
@@ -46,8 +49,9 @@ def load_or_fit_maps(
 ) -> RelationMaps:
     """Read the map of a folder, or fit two on the LM as it is now; once per run.
 
-    The first fitted map has the `ridge`, the second chooses its own (``auto``). Neither is fitted
-    on subjects that are `held_out`: those that the run measures.
+    Prompts that several relations share are read once. The first fitted map has the `ridge`, the
+    second chooses its own (``auto``). Neither is fitted on subjects that are `held_out`: those that
+    the run measures.
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.
@@ -57,7 +61,9 @@ def load_or_fit_maps(
     if key not in cache.shared:
         if folder is None:
             subjects = sample_up_to(cache.lm.tokenizer, n_subjects, held_out)
-            fitted = fit_linear_maps(cache.lm, relation, subjects, [ridge, "auto"])
+            layout = relation_layout(relation)
+            rows = _read_rows(cache, layout, subjects)
+            fitted = maps_of_rows(cache.lm, layout, rows, [ridge, "auto"])
             maps = dict(zip(("plain", "auto"), fitted, strict=True))
         else:
             maps = {"given": _load(cache, relation, folder)}
@@ -68,6 +74,22 @@ def load_or_fit_maps(
         )
     found: RelationMaps = cache.shared[key]
     return found
+
+
+def _read_rows(cache: QueryCache, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
+    """Return the joint rows of a layout; domains that were read for another relation are kept."""
+    kept: dict[tuple[str, Sequence[int]], Tensor]
+    kept = cache.shared.setdefault(("rows", tuple(subjects)), {})
+    keys = {
+        name: (domain.knowledge.template, tuple(domain.token_ids))
+        for name, domain in layout.domains.items()
+    }
+    missing = {name: layout.domains[name] for name, key in keys.items() if key not in kept}
+    if missing:
+        new = JointLayout(missing, ())
+        rows = read_rows(cache.lm, new, subjects)
+        kept |= {keys[name]: rows[:, new.columns(name)] for name in missing}
+    return torch.cat([kept[key] for key in keys.values()], dim=1)
 
 
 def _load(cache: QueryCache, relation: TokenizedRelation, folder: str) -> LinearMap:

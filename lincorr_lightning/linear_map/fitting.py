@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, domain_rows, source_progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, read_rows, source_progress
 from lincorr_lightning.linear_map.solver import (
     RidgeSolver,
     Solution,
@@ -121,11 +123,38 @@ def fit_linear_maps(
     Raises:
         NonFiniteError: The LM answers a subject with NaN or infinite logits.
     """
+    layout = relation_layout(relation)
+    return maps_of_rows(lm, layout, read_rows(lm, layout, subjects), ridges, tolerance)
+
+
+def relation_layout(relation: TokenizedRelation) -> JointLayout:
+    """Return the layout of one relation's source and target."""
     domains = {domain.knowledge.name: domain for domain in (relation.source, relation.target)}
     source, target = domains
+    return JointLayout(domains, ((source, target),))
+
+
+def maps_of_rows(
+    lm: LanguageModel,
+    layout: JointLayout,
+    rows: Tensor,
+    ridges: Sequence[float | str] = (0.0,),
+    tolerance: float = 0.02,
+) -> list[LinearMap]:
+    """Fit the maps of `fit_linear_maps` on joint rows that have been read.
+
+    Args:
+        lm: The LM that was read.
+        layout: Columns of the rows, of one pair.
+        rows: ``(n_subjects, n_columns)``, float64.
+        ridges: Ridge strengths, or ``auto``.
+        tolerance: What ``auto`` may cost in mean label-wise r.
+
+    Returns:
+        A map for each ridge strength.
+    """
+    ((source, target),) = layout.pairs
     pair = source, target
-    layout = JointLayout(domains, (pair,))
-    rows = domain_rows(lm, layout, subjects)
     solver = RidgeSolver(moments_of(rows), layout.columns(source), layout.columns(target))
     maps = []
     for ridge in ridges:

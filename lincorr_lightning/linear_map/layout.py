@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from lincorr_lightning.lm.language_model import LanguageModel
 
 _log = logging.getLogger(__name__)
+# Subjects that are read between two steps of a progress bar.
+_CHUNK = 256
 
 Pair = tuple[str, str]
 """Names of a source and a target."""
@@ -150,6 +152,15 @@ def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str])
         prompts.append([layout.control.format(x) for x in subjects])
         tokens.append(layout.control_token_ids)
     return lm.joint_logits(prompts, tokens)
+
+
+def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
+    """Return `domain_rows` of many subjects, with a progress bar on rank 0."""
+    parts = [subjects[first : first + _CHUNK] for first in range(0, max(len(subjects), 1), _CHUNK)]
+    hidden = len(parts) < 2 or getattr(rank_zero_only, "rank", 0) != 0
+    bar = tqdm(parts, desc="reading subjects", unit_scale=_CHUNK, unit="subject",
+               disable=hidden or None, leave=False)  # fmt: skip
+    return torch.cat([domain_rows(lm, layout, part) for part in bar])
 
 
 def build_layout(

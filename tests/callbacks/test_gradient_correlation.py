@@ -49,6 +49,30 @@ def test_each_update_as_by_hand(naive, small_lm, own_map, make_trainer, accumula
     assert watch.results["n_updates"] == len(batches) // accumulate
 
 
+def test_prompts_of_several_relations_are_read_once(naive, small_lm, make_trainer, monkeypatch):
+    """And each map is the one that its relation has alone."""
+    relations = ("city->country", "city->color", "country->color")
+    alone = {}
+    for relation in relations:
+        (alone[relation],) = watched = [GradientCorrelation(relation, subjects=SUBJECTS)]
+        make_trainer(*watched).fit(naive.module(small_lm), naive.sentences(small_lm, n=1))
+    prompts = []
+    read = LanguageModel.joint_logits
+
+    def joint_logits(lm, asked, tokens):
+        prompts.extend(prompt for part in asked for prompt in part)
+        return read(lm, asked, tokens)
+
+    monkeypatch.setattr(LanguageModel, "joint_logits", joint_logits)
+    together = [GradientCorrelation(relation, subjects=SUBJECTS) for relation in relations]
+    make_trainer(*together).fit(naive.module(small_lm), naive.sentences(small_lm, n=1))
+    assert prompts and len(prompts) == len(set(prompts))
+    for one in together:
+        for name in ("plain", "auto"):
+            expected = alone[one.relation].maps.weights[name]
+            assert torch.allclose(one.maps.weights[name], expected, atol=1e-4)
+
+
 def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(
     naive, small_lm, make_trainer
 ):
