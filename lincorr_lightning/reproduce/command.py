@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from transformers.utils.logging import disable_progress_bar
 from lincorr_lightning import termination
 from lincorr_lightning.errors import ConfigError, ReproductionError
 from lincorr_lightning.io import check_writable, safe_names
+from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_weights import weights_read_once
 from lincorr_lightning.lm.vocabulary import count_subjects
 from lincorr_lightning.reproduce.items import ITEMS, Item, item_keys, select_items
+from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import LMPlan, describe, packaged, plan_lm, study_setting
 from lincorr_lightning.reproduce.runner import (
@@ -32,8 +34,7 @@ from lincorr_lightning.reproduce.runner import (
     run_all,
     saved_run,
 )
-from lincorr_lightning.reproduce.settings import Settings, read_settings
-from lincorr_lightning.reproduce.tables import LMRuns
+from lincorr_lightning.reproduce.settings import Settings, read_settings, with_options
 from lincorr_lightning.reproduce.trial import Trial, time_lm
 from lincorr_lightning.results.style import short_name
 from lincorr_lightning.yaml_checks import load_yaml
@@ -59,17 +60,17 @@ def reproduce(args: Sequence[str]) -> Path | None:
     """
     options = vars(_parser().parse_args(args))
     config, only_plan = options.pop("config"), options.pop("plan")
-    options["only"] = [
-        one for part in options["only"] or () for one in part.split(",") if one
-    ] or None
+    if options["only"] is not None:
+        options["only"] = [one for part in options["only"] for one in part.split(",") if one]
+        if not options["only"]:
+            raise ConfigError("--only names no table or figure; leave it out for all.")
     own = _options(options.pop("option") or ())
-    settings = read_settings(packaged(config), options)
-    settings = replace(settings, options={**settings.options, **own})
-    items = select_items(settings.only)
+    settings = with_options(read_settings(packaged(config), options), own)
+    asked = select_items(settings.only)
     folder = Path(settings.output)
     state = State(folder)
     # Tables of earlier calls stay on the page, and need their runs.
-    items = [item for item in ITEMS if item in items or item.keys[0] in state.tables]
+    items = [item for item in ITEMS if item in asked or item.keys[0] in state.tables]
     state.tables = item_keys(items)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
@@ -77,6 +78,8 @@ def reproduce(args: Sequence[str]) -> Path | None:
         state.set_settings({**_kept_settings(settings), "lms": fingerprints})
         check_command_lines(plans)
         _show(plans, items, trials)
+        if len(items) > len(asked):
+            _print(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
             raise ReproductionError(
                 "there is nothing to run; the plan says why all that was asked for is left out."
@@ -91,10 +94,12 @@ def reproduce(args: Sequence[str]) -> Path | None:
         return None
     lms = [_runs(plan, state) for plan in plans]
     failed = [f"{lm.name}: {name}: {error}" for lm in lms for name, error in lm.errors.items()]
+    if failed:
+        _print(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
     if failed and not any(lm.runs for lm in lms):
         raise ReproductionError(f"all runs failed. {failed[0]}")
     page = write_reproduction(items, lms, settings, folder)
-    sys.stdout.write(f"Page: {page}\n")
+    _print(f"Page: {page}")
     return page
 
 
@@ -110,17 +115,19 @@ def _plan(
     for i, path in enumerate(settings.lm):
         lm = LanguageModel(_lm_config(path, settings))
         after = settings.after[i] if settings.after else None
-        if after is not None:
-            _check_tokenizer(lm, LanguageModel(_lm_config(after, settings)))
+        # Before the LM, which is in memory then as the runs start.
+        tuned = {} if after is None else {"after": _tuned_fingerprint(after, lm, settings)}
         plan = LMPlan(path, after, safe_names(names)[names[i]])
         wanted, n_subjects = _n_subjects(settings, lm)
         known = plan_lm(
             plan, items, settings, lm.tokenizer, folder / "runs" / plan.name, n_subjects
         )  # fmt: skip
         if n_subjects < wanted:
-            plan.left_out["subjects"] = f"the vocabulary has {n_subjects:,}, not {wanted:,}"
+            plan.too_few_subjects = (
+                f"probes: all {n_subjects:,} subjects that the vocabulary has, not {wanted:,}"
+            )
         lm.load()
-        fingerprints[plan.name] = lm.info["fingerprint"] | {"after": after}
+        fingerprints[plan.name] = lm.info["fingerprint"] | tuned
         trials[plan.name] = time_lm(lm, known)
         plans.append(plan)
     return plans, trials, fingerprints
@@ -184,7 +191,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="config that is laid over those of all runs, such as "
                         "trainer/gpu.yaml")  # fmt: skip
     parser.add_argument("--option", action="append", metavar="KEY=VALUE",
-                        help="option of all runs, such as model.lm.dtype=bfloat16")  # fmt: skip
+                        help="option of all runs, such as model.lm.dtype=bfloat16, or of one "
+                        "study, such as edits.data.n_edits=64")  # fmt: skip
     parser.add_argument("--config", default=CONFIG, help="all settings (default: the packaged "
                         "configs/reproduce.yaml)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
@@ -201,12 +209,19 @@ def _lm_config(path: str, settings: Settings) -> LMConfig:
     try:
         return LMConfig(path, **options)
     except TypeError as error:
-        raise ConfigError(
-            f"options: {error}. See `lincorr fit --model.help LinearProbe`."
-        ) from error
+        names = [field.name for field in fields(LMConfig)]
+        unknown = next((name for name in options if name not in names), "")
+        hint = suggest(unknown, names, f" There are {', '.join(names)}.")
+        raise ConfigError(f"options: there is no option model.lm.{unknown}.{hint}") from error
 
 
-def _check_tokenizer(lm: LanguageModel, after: LanguageModel) -> None:
+def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict[str, Any]:
+    """Return the fingerprint of a tuned LM.
+
+    Raises:
+        ConfigError: Its tokenizer is not that of the LM.
+    """
+    after = LanguageModel(_lm_config(path, settings))
     prints = [fingerprint_tokenizer(one.tokenizer, one.prefix) for one in (lm, after)]
     if prints[0] != prints[1]:
         raise ConfigError(
@@ -214,6 +229,8 @@ def _check_tokenizer(lm: LanguageModel, after: LanguageModel) -> None:
             "that maps of one have no meaning for the other. Pass the tuned version of the same LM "
             "as --after."
         )
+    after.load()
+    return dict(after.info["fingerprint"])
 
 
 def _hash(config: str) -> str:
@@ -242,5 +259,11 @@ def _show(plans: Sequence[LMPlan], items: Sequence[Item], trials: Mapping[str, T
         sys.stdout.writelines(f"{line}\n" for line in describe(plan, items, len(plans), todo))
         total, n_runs = total + sum(todo.values()), n_runs + len(todo)
     n_all = sum(len(plan.runs) for plan in plans)
-    sys.stdout.write(f"{n_all} runs, {n_all - n_runs} of them finished; about {minutes(total)}.\n")
+    runs = "1 run" if n_all == 1 else f"{n_all} runs"
+    _print(f"{runs}, {n_all - n_runs} of them finished; about {minutes(total)}.")
+
+
+@rank_zero_only
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

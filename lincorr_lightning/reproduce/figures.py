@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.reproduce.items import after_run, probe_run
-from lincorr_lightning.reproduce.tables import LMRuns
+from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.report.comparison import short_size
 from lincorr_lightning.results.report.page import PageFigure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -161,7 +162,10 @@ def select_items(only: Sequence[str]) -> list[Item]:
     for name in only:
         key = name.lower().replace(" ", "")
         if key not in by_key:
-            hint = suggest(key, by_key, f" There are {', '.join(by_key)}.")
+            ordered = sorted(by_key, key=lambda one: (one.rstrip("0123456789"), len(one), one))
+            known = f" There are {', '.join(ordered)}."
+            # Of another number, no name is the nearest.
+            hint = known if re.fullmatch(r"(table|figure)\d+", key) else suggest(key, by_key, known)
             raise ConfigError(f"there is no table or figure {name!r} to reproduce.{hint}")
         chosen.append(by_key[key])
     return [item for item in ITEMS if item in chosen] if only else list(ITEMS)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lincorr_lightning.io import write_csv
+from lincorr_lightning.reproduce.agreement import Agreement, SharedLabels, agreement_tables
 from lincorr_lightning.reproduce.figures import (
     figures_of_runs,
     languages_figures,
@@ -19,12 +20,9 @@ from lincorr_lightning.reproduce.items import (
     edit_run,
     probe_run,
 )
+from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.reproduce.settings import Settings
 from lincorr_lightning.reproduce.tables import (
-    Agreement,
-    LMRuns,
-    SharedLabels,
-    agreement_table,
     cases_table,
     compare,
     compare_influences,
@@ -80,7 +78,8 @@ def write_reproduction(
     agreements: list[Agreement] = []
     shared: list[SharedLabels] = []
     sections = [_section(item, lms, agreements, shared) for item in items]
-    overview = agreement_table(agreements, shared, settings.size)
+    overview = agreement_tables(agreements, shared, settings.size)
+    sections.append(PageSection("Runs", "runs", [], [runs_table(lms)], [], []))
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]
     for lm in lms:
@@ -93,7 +92,7 @@ def write_reproduction(
     return write_page(
         folder,
         f"The paper on {names}",
-        [*([overview] if agreements or shared else []), runs_table(lms)],
+        overview,
         sections,
         len(runs),
     )

@@ -52,7 +52,8 @@ class PlannedRun:
         arguments: Command line without the LM.
         study: One of `STUDIES`.
         size: What its time is proportional to: tokens that a probe reads, optimizer steps of edits,
-            mappings of ablations.
+            epochs of ablations.
+        what: The same in words.
         probe: Folder of the probe whose maps are used, on subjects that they were not fitted on.
         answers: Answers that the edits teach, one each; empty if they are sampled.
     """
@@ -62,6 +63,7 @@ class PlannedRun:
     arguments: tuple[str, ...]
     study: str
     size: int
+    what: str
     probe: Path | None = None
     answers: tuple[str, ...] = ()
 
@@ -75,7 +77,8 @@ class LMPlan:
         after: The same LM after post-training; None without.
         name: Name of its folder.
         runs: The runs, in their order.
-        left_out: What cannot be run, and why: the name of a run, relation or kind of knowledge.
+        left_out: What cannot be run, and why: the name of a run or kind of knowledge.
+        too_few_subjects: That the vocabulary has fewer subjects than the probes ask for; or empty.
         tokenizer: The LM's tokenizer; None before `plan_lm`.
     """
 
@@ -84,6 +87,7 @@ class LMPlan:
     name: str
     runs: list[PlannedRun] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    too_few_subjects: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
 
 
@@ -240,7 +244,9 @@ class _Planner:
             options = {"model.before": None, "model.linear_map": str(maps)}
         prompts = [self.catalogue[end].prompt(_SUBJECT) for end in used]
         size = n_subjects * n_tokens(prompts, self.tokenizer)
-        return self._planned(name, where, kind, size, options, {"data.n_subjects": n_subjects})
+        what = f"{len(used)} prompts of {n_subjects:,} subjects"
+        fixed = {"data.n_subjects": n_subjects}
+        return self._planned(name, where, kind, size, what, options, fixed)
 
     def _edits(self, name: str, where: Path, relation: str) -> PlannedRun | str:
         with_subwords = name == SUBWORD_EDITS
@@ -270,7 +276,7 @@ class _Planner:
                 return "no city of the paper's table is a label of the vocabulary"
             n_edits, fixed = len(answers), {"data.n_edits": None}
         size = n_edits * _number(self.settings, "edits", "model", "steps_per_edit")
-        run = self._planned(name, where, "edits", size, options, fixed)
+        run = self._planned(name, where, "edits", size, f"{n_edits} edits", options, fixed)
         return replace(run, probe=probe, answers=answers)
 
     def _ablation(self, name: str, where: Path, relation: str) -> PlannedRun:
@@ -278,7 +284,14 @@ class _Planner:
         options: dict[str, Any] = {"data.relation": relation, "model.mapping": mappings}
         if relation != CITY:
             options["data.max_source_labels"] = None  # they have few labels
-        return self._planned(name, where, "ablation", len(mappings), options, {})
+        epochs = sum(
+            _number(self.settings, "ablation", "model", f"{phase}.epochs")
+            for phase in ("compose", "learn")
+        )
+        n_seeds = len(study_setting(self.settings, "ablation", "model", "seeds") or [0])
+        n = len(mappings) * n_seeds
+        what = ("1 training" if n == 1 else f"{n} trainings") + f" of {epochs:,} epochs"
+        return self._planned(name, where, "ablation", n * epochs, what, options, {})
 
     def _planned(
         self,
@@ -286,13 +299,14 @@ class _Planner:
         where: Path,
         study: str,
         size: int,
+        what: str,
         options: Mapping[str, Any],
         fixed: Mapping[str, Any],
     ) -> PlannedRun:
         """Return a run; the settings' options replace `options`, and `fixed` replaces those."""
         fixed = {"trainer.default_root_dir": str(where.parent), "name": where.name, **fixed}
         arguments = _arguments(self.settings.studies[study], self.settings, options, fixed)
-        return PlannedRun(name, where, tuple(arguments), study, size)
+        return PlannedRun(name, where, tuple(arguments), study, size, what)
 
 
 def n_tokens(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
@@ -307,7 +321,10 @@ def study_setting(settings: Settings, study: str, part: str, name: str) -> Any:
     for options in (chosen.options, settings.options):
         if f"{part}.{name}" in options:
             return options[f"{part}.{name}"]
-    return read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {}).get(name)
+    found: Any = read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {})
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _number(settings: Settings, study: str, part: str, name: str) -> int:
@@ -356,15 +373,19 @@ def describe(
     yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" * bool(plan.after))
     for run in plan.runs:
         state = f"about {seconds[run.name]:,.0f} s" if run.name in seconds else "finished"
-        yield f"  {run.name}: {state}"
+        yield f"  {run.name}: {run.what}, {state}"
+    if plan.too_few_subjects:
+        yield f"  {plan.too_few_subjects}"
     served = [i for i in items if (plan.after or not i.needs_after) and i.n_lms <= n_lms]
     by_reason: dict[tuple[str, str], list[str]] = {}
     for name, reason in plan.left_out.items():
         short = reason.partition(":")[0] if name in catalogue else reason
         where = "; ".join(i.numbers for i in served if _is_part(name, i, catalogue))
+        if name in catalogue and not where:
+            continue  # no table that was asked for has it
         by_reason.setdefault((short, where), []).append(name)
     for (reason, where), names in by_reason.items():
-        yield f"  left out: {', '.join(names)}" + f" ({where})" * bool(where) + f": {reason}"
+        yield f"  left out: {', '.join(names)} ({where}): {reason}"
     for item in items:
         if item not in served:
             needed = "--after" if item.needs_after and not plan.after else f"{item.n_lms} LMs"

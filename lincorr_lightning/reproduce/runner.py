@@ -77,10 +77,16 @@ class State:
             # LMs may be added and left out.
             and not (key.startswith("lms.") and (key not in ours or key not in kept))
         ]
-        if differ:
-            shown = "; ".join(
-                dict.fromkeys(_in_words(key, kept.get(key), ours) for key in differ[:_MAX_NAMED])
+        if not set(self._settings["lms"]) & set(theirs["lms"]):
+            names = " and ".join(theirs["lms"])
+            raise ConfigError(
+                f"{self.path.parent} holds a reproduction of {names}. Name another folder as "
+                "--output; for one page of several LMs, repeat --lm for each."
             )
+        if differ:
+            said = list(dict.fromkeys(_in_words(key, kept, ours) for key in _causes(differ)))
+            more = f"; and {len(said) - _MAX_NAMED} more" if len(said) > _MAX_NAMED else ""
+            shown = "; ".join(said[:_MAX_NAMED]) + more
             raise ConfigError(
                 f"{self.path.parent} holds a reproduction with other settings: {shown}. Name "
                 "another folder as --output, or go on with the same settings."
@@ -95,17 +101,27 @@ class State:
         )
 
 
-def _in_words(key: str, earlier: Any, settings: Mapping[str, Any]) -> str:
+def _causes(differ: Sequence[str]) -> list[str]:
+    """Return the settings that differ, without those that follow from others."""
+    if "size" in differ:
+        differ = [key for key in differ if not key.startswith("studies.")]
+    dtypes = [key.removesuffix("dtype") for key in differ if key.endswith(".dtype")]
+    return [key for key in differ if not any(key == f"{one}weights" for one in dtypes)]
+
+
+def _in_words(key: str, earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Return which setting differs, and how; of hashes, what has changed."""
     part, _, rest = key.partition(".")
     if part == "lms":
         name, _, what = rest.rpartition(".")
-        return f"the LM {name} has other {what}" if what != "after" else f"--after of {name}"
+        name = f"tuned LM of {name.removesuffix('.after')}" if ".after" in name else f"LM {name}"
+        return f"the {name} has other {what}"
     if part == "studies" and key.endswith(".text"):
         return f"the content of {settings.get(key.removesuffix('text') + 'config')} has changed"
     if part == "overlays":
         return f"the overlay {rest} is new, left out, or has changed"
-    return f"{key} was {earlier} and is {settings.get(key)}"
+    was, now = (json.dumps(one.get(key)) for one in (earlier, settings))
+    return f"{key} was {was} and is {now}"
 
 
 def _flatten(values: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -190,7 +206,10 @@ def check_command_lines(plans: Sequence[LMPlan]) -> None:
             if error.code:
                 lines = message.getvalue().strip().splitlines()
                 reason = lines[-1].partition("error: ")[2] if lines else "it cannot be parsed"
-                raise ConfigError(f"options of the runs, {study}: {reason}") from error
+                raise ConfigError(
+                    f"options of the runs, {study}: {reason}. An option of one study is written as "
+                    "--option STUDY.KEY=VALUE, as in edits.data.n_edits=64."
+                ) from error
 
 
 def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,37 @@ def read_settings(path: str | Path, changed: Mapping[str, Any]) -> Settings:
             "--after once for each --lm, in the same order, or not at all."
         )
     return Settings(**content | {"sizes": sizes})
+
+
+def with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    """Return the settings with options from the command line, which come before all others.
+
+    Args:
+        settings: The settings.
+        options: Options of all runs, as ``model.lm.dtype``, or of one study, as
+            ``edits.data.n_edits``.
+    """
+    everywhere = {k: v for k, v in options.items() if k.partition(".")[0] not in STUDIES}
+    studies = {
+        name: replace(
+            study,
+            options={
+                **study.options,
+                **everywhere,
+                **{
+                    key.removeprefix(f"{name}."): value
+                    for key, value in options.items()
+                    if key.startswith(f"{name}.")
+                },
+            },
+        )
+        for name, study in settings.studies.items()
+    }
+    return replace(
+        settings,
+        options={**settings.options, **everywhere},
+        sizes={**settings.sizes, settings.size: studies},
+    )
 
 
 def _is_texts(value: Any) -> bool:

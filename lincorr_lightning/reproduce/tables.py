@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-import torch
-from scipy.stats import binomtest, spearmanr
+from scipy.stats import binomtest
 
-from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.functional import Outcome, random_hit_rates
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.functional import Outcome
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.probe.results import top_influences
-from lincorr_lightning.reproduce.items import (
-    CITY,
-    PLACES,
-    ablation_run,
-    after_run,
-    edit_run,
-    probe_run,
+from lincorr_lightning.reproduce.agreement import (
+    Agreement,
+    SharedLabels,
+    agreements,
+    shared_labels,
 )
-from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan, relation_probe
+from lincorr_lightning.reproduce.items import CITY, ablation_run, after_run, edit_run, probe_run
+from lincorr_lightning.reproduce.lm_runs import NOT_MEASURED, LMRuns, probe_of
 from lincorr_lightning.results.paper import (
     PaperInfluences,
     PaperNumber,
@@ -38,105 +29,20 @@ from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
 
-_N_CASES, _MIN_RANKED = 4, 5
-NOT_MEASURED = "not measured"
+_N_CASES = 4
+# The paper has these as the r of the logits, once.
+_REPEATED = ("Table 4", "label_mean")
+_MEANINGS = {
+    "r, control": "control: r of a prompt without knowledge in place of the source's",
+    "r, permuted baseline": "permuted baseline: r of a map that is fitted on permuted targets",
+    "gradient r, permuted W": "permuted W: r with the rows of W permuted",
+    "gradient r, 95 %": "95 %: r ± 1.96 standard errors over edits",
+    "generalized, 95 %": "95 %: Wilson's interval over edits",
+    "learned": "learned: edits whose source is the new answer afterwards",
+    "color unchanged": "unchanged: edits that leave other knowledge as it was",
+    "random influenced @1 @3 @5": "random: Hit@1, 3 and 5 of weights in random order",
+}
 _WEIGHTS = ("reference", "answer", "max")
-
-
-@dataclass(frozen=True)
-class LMRuns:
-    """The finished runs of an LM.
-
-    Attributes:
-        plan: Its plan.
-        runs: Its runs by name.
-        errors: Why runs are missing, by name.
-        seconds: How long runs took, by name.
-    """
-
-    plan: LMPlan
-    runs: Mapping[str, SavedRun]
-    errors: Mapping[str, str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the LM."""
-        return self.plan.name
-
-    @cached_property
-    def linear_maps(self) -> dict[str, LinearMap]:
-        """Maps of the probes by run, read once; those that cannot be read are left out."""
-        found = {}
-        for name, run in self.runs.items():
-            with suppress(LinearMapError):
-                if run.study == "linear_probe":
-                    found[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
-        return found
-
-    def missing_reason(self, relation: str, runs: Sequence[str]) -> str:
-        """Return why there are no numbers of a relation.
-
-        Args:
-            relation: The relation, as ``city->country``.
-            runs: Names of the runs that measure it.
-        """
-        ends = relation.split("->")
-        reasons = [(f"{end}: " if end in ends else "") + reasons[end]
-                   for reasons in (self.errors, self.plan.left_out)
-                   for end in (*runs, *ends) if end in reasons]  # fmt: skip
-        return reasons[0].rstrip(".") if reasons else NOT_MEASURED
-
-    def find(self, quantity: Quantity, number: PaperNumber) -> float | None:
-        """Return a number of the paper as measured here; None if it was not."""
-        for name, run in self.runs.items():
-            serves = number.place in PLACES.values()
-            if run.study != quantity.study or (PLACES.get(name) == number.place) != serves:
-                continue
-            value = quantity.of(run, number.relation, number.answer)
-            if value is not None:
-                return value
-        return None
-
-
-class Agreement(NamedTuple):
-    """How a table's numbers agree with the paper's.
-
-    Attributes:
-        place: The table.
-        quantity: What is compared.
-        paper_lm: LM of the paper.
-        lm: LM here.
-        n: Number of relations that both have.
-        rho: Spearman's rank correlation over relations; NaN for fewer than five.
-        difference: Mean difference, here minus paper.
-    """
-
-    place: str
-    quantity: Quantity
-    paper_lm: str
-    lm: str
-    n: int
-    rho: float
-    difference: float
-
-
-class SharedLabels(NamedTuple):
-    """How many of the paper's labels with the highest weights have the highest weights here.
-
-    Attributes:
-        printed: What the paper prints.
-        lm: LM here.
-        n: Number of lists that are compared.
-        mean: Mean number of shared labels.
-        chance: The same, expected of labels in random order.
-    """
-
-    printed: PaperInfluences
-    lm: str
-    n: int
-    mean: float
-    chance: float
 
 
 # -- numbers beside the paper's --------------------------------------------------------------------
@@ -160,7 +66,11 @@ def compare(
         A row per relation (or answer) with each quantity in the paper, here, and the difference;
         and how well they agree.
     """
-    numbers = [number for number in paper_numbers() if number.place == place]
+    numbers = [
+        number
+        for number in paper_numbers()
+        if number.place == place and (place, number.quantity.name) != _REPEATED
+    ]
     quantities = list(dict.fromkeys(number.quantity.name for number in numbers))
     by_row: dict[tuple[str, str], dict[str, PaperNumber]] = {}
     for number in numbers:
@@ -192,7 +102,7 @@ def compare(
             if all(value is None for value in here.values()):
                 reason = lm.missing_reason(relation, _runs_of(relation, runs))
                 if answer and reason == NOT_MEASURED:
-                    reason = f"{answer} is not among the edits, or no label"
+                    reason = f"{answer} is no label of the vocabulary, or no edit is about it"
                 lacking.append(f"{lm.name}: {reason}" if len(lms) > 1 else reason)
         rows.append(row)
         reasons.append("; ".join(lacking))
@@ -202,6 +112,8 @@ def compare(
         groups.append(("", 1))
         rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
     note = _lm_note(numbers, lms, runs)
+    meanings = [_MEANINGS[h] for h in dict.fromkeys(headings) if h in _MEANINGS]
+    note += f" {'; '.join(meanings)}." * bool(meanings)
     if any(
         0 < sum(value is None for value in here.values()) < len(here)
         for own in found.values()
@@ -210,7 +122,7 @@ def compare(
         note += " Cells are empty where no label or edit is of that kind."
     caption = f"{place} of the paper and the same here"
     table = PageTable(caption, headings, is_number, rows, note, groups)
-    return table, list(_agreements(place, found, by_row, column))
+    return table, list(agreements(place, lms, found, by_row))
 
 
 def _runs_of(relation: str, runs: Sequence[str]) -> list[str]:
@@ -268,29 +180,6 @@ def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None)
     return f"{quantity.column.show(value)} ({difference})"
 
 
-def _agreements(
-    place: str,
-    found: Mapping[str, Mapping[tuple[str, str], Mapping[str, float | None]]],
-    by_row: Mapping[tuple[str, str], Mapping[str, PaperNumber]],
-    column: Mapping[str, Quantity],
-) -> Iterator[Agreement]:
-    for lm, values in found.items():
-        for name, quantity in column.items():
-            if name == "random":  # follows from the number of labels
-                continue
-            numbers = [own[name] for own in by_row.values() if name in own]
-            both = [(values[key][name], own[name].value)
-                    for key, own in by_row.items() if name in own]  # fmt: skip
-            pairs = [(here, paper) for here, paper in both if here is not None]
-            if not pairs:
-                continue
-            here, paper = np.array(pairs).T
-            varies = len(pairs) >= _MIN_RANKED and np.ptp(here) > 0 and np.ptp(paper) > 0
-            rho = float(spearmanr(here, paper).statistic) if varies else math.nan
-            difference = float((here - paper).mean())
-            yield Agreement(place, quantity, numbers[0].lm, lm, len(pairs), rho, difference)
-
-
 def runs_table(lms: Sequence[LMRuns]) -> PageTable:
     """Return all runs: what they measured, how long they took, and where they are."""
     rows = []
@@ -316,61 +205,19 @@ def runs_table(lms: Sequence[LMRuns]) -> PageTable:
     )  # fmt: skip
 
 
-def agreement_table(
-    agreements: Sequence[Agreement], shared: Sequence[SharedLabels], size: str
-) -> PageTable:
-    """Return an overview: in which tables do LMs agree with the paper?"""
-    rows = [
-        [one.place, one.quantity.heading, one.paper_lm, one.lm, str(one.n),
-         Column("", format="+.2f").show(None if math.isnan(one.rho) else one.rho),
-         one.quantity.difference(one.difference)]
-        for one in agreements
-    ]  # fmt: skip
-    rows += [
-        [one.printed.place, f"{one.printed.relation}: labels shared of {one.printed.n}",
-         one.printed.lm, one.lm, str(one.n), "", f"{one.mean:.1f}, by chance {one.chance:.1f}"]
-        for one in shared
-    ]  # fmt: skip
-    note = "ρ: rank correlation over the table's rows; 1 if LM and paper order them in one way."
-    note += f" Settings here: those of size {size}, see the settings of the runs."
-    return PageTable(
-        "Agreement with the paper",
-        ["table", "quantity", "LM of the paper", "LM here", "n", "ρ", "mean difference, or mean"],
-        [False, False, False, False, True, True, True],
-        rows,
-        note,
-    )
-
-
 def correlation_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     """Return the further cells of the tables of r: control prompt, and permuted baseline."""
-    pair = _probed_pair(lm, relation)
+    pair = lm.probed_pair(relation)
     keys = {"r, control": "control_label_mean", "r, permuted baseline": "permuted_label_mean"}
     return {heading: _text(pair.get(key)) for heading, key in keys.items() if pair}
 
 
 def precision_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     """Return the further cells of table 2: Hit@N of weights in random order."""
-    if not (_probed_pair(lm, relation).get("precision") and lm.plan.tokenizer):
-        return {}
-    tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.plan.tokenizer)
-    rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
     return {
-        f"random {way} @1 @3 @5": " ".join(_text(rate) for rate in one.rates.tolist())
-        for way, one in zip(("influenced", "influencing"), rates, strict=True)
+        f"random {way} @1 @3 @5": " ".join(map(_text, rates))
+        for way, rates in lm.random_hits(relation).items()
     }
-
-
-def _probe_of(relation: str) -> str:
-    """Return the name of the probe that has a relation's map; empty if there is none."""
-    return relation_probe(relation, Catalogue.load()) or ""
-
-
-def _probed_pair(lm: LMRuns, relation: str) -> Mapping[str, Any]:
-    """Return a relation's entry in the results of its probe; empty if there is none."""
-    run = lm.runs.get(_probe_of(relation))
-    pairs = run.values["pairs"] if run is not None else ()
-    return next((one for one in pairs if f"{one['source']}->{one['target']}" == relation), {})
 
 
 def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
@@ -395,8 +242,7 @@ def edit_cells(lm: LMRuns, relation: str) -> dict[str, str]:
 def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     """Return the further cells of table 4: r's interval over edits, and r of a permuted W."""
     run = lm.runs.get(edit_run(relation))
-    gradients = run.values.get("gradients") if run is not None else None
-    found = (gradients or {}).get(relation) or {}
+    found = lm.gradients(relation)
     value, error = (found.get(f"gradient_correlation{x}") for x in ("", "_error"))
     if run is None or value is None:
         return {}
@@ -467,32 +313,27 @@ def compare_influences(
         A row per label of the paper that is a label here, and how many labels are shared (None
         without rows); None if the LM lacks the relation.
     """
-    weights = lm.linear_maps.get(_probe_of(printed.relation))
+    weights = lm.linear_maps.get(probe_of(printed.relation))
     if weights is None or printed.relation not in weights.pairs:
         return None
     ends = printed.relation.split("->")
     label, token = ends if printed.direction == "influenced" else reversed(ends)
     n = printed.n
     found = strongest(weights, printed.relation, n)[printed.direction]
-    rows, shared = [], []
-    for name, theirs in printed.labels.items():
-        if name in found:
-            shared.append(len(set(theirs) & set(found[name])))
-            rows.append([name, ", ".join(theirs), ", ".join(found[name]), str(shared[-1])])
-    # Expected overlap if our n labels were drawn at random; labels of the paper that are missing
-    # here never match.
-    known = {x.strip() for x in weights.labels(token)}
-    by_chance = [sum(x in known for x in printed.labels[row[0]]) * n / len(known) for row in rows]
+    here = {name: found[name] for name in printed.labels if name in found}
+    rows = [
+        [name, ", ".join(theirs), ", ".join(own), str(len(set(theirs) & set(own)))]
+        for name, own in here.items()
+        for theirs in (printed.labels[name],)
+    ]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
-    found_shared = None
-    if rows:
-        mean, chance = float(np.mean(shared)), float(np.mean(by_chance))
-        found_shared = SharedLabels(printed, lm.name, len(rows), mean, chance)
+    known = [x.strip() for x in weights.labels(token)]
+    shared = shared_labels(printed, lm.name, here, known) if here else None
     table = PageTable(
         f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
         [label, f"paper, {printed.lm}", lm.name, "shared"], [False, False, False, True], rows, note,
     )  # fmt: skip
-    return table, found_shared
+    return table, shared
 
 
 def influence_rows(lm: LMRuns, run: str, top: int) -> list[list[str]]:

@@ -15,8 +15,8 @@ from lincorr_lightning.reproduce.plan import PlannedRun, n_tokens
 
 _PROMPT = "{} lives in the city of"
 _N_SUBJECTS, _N_PROMPTS, _N_LABELS = 16, 10, 100
-# Reading its config and drawing; and what training an ablation took on vocabularies of LMs.
-_START, _MAPPING = 5.0, 17.0
+# Reading its config and drawing; and what an epoch of an ablation took on vocabularies of LMs.
+_START, _EPOCH = 5.0, 0.07
 # An update of an edit, in forward and backward passes: the update, and reading its effects.
 _PASSES = 4.0
 
@@ -38,7 +38,7 @@ class Trial(NamedTuple):
             return _START + run.size * self.token
         if run.study == "edits":
             return _START + run.size * _PASSES * self.update
-        return _START + run.size * _MAPPING
+        return _START + run.size * _EPOCH
 
 
 def time_lm(lm: LanguageModel, knowledge: Sequence[Knowledge]) -> Trial:

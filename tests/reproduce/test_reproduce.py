@@ -21,10 +21,12 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import language_model
 from lincorr_lightning.reproduce import runner
+from lincorr_lightning.reproduce.agreement import shared_labels
 from lincorr_lightning.reproduce.items import ITEMS, select_items
+from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.reproduce.plan import LMPlan, PlannedRun
-from lincorr_lightning.reproduce.tables import LMRuns, compare
-from lincorr_lightning.results.paper import paper_numbers
+from lincorr_lightning.reproduce.tables import compare
+from lincorr_lightning.results.paper import PaperInfluences, paper_numbers
 from lincorr_lightning.results.saved_run import SavedRun
 from tests.toys import NAMES, WORDS
 
@@ -133,7 +135,9 @@ def test_probes_take_as_many_subjects_as_the_vocabulary_has(
 ) -> None:
     probe = {"config": "correlation_matrix.yaml", "options": {"data.n_subjects": 100_000}}
     folder = reproduce("--only=figure10", output="few", sizes={"toy": SIZE | {"probe": probe}})
-    (said,) = re.findall(r"the vocabulary has (\d+), not 100,000", capsys.readouterr().out)
+    (said,) = re.findall(
+        r"all (\d+) subjects that the vocabulary has, not 100,000", capsys.readouterr().out
+    )
     found = numbers(folder, "probe_attribute")
     assert found["n_fit"] + found["n_test"] == int(said)
 
@@ -152,9 +156,10 @@ def test_influences_stand_beside_the_papers(found: Path) -> None:
         assert len(paper.split(", ")) == 10
         assert int(shared) == len(set(paper.split(", ")) & set(expected))
     mean = sum(int(row[3]) for row in body) / len(body)
-    overview = (found / "report.html").read_text("utf-8").split("Agreement with the paper")[-1]
-    row = overview[overview.index("labels shared of 10") :].split("</tr>")[0]
-    assert f"{mean:.1f}, by chance" in row
+    overview = (found / "report.html").read_text("utf-8").split("labels with the highest weights")
+    table = next(part for part in overview if "with other lists" in part).split("</table>")[0]
+    row = table[table.index("Table 15") :].split("</tr>")[0]
+    assert f">{mean:.1f}<" in re.sub("</?bdi>", "", row)
 
 
 def test_tables_have_their_nulls(found: Path) -> None:
@@ -222,8 +227,8 @@ def test_other_settings_are_refused(
     other = make_lm(tmp_path / Path(next((found / "runs").iterdir())).name, seed=7)
     with pytest.raises(ConfigError, match=r"the LM \S+ has other weights"):
         reproduce(lms=[str(other)])
-    with pytest.raises(ConfigError, match=r"--after of"):
-        reproduce()  # without --after
+    with pytest.raises(ConfigError, match=r"holds a reproduction of \w+\. Name another folder"):
+        reproduce(lms=[str(make_lm(tmp_path / "unlike"))])
 
 
 def test_two_lms_share_a_page(
@@ -257,8 +262,11 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (["--only=table55"], r"no table or figure 'table55'.* Did you mean .*'table5'"),
-    (["--only=table1"], r"no table or figure 'table1' to reproduce"),
+    (["--only=tabel5"], r"no table or figure 'tabel5'.* Did you mean 'table5'"),
+    (["--only=table1"], r"'table1' to reproduce. There are figure3, figure4, .*table18"),
+    (["--only="], r"--only names no table"),
+    (["--option=model.lm.dtyp=bfloat16"], r"no option model\.lm\.dtyp.*'dtype'"),
+    (["--option=probe.data.n_subjcts=9"], r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE"),
     (["--size=huge"], r"size is 'huge'; .* has toy"),
     (["--top=0"], r"top is 0"),
     (["--after=a", "--after=b"], r"2 tuned LMs for 1 LMs"),
@@ -293,7 +301,7 @@ def test_items_are_selected_in_the_papers_order() -> None:
 def test_agreement(found: Path) -> None:
     """ρ and the mean difference of table 5 from its own cells, by scipy."""
     page = (found / "report.html").read_text("utf-8")
-    overview = page.split("Agreement with the paper")[-1].split("</table>")[0]
+    overview = page.split("Agreement with the paper: numbers")[-1].split("</table>")[0]
     head, _, *body = rows(found, "table2")
     paper, here = (i for i, name in enumerate(head) if name.endswith("Hit@5 influenced"))
     pairs = [(float(row[paper]), float(row[here].split(" (")[0])) for row in body if row[here]]
@@ -301,7 +309,11 @@ def test_agreement(found: Path) -> None:
     at = next(i for i, cell in enumerate(cells) if cell == "Hit@5 influenced")
     assert cells[at + 3] == str(len(pairs))
     mean = sum(ours - theirs for theirs, ours in pairs) / len(pairs)
-    assert float(cells[at + 5].replace("−", "-")) == pytest.approx(mean, abs=0.011)
+    assert float(cells[at + 6].replace("−", "-")) == pytest.approx(mean, abs=0.011)
+    random = next(i for i, name in enumerate(head) if name.endswith("random influenced @1 @3 @5"))
+    above = [float(row[here].split(" (")[0]) > float(row[random].split()[2])
+             for row in body if row[here]]  # fmt: skip
+    assert cells[at + 7] == f"{sum(above)} of {len(above)}"
 
 
 def test_agreement_over_relations() -> None:
@@ -319,6 +331,7 @@ def test_agreement_over_relations() -> None:
     _, (agreement,) = compare("Table 8", [lm], ["probe_simile"])
     assert agreement.n == 10
     assert agreement.rho == pytest.approx(-1)
+    assert agreement.p == pytest.approx(1)
     expected = [1 - 2 * n.value for n in numbers]
     assert agreement.difference == pytest.approx(sum(expected) / 10)
 
@@ -337,7 +350,7 @@ def test_tables_of_earlier_calls_stay_on_the_page(reproduce: Callable[..., Path]
     reproduce("--only=figure10", output="more")
     folder = reproduce("--only=table15", output="more")
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", (folder / "report.html").read_text("utf-8"))
-    assert [re.search(r"(Figure|Table) \d+", h)[0] for h in headings[1:]] == [
+    assert [re.search(r"(Figure|Table) \d+", h)[0] for h in headings[1:-1]] == [
         "Figure 10", "Table 15",
     ]  # fmt: skip
 
@@ -372,7 +385,8 @@ def test_subjects_that_are_emoji(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         lambda command, launched_with: commands.append(command) or SimpleNamespace(
             model=torch.nn.Module()),
     )  # fmt: skip
-    run = PlannedRun("edits_city->country", tmp_path / "run", ("fit",), "edits", 1, tmp_path)
+    run = PlannedRun("edits_city->country", tmp_path / "run", ("fit",), "edits", 1, "1 edit",
+                     tmp_path)  # fmt: skip
     runner._make(run, LMPlan("lm", None, "lm"), [])
     (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]
     assert yaml.safe_load(option.partition("=")[2]) == ["🙂", "Zoë"]
@@ -478,3 +492,45 @@ def test_what_is_left_out_says_from_which_tables(
     assert re.search(r"left out: .*\bceo\b.* \(Table 4\): ", said)
     assert "left out: Figure 9: needs --after\n" in said
     assert "left out: Figure 4: needs 2 LMs\n" in said
+
+
+def test_lists_of_labels_are_compared_with_the_papers_other_lists() -> None:
+    """Six lists of two labels: each shares both with its own and one with the next of the paper."""
+    theirs = {name: (f"a{i}", f"a{(i + 1) % 6}") for i, name in enumerate("uvwxyz")}
+    printed = PaperInfluences("Table 0", "lm", "a->b", "influenced", theirs)
+    known = [f"a{i}" for i in range(6)]
+    found = shared_labels(printed, "here", theirs, known)
+    assert (found.n, found.mean) == (6, 2)
+    assert found.others == pytest.approx(2 * 1 / 5)  # of five others, two share one label each
+    assert found.chance == pytest.approx(2 * 2 / 6)
+    # Of 720 orders, only this one shares as many.
+    assert found.p == pytest.approx(1 / 720, abs=0.002)
+    turned = dict(zip(theirs, [*theirs.values()][3:] + [*theirs.values()][:3], strict=True))
+    assert shared_labels(printed, "here", turned, known).p > 0.5
+
+
+def test_an_option_of_all_runs_comes_before_those_of_the_size(
+    reproduce: Callable[..., Path],
+) -> None:
+    options = ("--option=probe.data.n_subjects=60", "--option=seed_everything=3")
+    folder = reproduce("--only=figure10", *options, output="own")
+    found = numbers(folder, "probe_attribute")
+    assert found["n_fit"] + found["n_test"] == 60
+    folder = reproduce("--only=figure10", "--option=data.n_subjects=40", output="own_subjects")
+    found = numbers(folder, "probe_attribute")
+    assert found["n_fit"] + found["n_test"] == 40
+
+
+def test_a_tuned_lm_that_has_changed_is_refused(
+    reproduce: Callable[..., Path], small_lm: str, make_lm: Callable[..., Path], tmp_path: Path
+) -> None:
+    tuned = make_lm(tmp_path / "tuned", seed=5)
+    folder = reproduce("--only=figure10", output="tuned")
+    before = folder.glob("runs/*/probe_attribute/version_0/results.json")
+    times = [path.stat().st_mtime_ns for path in before]
+    reproduce("--only=figure24", "--after", str(tuned), output="tuned")  # added later
+    after = folder.glob("runs/*/probe_attribute/version_0/results.json")
+    assert [path.stat().st_mtime_ns for path in after] == times
+    make_lm(tuned, seed=6)
+    with pytest.raises(ConfigError, match=r"the tuned LM of \S+ has other weights"):
+        reproduce("--only=figure24", "--after", str(tuned), output="tuned")
