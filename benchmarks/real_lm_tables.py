@@ -304,7 +304,7 @@ def cost_table(lms: list[str], results: Path) -> str:
         for file in sorted((results / lm).glob("*.json")):
             content = read_numbers(file)
             if "seconds" in content:
-                rows.append([lm, file.stem, content["seconds"], two(content["peak_gib"]),
+                rows.append([lm, file.stem, content["seconds"], two(content.get("peak_gib")),
                              content.get("error", "")])  # fmt: skip
     return markdown_table(("LM", "run", "seconds", "GiB", "error"), rows)
 

@@ -52,3 +52,33 @@ def test_half_precision(capsys: pytest.CaptureFixture[str], script: Script, rows
     assert 0 < float(float16[2]) < float(bfloat16[2]) < 0.03
     assert 0 < float(float16[5]) < float(bfloat16[5]) < 0.03
     assert float(bfloat16[4]) == pytest.approx(float(exact[4]), abs=5e-3)
+
+
+def test_reading(
+    capsys: pytest.CaptureFixture[str], script: Script, rows: Rows, small_lm: str
+) -> None:
+    """All ways give the same logits of the labels, and as many prompts as they were asked."""
+    script("reading").main(
+        small_lm, knowledge=("city", "country"), n_subjects=40, n_published=6, threads=1
+    )
+    table = rows(capsys.readouterr().out)
+    assert [row[0] for row in table] == [
+        "published", "transformers, batches", "ours, prompts one by one", "ours, shared prefixes",
+    ]  # fmt: skip
+    assert [int(row[1]) for row in table] == [12, 80, 80, 80]
+    for row in table:
+        assert float(row[7]) < 1e-4 and float(row[8]) == 1
+        ratio = float(row[2]) / float(table[0][2])
+        assert float(row[3].removesuffix("x")) == pytest.approx(ratio, rel=0.02, abs=0.06)
+
+
+def test_reading_finds_wrong_logits(
+    script: Script, small_lm: str, capsys: pytest.CaptureFixture[str], rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    reading = script("reading")
+    right = reading.plain_batches
+    monkeypatch.setattr(reading, "plain_batches", lambda lm, prompts: right(lm, prompts).flip(0))
+    reading.main(small_lm, knowledge=("city", "country"), n_subjects=40, threads=1)
+    wrong = rows(capsys.readouterr().out)[1]
+    assert float(wrong[7]) > 0.01 and float(wrong[8]) < 0.999
