@@ -260,7 +260,8 @@ def _check_references(names: Sequence[str], references: dict[Pair, np.ndarray | 
         if (source, target) not in references:
             raise ConfigError(
                 f"model.require_reference names {name}, which this run does not fit. "
-                "Add it to model.pairs, or both sides to model.knowledge."
+                "Add it to model.pairs, or both sides to model.knowledge; or change "
+                "model.require_reference, [] for none."
             )
         if references[source, target] is None:
             raise KnowledgeError(

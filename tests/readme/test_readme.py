@@ -95,7 +95,10 @@ def config_of(command: list[str]) -> str:
 def needs_other_files(command: list[str]) -> bool:
     """Whether a command reads files that are not here, or starts processes itself."""
     return any(
-        "configs/lm/" in part or "texts.txt" in part or part == "configs/trainer/ddp_cpu.yaml"
+        "configs/lm/" in part
+        or "texts.txt" in part
+        or "rivers.yaml" in part
+        or part == "configs/trainer/ddp_cpu.yaml"
         for part in command
     )
 
