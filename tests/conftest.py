@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import lightning  # noqa: F401  (its log handler keeps the stderr of its first import)
 import pytest
 
 from tests.toys import save_toy_lm
