@@ -115,7 +115,7 @@ def _panel(axes: Axes, group: str, lines: Mapping[str, npt.NDArray[np.float64]])
         title = f"{group} ({len(kept)} of {len(lines)})"
     title = legible([title], 46)[0]
     plain_axes(axes, title, "", "")
-    axes.set_title(title, loc="left", fontsize=min(10, 380 / len(title)))
+    axes.set_title(title, loc="left", fontsize=min(10, 370 / len(title)))
     if len(kept) > 1:
         axes.legend(
             loc="upper left", bbox_to_anchor=(0, 0), ncols=_key_columns(kept),

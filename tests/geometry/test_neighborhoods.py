@@ -89,7 +89,8 @@ def test_distances_are_those_between_distinct_tokens(name: str) -> None:
     hidden = CLOUDS[name]
     nearest = nearest_tokens(hidden, max_rank=20, k=2)
     for layer, tokens in enumerate(hidden.double().numpy()):
-        _, first, group = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+        unique = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+        first, group = unique[1], unique[2].ravel()  # numpy 2.0 gives a column
         np.testing.assert_array_equal(nearest.first[layer], first[group])
         distances = cdist(tokens, tokens[np.sort(first)])
         distances[np.arange(len(tokens)), np.searchsorted(np.sort(first), first[group])] = np.inf
