@@ -297,8 +297,8 @@ class LinearProbe(FrozenLMModule):
             rank_zero_warn(
                 f"the maps are fitted on {self.n_fit:,} subjects, but {most} has "
                 f"{self.layout.sizes[most]:,} labels: without a ridge they fit these subjects "
-                "exactly, and say little about others. Raise data.n_subjects, or set model.ridge "
-                "to auto."
+                "exactly, and do not generalize to others. Raise data.n_subjects, or set "
+                "model.ridge to auto."
             )
 
     def _descend(self, rows: Tensor, batch: SubjectBatch) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
+import numpy.typing as npt
+from scipy.stats import rankdata
 
 from lincorr_lightning.reproduce.items import edit_run
 from lincorr_lightning.reproduce.lm_runs import LMRuns
@@ -76,10 +77,10 @@ class SharedLabels(NamedTuple):
 def null_of(lm: LMRuns, relation: str, quantity: str) -> float | None:
     """Return the null of a number of the paper as measured here; None if it has none.
 
-    The r of logits has that of the control prompt, the r of gradients that of a permuted W, Hit@N
+    The r of a probe has that of the control prompt, the r of gradients that of a permuted W, Hit@N
     that of weights in random order, and a share of edits that of random answers.
     """
-    if quantity in ("label_mean", "logit_correlation"):
+    if quantity == "label_mean":
         value = lm.probed_pair(relation).get("control_label_mean")
     elif quantity == "gradient_correlation":
         value = lm.gradients(relation).get("permuted_gradient_correlation")
@@ -122,13 +123,27 @@ def agreements(
             here, paper = (np.array([one[i] for one in both], dtype=float) for i in (0, 1))
             rho = p = math.nan
             if len(both) >= _MIN_RANKED and np.ptp(here) > 0 and np.ptp(paper) > 0:
-                test = spearmanr(here, paper, alternative="greater")
-                rho, p = float(test.statistic), float(test.pvalue)
+                rho, p = rank_correlation(here, paper)
             nulls = [value > null for value, _, null in both if null is not None]
             yield Agreement(
                 place, number.quantity, number.lm, lm.name, len(both), rho, p,
                 float((here - paper).mean()), sum(nulls), len(nulls),
             )  # fmt: skip
+
+
+def rank_correlation(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return Spearman's ρ, and its one-sided p-value from permutations.
+
+    Args:
+        x: Numbers, ``(n,)``, not all equal.
+        y: Likewise.
+    """
+    ranks, others = (rankdata(one) - (len(one) + 1) / 2 for one in (x, y))
+    rng = np.random.default_rng(0)
+    drawn = rng.permuted(np.tile(ranks, (_N_PERMUTATIONS, 1)), axis=1) @ others
+    measured = float(ranks @ others)
+    p = (1 + int((drawn >= measured - 1e-9).sum())) / (1 + _N_PERMUTATIONS)
+    return measured / float(np.sqrt((ranks @ ranks) * (others @ others))), p
 
 
 def shared_labels(
@@ -147,7 +162,8 @@ def shared_labels(
     n = len(shared)
     mean = float(np.diag(shared).mean())
     # Labels of the paper that are missing here never match.
-    chance = float(np.mean([len(one & set(known)) for one in theirs]) * printed.n / len(known))
+    share = min(printed.n / len(known), 1)
+    chance = float(np.mean([len(one & set(known)) for one in theirs]) * share)
     others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else math.nan
     p = math.nan
     if n >= _MIN_RANKED:
@@ -174,11 +190,12 @@ def agreement_tables(
         yes = sum(p < _SIGNIFICANT for p in tested)
         note = (
             f"Same order as in the paper: {yes} of {len(tested)} comparisons. Yes: the rank "
-            "correlation ρ over a table's rows is positive with p < .05 (one-sided); nothing for "
-            "fewer than five rows, or where all are equal. Above null: rows whose number here "
-            "exceeds its null (r: of the control prompt; gradients: of a permuted W; Hit@N: of "
-            "weights in random order; edits: of random answers). Settings here: those of size "
-            f"{size}; each table says how they differ."
+            "correlation ρ over a table's rows is positive with p < .05 (one-sided permutation "
+            "test); nothing for fewer than five rows, or where all are equal. The comparisons "
+            "share relations, and p is not corrected for their number. Above null: rows whose "
+            "number here exceeds its null, without a test (r of a probe: of the control prompt; "
+            "gradients: of a permuted W; Hit@N: of weights in random order; edits: of random "
+            f"answers). Settings here: those of size {size}; each table says how they differ."
         )
         tables.append(
             PageTable(

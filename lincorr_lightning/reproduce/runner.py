@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
+from lincorr_lightning.errors import ConfigError, LincorrError, ReportError, ReproductionError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.io import read_json, write_csv, write_json
 from lincorr_lightning.lightning_cli import run_lightning_cli
@@ -91,7 +91,10 @@ class State:
                 f"{self.path.parent} holds a reproduction with other settings: {shown}. Name "
                 "another folder as --output, or go on with the same settings."
             )
-        self._settings["lms"] = {**theirs["lms"], **self._settings["lms"]}
+        # Also the tuned LM of an earlier call, whose runs are still there.
+        lms = self._settings["lms"]
+        both = {name: {**theirs["lms"].get(name, {}), **own} for name, own in lms.items()}
+        self._settings["lms"] = {**theirs["lms"], **both}
 
     @rank_zero_only
     def write(self) -> None:
@@ -222,8 +225,14 @@ def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
         if run.answers:
+            n = len(run.answers)
+            if len(subjects) < n:
+                raise ReproductionError(
+                    f"{run.name} needs {n} subjects that its maps were not fitted on, but the "
+                    f"probe has {len(subjects)}. Raise data.n_subjects of the probe."
+                )
             edits = run.folder.with_suffix(".csv")
-            write_csv(edits, ("subject", "answer"), list(zip(subjects, run.answers, strict=False)))
+            write_csv(edits, ("subject", "answer"), zip(subjects[:n], run.answers, strict=True))
             command.append(f"--data.edits_file={edits}")
         else:
             command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")

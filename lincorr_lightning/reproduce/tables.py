@@ -40,7 +40,7 @@ _MEANINGS = {
     "generalized, 95 %": "95 %: Wilson's interval over edits",
     "learned": "learned: edits whose source is the new answer afterwards",
     "color unchanged": "unchanged: edits that leave other knowledge as it was",
-    "random influenced @1 @3 @5": "random: Hit@1, 3 and 5 of weights in random order",
+    "random influencing @1 @3 @5": "random: Hit@1, 3 and 5 of weights in random order",
 }
 _WEIGHTS = ("reference", "answer", "max")
 

@@ -398,9 +398,11 @@ def test_fewer_subjects_than_labels(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run_probe(tmp_path, small_lm, data={"n_subjects": n}, ridge=ridge)
-    said = [str(one.message) for one in caught if "are fitted on 5 subjects" in str(one.message)]
+    said = [str(one.message) for one in caught if "without a ridge they fit" in str(one.message)]
     assert bool(said) == warns
-    assert all("Raise data.n_subjects" in message for message in said)
+    assert all(
+        "fitted on 5 subjects" in message and "Raise data.n_subjects" in message for message in said
+    )
 
 
 def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None:
