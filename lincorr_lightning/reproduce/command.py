@@ -31,6 +31,7 @@ from lincorr_lightning.reproduce.runner import (
     check_command_lines,
     is_rank_zero,
     minutes,
+    print_line,
     run_all,
     saved_run,
 )
@@ -79,7 +80,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         check_command_lines(plans)
         _show(plans, items, trials)
         if len(items) > len(asked):
-            _print(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
+            print_line(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
             raise ReproductionError(
                 "there is nothing to run; the plan says why all that was asked for is left out."
@@ -95,11 +96,11 @@ def reproduce(args: Sequence[str]) -> Path | None:
     lms = [_runs(plan, state) for plan in plans]
     failed = [f"{lm.name}: {name}: {error}" for lm in lms for name, error in lm.errors.items()]
     if failed:
-        _print(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
+        print_line(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
     if failed and not any(lm.runs for lm in lms):
         raise ReproductionError(f"all runs failed. {failed[0]}")
     page = write_reproduction(items, lms, settings, folder)
-    _print(f"Page: {page}")
+    print_line(f"Page: {page}")
     return page
 
 
@@ -260,10 +261,4 @@ def _show(plans: Sequence[LMPlan], items: Sequence[Item], trials: Mapping[str, T
         total, n_runs = total + sum(todo.values()), n_runs + len(todo)
     n_all = sum(len(plan.runs) for plan in plans)
     runs = "1 run" if n_all == 1 else f"{n_all} runs"
-    _print(f"{runs}, {n_all - n_runs} of them finished; about {minutes(total)}.")
-
-
-@rank_zero_only
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    print_line(f"{runs}, {n_all - n_runs} of them finished; about {minutes(total)}.")

@@ -87,6 +87,10 @@ class Item:
             return self.places[0]
         return f"{kind}s {', '.join(numbers[:-1])} and {numbers[-1]}"
 
+    def is_available(self, has_after: bool, n_lms: int) -> bool:
+        """Return whether a number of LMs, with or without tuned ones, is enough."""
+        return (has_after or not self.needs_after) and n_lms >= self.n_lms
+
     @property
     def heading(self) -> str:
         """The numbers, their sections in the paper, and the title."""

@@ -130,11 +130,8 @@ def plan_lm(
     plan.tokenizer = tokenizer
     left_out: dict[str, str] = {}
     known = _known(catalogue, tokenizer, left_out)
-    wanted = [
-        item
-        for item in items
-        if (plan.after is not None or not item.needs_after) and item.n_lms <= len(settings.lm)
-    ]
+    n_lms = len(settings.lm)
+    wanted = [item for item in items if item.is_available(plan.after is not None, n_lms)]
     names = needed_runs(wanted)
     # Families of probes, and both ends of relations.
     used = {part for name in names for part in name.partition("_")[2].split("->")}
@@ -376,7 +373,7 @@ def describe(
         yield f"  {run.name}: {run.what}, {state}"
     if plan.too_few_subjects:
         yield f"  {plan.too_few_subjects}"
-    served = [i for i in items if (plan.after or not i.needs_after) and i.n_lms <= n_lms]
+    served = [item for item in items if item.is_available(plan.after is not None, n_lms)]
     by_reason: dict[tuple[str, str], list[str]] = {}
     for name, reason in plan.left_out.items():
         short = reason.partition(":")[0] if name in catalogue else reason

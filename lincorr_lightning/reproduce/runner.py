@@ -165,7 +165,7 @@ def run_all(
     for number, (plan, run) in enumerate(todo):
         # What is left, by how far the estimates were off so far.
         factor = measured / estimated if estimated else 1.0
-        _print(
+        print_line(
             f"[{total - len(todo) + number + 1}/{total}] {plan.name}: {run.name}; about "
             f"{minutes(factor * sum(left[number:]))} left"
         )
@@ -186,7 +186,7 @@ def run_all(
             entry["error"] = f"{type(error).__name__}: {error}"
         gc.collect()  # modules and trainers refer to each other
         if "error" in entry:
-            _print(f"  failed: {entry['error']}")
+            print_line(f"  failed: {entry['error']}")
         entry["seconds"] = round(time.perf_counter() - start, 1)
         measured, estimated = measured + entry["seconds"], estimated + left[number]
         state.runs[f"{plan.name}/{run.name}"] = entry
@@ -286,6 +286,7 @@ def is_rank_zero() -> bool:
 
 
 @rank_zero_only
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line on rank 0, at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
