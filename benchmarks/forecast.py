@@ -4,22 +4,25 @@
     python benchmarks/forecast.py FOLDER                        # forecasts them, prints the tables
     python benchmarks/forecast.py FOLDER --show true            # prints the tables
     python benchmarks/forecast.py FOLDER --fit true             # writes the package's OutcomeModel
+    python benchmarks/forecast.py FOLDER --costs true           # times forecasts and training
 
 FOLDER holds a folder for each LM. For each run of edits RUN, ``benchmarks/results/real_lms/LM/``
 holds its cases, RUN.csv, and what was forecast of each, RUN.npz: a new forecaster is judged on
-these in seconds.
+these in seconds. forecast_costs.json has the times, of a few edits in one process.
 """
 
 from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from forecast_baselines import BASELINES
@@ -30,18 +33,25 @@ from numbers_file import write_numbers
 from real_lm_tables import edits_of
 from real_lms import RESULTS
 
-from lincorr_lightning.finetune.edits import Edit, resolve_edits
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edits import Edit, resolve_edits, sample_edits
+from lincorr_lightning.finetune.forecasts import N_SUBJECTS as FITTED_SUBJECTS
 from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining, logits_after_step
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import sample_up_to
 
 RIDGES = (0.0, "auto")
-OTHER_SCALES = (4.0, 8.0, 16.0, 32.0)
+SCALES = (4.0, 8.0, 16.0, STEP_SCALE, 32.0)
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 N_SUBJECTS = 1000
+TIMED_BASELINES = ("gradient_similarity", "activation_similarity")
 
 
 def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[str, Any]:
@@ -50,38 +60,20 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
     Returns:
         ``before`` and ``predicted/NAME``, target logits ``(n, n_target)``; ``reference``, the same
         shape, bool; ``after`` and ``outcome``, ``(n,)``, the target label after the training and
-        the position in `Outcome`; ``risk/NAME``, ``(n,)``; ``seconds/NAME``.
+        the position in `Outcome`; ``risk/NAME``, ``(n,)``.
     """
     tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
     with cases.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     raw = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
     edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm)
-    start = time.perf_counter()
     forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=N_SUBJECTS)
-    seconds = {"maps": time.perf_counter() - start}
-    prompts = [
-        ask([edit.subject for edit in edits])
-        for ask in (tokenized.source_prompts, tokenized.target_prompts)
-    ]
-    start = time.perf_counter()
-    logits_in_context(lm, edits, tokenized)  # read once more, to be timed
-    seconds["in_context"] = time.perf_counter() - start
-    seconds["maps"] -= seconds["in_context"]
-    step = partial(
-        logits_after_step, lm, edits, *prompts, tokenized.target.token_ids, TRAINING[method]
-    )
-    start = time.perf_counter()
-    steps = {STEP_SCALE: step()[0]}
-    seconds["step"] = time.perf_counter() - start
-    steps |= zip(OTHER_SCALES, step(scales=OTHER_SCALES), strict=True)
+    steps = step(lm, edits, tokenized, method, SCALES)
     predicted = dict(forecasts.predicted)
-    predicted |= {f"step_{scale:g}": logits for scale, logits in steps.items()}
+    predicted |= {f"step_{s:g}": logits for s, logits in zip(SCALES, steps, strict=True)}
     found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
     for name, baseline in BASELINES.items():
-        start = time.perf_counter()
         found[f"risk/{name}"] = baseline(lm, edits, tokenized).numpy()
-        seconds[name] = time.perf_counter() - start
     outcomes = [Outcome(row["outcome"]).code for row in rows]
     after = [tokenized.target.texts.index(row["answer_after"]) for row in rows]
     return {
@@ -90,8 +82,73 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         "after": np.array(after, dtype=np.int16),
         "outcome": np.array(outcomes, dtype=np.int8),
         **found,
-        **{f"seconds/{name}": np.float32(value) for name, value in seconds.items()},
     }
+
+
+def step(
+    lm: LanguageModel,
+    edits: Sequence[Edit],
+    relation: TokenizedRelation,
+    method: str,
+    scales: Sequence[float] = (STEP_SCALE,),
+) -> torch.Tensor:
+    """Return the target logits after a step of each length, ``(n_scales, n, n_target)``."""
+    subjects = [edit.subject for edit in edits]
+    return logits_after_step(
+        lm, edits, relation.source_prompts(subjects), relation.target_prompts(subjects),
+        relation.target.token_ids, TRAINING[method], scales=scales,
+    )  # fmt: skip
+
+
+class TrainingTime(L.Callback):
+    """Measures the processor time of a training, without what is before it."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self.start = time.process_time()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop it."""
+        self.seconds = time.process_time() - self.start
+
+
+def measure_costs(folder: Path, method: str, relation: str = "city->country") -> dict[str, float]:
+    """Return the processor time of forecasts and of the training of a few edits, in one process.
+
+    Returns:
+        ``n_edits``; ``training``, without callbacks; and the seconds of forecasters and baselines.
+    """
+    n = 32 if method == "lora" else 8
+    options = {"dtype": "float32", "attn_implementation": "eager"}
+    lm = LanguageModel.from_pretrained(str(folder), **options)
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
+    edits = sample_edits(tokenized, lm, n)
+    others = sample_up_to(lm.tokenizer, FITTED_SUBJECTS, [edit.subject for edit in edits])
+    forecasters: dict[str, Callable[[], object]] = {
+        "in_context": partial(logits_in_context, lm, edits, tokenized),
+        "optimizer_step": partial(step, lm, edits, tokenized, method),
+        "maps": partial(fit_linear_maps, lm, tokenized, others, RIDGES),
+        **{name: partial(BASELINES[name], lm, edits, tokenized) for name in TIMED_BASELINES},
+    }
+    found: dict[str, float] = {"n_edits": n}
+    step(lm, edits[:1], tokenized, method)  # the first call allocates memory
+    for name, forecast in forecasters.items():
+        start = time.process_time()
+        forecast()
+        found[name] = round(time.process_time() - start, 2)
+    timer, training = TrainingTime(), TRAINING[method]
+    module = SourceFinetune(
+        LMConfig(str(folder), **options), method=training.method,
+        learning_rate=training.learning_rate, forecast=False,
+    )  # fmt: skip
+    with TemporaryDirectory() as scratch:
+        trainer = L.Trainer(
+            max_epochs=1, accelerator="cpu", default_root_dir=scratch, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[timer],
+        )  # fmt: skip
+        trainer.fit(module, EditsDataModule(module.lm, relation, n, schedule=module.edit_schedule))
+    return found | {"training": round(timer.seconds, 2)}
 
 
 def save(arrays: dict[str, Any], file: Path) -> None:
@@ -109,6 +166,7 @@ def main(
     only: tuple[str, ...] = (),
     show: bool = False,
     fit: bool = False,
+    costs: bool = False,
     output: str = str(RESULTS),
 ) -> None:
     """Forecast the edits that have been trained, and print the tables.
@@ -118,6 +176,7 @@ def main(
         only: Beginnings of names of runs, such as outcomes_lora; null takes all.
         show: Whether to print the tables of what there is, and forecast nothing.
         fit: Whether to fit the model of outcomes that ships on all edits, and forecast nothing.
+        costs: Whether to time forecasts and training, and forecast nothing.
         output: Folder of the results.
     """
     results = Path(output)
@@ -137,7 +196,12 @@ def main(
         write_numbers(file, models)
         return
     torch.set_float32_matmul_precision("medium")
-    for config in sorted(Path(folder).glob("**/config.json")) if not show else ():
+    configs = sorted(Path(folder).glob("**/config.json"))
+    for config in configs if costs else ():
+        methods = [run.method for run in load(results) if run.lm == config.parent.name]
+        found = {method: measure_costs(config.parent, method) for method in dict.fromkeys(methods)}
+        write_numbers(results / config.parent.name / "forecast_costs.json", found)
+    for config in configs if not show and not costs else ():
         lm = None
         for cases in sorted((results / config.parent.name).glob("outcomes_*.csv")):
             if cases.with_suffix(".npz").exists() or (only and not cases.stem.startswith(only)):

@@ -1,8 +1,9 @@
 """Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
 
-`combined` is fitted on other relations of other LMs. Two choices were made on data that is judged
-here: the step's length, on SmolLM2's LoRA edits, and that `combined` uses no map, on those of
-SmolLM2 and Gemma.
+Probabilities are fitted on other relations of other LMs. Two choices were made on data that is
+judged here: the step's length, on SmolLM2's LoRA edits, and that the probabilities use the step
+alone, on all LMs: with the answer in context they are no better beyond the error, and misleading on
+an LM that does not read its context (the tiny world).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from forecast_baselines import BASELINES
-from numbers_file import read_numbers
 from real_lm_tables import edits_of
 from scipy.stats import rankdata
 from sklearn.linear_model import LogisticRegression
@@ -28,9 +28,9 @@ from lincorr_lightning.functional import Outcome, risk
 
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
-RISKS = (
-    "answer_before", *BASELINES, "map_0", "map_auto", "in_context", "optimizer_step", "combined"
-)  # fmt: skip
+PROBABILITIES = {"probability": "probabilities", "probability, in context too": "with_context"}
+FORECASTERS = ("map_0", "map_auto", "in_context", "optimizer_step", *PROBABILITIES)
+RISKS = ("answer_before", *BASELINES, *FORECASTERS)
 STEP = f"step_{STEP_SCALE:g}"
 GENERALIZED, HALLUCINATED = Outcome.GENERALIZED.code, Outcome.HALLUCINATED.code
 MIN_PER_CLASS = 10
@@ -45,9 +45,9 @@ class ForecastRun:
         method: full or lora.
         relation: The relation, as city->country.
         arrays: See ``collect`` of ``forecast.py``.
-        training_seconds: Duration of the training.
-        probabilities: Probability of each `Outcome` by `combined`, ``(n, 3)``; NaN if there are no
-            edits to fit it on.
+        probabilities: Probability of each `Outcome` from the step, ``(n, 3)``; NaN if there are no
+            edits to fit a model on.
+        with_context: The same from the step and the answer in context.
         repeated: The same edits' logit of the reference's probability, and their outcome, in a
             second training from other adapters; None if there was none.
     """
@@ -56,8 +56,8 @@ class ForecastRun:
     method: str
     relation: str
     arrays: dict[str, npt.NDArray[Any]]
-    training_seconds: float
     probabilities: FLOATS
+    with_context: FLOATS
     repeated: tuple[FLOATS, npt.NDArray[np.int64]] | None = None
 
     @property
@@ -80,10 +80,14 @@ class ForecastRun:
         key = {"answer_before": "before", "optimizer_step": f"predicted/{STEP}"}.get(name)
         return self.arrays[key or f"predicted/{name}"].astype(float)
 
-    def risk(self, name: str) -> FLOATS:
-        """Return the risk of each edit by a forecaster or baseline, ``(n,)``."""
-        if name == "combined":
-            return -self.probabilities[:, GENERALIZED]
+    def risk(self, name: str, truth: str = "failed") -> FLOATS:
+        """Return the risk of each edit by a forecaster or baseline, ``(n,)``.
+
+        `truth` is ``failed`` or ``hallucinated``, which have probabilities of their own.
+        """
+        if name in PROBABILITIES:
+            p: FLOATS = getattr(self, PROBABILITIES[name])
+            return p[:, HALLUCINATED] if truth == "hallucinated" else 1 - p[:, GENERALIZED]
         if name in BASELINES:
             return self.arrays[f"risk/{name}"].astype(float)
         logits = torch.from_numpy(self.logits(name))
@@ -98,12 +102,21 @@ class ForecastRun:
         """Share of the most frequent answer after training."""
         return float(np.bincount(self.arrays["after"]).max() / len(self.failed))
 
-    def features(self) -> FLOATS:
-        """Return the inputs of the package's `OutcomeModel`."""
-        logits = (self.logits(name) for name in ("answer_before", "in_context", "optimizer_step"))
+    @property
+    def brier(self) -> FLOATS:
+        """Square error of the probabilities, summed over the outcomes, ``(n,)``."""
+        truth = np.eye(len(Outcome))[self.arrays["outcome"]]
+        return np.asarray(((self.probabilities - truth) ** 2).sum(1))
+
+    def features(self, with_context: bool = False) -> FLOATS:
+        """Return the inputs of the package's `OutcomeModel`, and those in context on request."""
         reference = torch.from_numpy(self.arrays["reference"])
-        found = outcome_features(*(torch.from_numpy(each) for each in logits), reference)
-        return np.asarray(found.numpy())
+        names = ("optimizer_step", "in_context") if with_context else ("optimizer_step",)
+        before, *others = (
+            torch.from_numpy(self.logits(name)) for name in ("answer_before", *names)
+        )
+        found = [outcome_features(before, logits, reference).numpy() for logits in others]
+        return np.concatenate(found, 1)
 
 
 def load(results: Path) -> list[ForecastRun]:
@@ -113,21 +126,25 @@ def load(results: Path) -> list[ForecastRun]:
         method, relation = edits_of(file.stem)
         with np.load(file) as arrays:
             content = {name: arrays[name] for name in arrays.files}
-        run = read_numbers(file.with_suffix(".json"))["results"]
         again = file.with_name(file.name.replace("outcomes", "repeated", 1)).with_suffix(".csv")
         repeated = read_outcomes(again) if again.exists() else None
         unknown = np.full((len(content["outcome"]), len(Outcome)), np.nan)
         found.append(
-            ForecastRun(
-                file.parent.name, method, relation, content, run["seconds"], unknown, repeated
-            )
+            ForecastRun(file.parent.name, method, relation, content, unknown, unknown, repeated)
         )
     return with_probabilities(found)
 
 
 def with_probabilities(runs: Sequence[ForecastRun]) -> list[ForecastRun]:
-    """Return the runs with the probabilities of `combined`."""
-    return [replace(run, probabilities=combined(run, runs)) for run in runs]
+    """Return the runs with their probabilities."""
+    return [
+        replace(
+            run,
+            probabilities=probabilities(run, runs),
+            with_context=probabilities(run, runs, with_context=True),
+        )
+        for run in runs
+    ]
 
 
 def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
@@ -139,7 +156,7 @@ def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
     return np.log(p / (1 - p)), np.array(outcomes)
 
 
-def fit(everything: Sequence[ForecastRun]) -> LogisticRegression:
+def fit(everything: Sequence[ForecastRun], with_context: bool = False) -> LogisticRegression:
     """Fit the probabilities of the outcomes on some edits; every run has the same weight.
 
     Strongly regularized: a prior that helps for one relation misleads for another.
@@ -147,13 +164,15 @@ def fit(everything: Sequence[ForecastRun]) -> LogisticRegression:
     model = LogisticRegression(C=0.01, max_iter=1000)
     weights = [np.full(len(e.failed), 1 / len(e.failed)) for e in everything]
     return model.fit(
-        np.concatenate([e.features() for e in everything]),
+        np.concatenate([e.features(with_context) for e in everything]),
         np.concatenate([e.arrays["outcome"] for e in everything]),
         np.concatenate(weights) * 100,
     )
 
 
-def combined(edits: ForecastRun, everything: Sequence[ForecastRun]) -> FLOATS:
+def probabilities(
+    edits: ForecastRun, everything: Sequence[ForecastRun], with_context: bool = False
+) -> FLOATS:
     """Return the probabilities of the outcomes, ``(n, 3)``.
 
     They are by a fit on edits of other relations of other LMs; NaN if there are none.
@@ -166,8 +185,8 @@ def combined(edits: ForecastRun, everything: Sequence[ForecastRun]) -> FLOATS:
     found = np.zeros((len(edits.failed), len(Outcome)))
     if not others:
         return np.full_like(found, np.nan)
-    model = fit(others)
-    found[:, model.classes_] = model.predict_proba(edits.features())
+    model = fit(others, with_context)
+    found[:, model.classes_] = model.predict_proba(edits.features(with_context))
     return found
 
 
@@ -178,12 +197,12 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
     coefficients = np.zeros((len(Outcome), model.coef_.shape[1]))
     intercepts = np.full(len(Outcome), -20.0)  # an outcome that never occurred
     coefficients[model.classes_], intercepts[model.classes_] = model.coef_, model.intercept_
-    lms = ", ".join(dict.fromkeys(e.lm for e in own))
-    relations = ", ".join(dict.fromkeys(e.relation for e in own))
     return {
         "coefficients": coefficients.round(4).tolist(),
         "intercepts": intercepts.round(4).tolist(),
-        "fitted_on": f"{sum(len(e.failed) for e in own)} edits of {relations} on {lms}",
+        "n_edits": sum(len(e.failed) for e in own),
+        "lms": list(dict.fromkeys(e.lm for e in own)),
+        "relations": list(dict.fromkeys(e.relation for e in own)),
     }
 
 
@@ -234,3 +253,11 @@ def compare(runs: Sequence[ForecastRun], name: str, than: str) -> tuple[float, f
     means = [mean_areas(failed, [run.risk(each) for run in runs]) for each in (name, than)]
     low = np.quantile(means[0][1] - means[1][1], 0.025)
     return means[0][0], means[1][0], float(low)
+
+
+def mean_interval(values: FLOATS) -> tuple[float, float, float]:
+    """Return a mean over edits, with its 95 % interval (bootstrap)."""
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(len(values), size=(N_RESAMPLES, len(values)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)

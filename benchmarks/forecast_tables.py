@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from forecast_scores import GENERALIZED, HALLUCINATED, RISKS, ForecastRun, areas, interval, load
+from forecast_scores import (
+    BASELINES,
+    GENERALIZED,
+    HALLUCINATED,
+    RISKS,
+    ForecastRun,
+    areas,
+    compare,
+    interval,
+    load,
+    mean_interval,
+)
 from matplotlib.figure import Figure
+from numbers_file import read_numbers
 
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.style import GREY, finish, new_figure, plain_axes
 from lincorr_lightning.results.tables import markdown_table
 
 LIMITS = (0.7, 0.5, 0.3)
+Costs = Mapping[tuple[str, str], Mapping[str, float]]
+FORECASTER = "probability"
+N_EDITS = 150  # that maps are fitted for once
 
 
 def tables(results: Path) -> str:
     """Return all tables, each below what it shows."""
     runs = load(results)
+    costs = read_costs(results)
     makers = (
         area_table, hallucination_table, relation_table, answer_table, repeated_table,
-        left_out_table, cost_table, scale_table,
+        left_out_table, scale_table, partial(goal_table, costs=costs),
+        partial(cost_table, costs=costs),
     )  # fmt: skip
-    return "\n\n".join(f"{getdoc(make)}\n\n{make(runs)}" for make in makers)
+    return "\n\n".join(f"{getdoc(_plain(make))}\n\n{make(runs)}" for make in makers)
+
+
+def _plain(make: Callable[..., str]) -> Callable[..., str]:
+    return make.func if isinstance(make, partial) else make
+
+
+def read_costs(results: Path) -> Costs:
+    """Return the times that ``forecast.py --costs`` measured, by LM and method."""
+    return {
+        (file.parent.name, method): times
+        for file in sorted(results.glob("*/forecast_costs.json"))
+        for method, times in read_numbers(file).items()
+    }
 
 
 def by_lm_and_method(runs: Sequence[ForecastRun]) -> Iterator[tuple[str, list[ForecastRun]]]:
@@ -51,7 +82,7 @@ def _area_table(runs: Sequence[ForecastRun], truth: str) -> str:
         truths = [getattr(run, truth) for run in own]
         cells = [name, f"{len(own)}", f"{sum(map(len, truths))}"]
         for risk in RISKS:
-            risks = [run.risk(risk) for run in own]
+            risks = [run.risk(risk, truth) for run in own]
             if all(np.isfinite(each).all() for each in risks):
                 mean, low, high = interval(truths, risks)
                 cells.append(f"{mean:.2f} ({low:.2f}–{high:.2f})")
@@ -64,22 +95,26 @@ def _area_table(runs: Sequence[ForecastRun], truth: str) -> str:
 
 
 def relation_table(runs: Sequence[ForecastRun]) -> str:
-    """AUROC of each risk for edits that do not generalize, by relation."""
+    """AUROC of each risk for edits that do not generalize, by relation.
+
+    The last column is of the probability for edits that hallucinate.
+    """
     rows: list[list[Any]] = []
     for run in runs:
+        pairs = [(run.failed, run.risk(name)) for name in RISKS]
+        pairs.append((run.hallucinated, run.risk(FORECASTER, "hallucinated")))
         cells = [
-            f"{areas(run.failed, run.risk(name)):.2f}"
-            if run.is_judged and np.isfinite(run.risk(name)).all()
-            else ""
-            for name in RISKS
+            f"{areas(truth, risk):.2f}" if run.is_judged and np.isfinite(risk).all() else ""
+            for truth, risk in pairs
         ]
         share = 1 - run.failed.mean()
         rows.append([*_about(run), len(run.failed), f"{share:.0%}", *cells])
-    return markdown_table(["LM", "method", "relation", "edits", "generalized", *RISKS], rows)
+    header = ["LM", "method", "relation", "edits", "generalized", *RISKS, "hallucinates"]
+    return markdown_table(header, rows)
 
 
 def answer_table(runs: Sequence[ForecastRun]) -> str:
-    """Accuracy of the predicted answer, and Brier score of the probabilities by combined.
+    """Accuracy of the predicted answer, and Brier score of the probabilities, with 95 % intervals.
 
     The Brier score is ``sum (p - truth)^2`` over the three outcomes; that of the shares is of a
     forecast that knows how often each outcome occurs.
@@ -87,19 +122,18 @@ def answer_table(runs: Sequence[ForecastRun]) -> str:
     names = ("answer_before", "map_0", "map_auto", "in_context")
     rows: list[list[Any]] = []
     for run in runs:
-        truth = np.eye(len(Outcome))[run.arrays["outcome"]]
-        scores = [((p - truth) ** 2).sum(1).mean() for p in (run.probabilities, truth.mean(0))]
-        step = run.hits("optimizer_step")
-        # Of a mean of n hits, by the normal distribution.
-        error = 1.96 * np.sqrt(step.mean() * (1 - step.mean()) / len(step))
+        shares = np.bincount(run.arrays["outcome"], minlength=len(Outcome)) / len(run.failed)
+        step = mean_interval(run.hits("optimizer_step").astype(float))
+        brier = mean_interval(run.brier)
         rows.append(
             [*_about(run), f"{run.most_frequent:.0%}",
              *(f"{run.hits(name).mean():.0%}" for name in names),
-             f"{step.mean():.0%} ± {100 * error:.0f}",
-             *("" if np.isnan(score) else f"{score:.2f}" for score in scores)]
+             "{:.0%} ({:.0%}–{:.0%})".format(*step),
+             "" if np.isnan(brier[0]) else "{:.2f} ({:.2f}–{:.2f})".format(*brier),
+             f"{1 - (shares**2).sum():.2f}"]
         )  # fmt: skip
     header = ["LM", "method", "relation", "most_frequent", *names, "optimizer_step"]
-    return markdown_table([*header, "Brier, combined", "Brier, shares"], rows)
+    return markdown_table([*header, "Brier, probabilities", "Brier, shares"], rows)
 
 
 def repeated_table(runs: Sequence[ForecastRun]) -> str:
@@ -144,15 +178,52 @@ def _shares(outcomes: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> str
     )
 
 
-def cost_table(runs: Sequence[ForecastRun]) -> str:
-    """Time of forecasts, as shares of the training that they spare."""
-    names = ("maps", "in_context", "step", "gradient_similarity", "activation_similarity")
+def cost_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
+    """Time of forecasts of city->country, as shares of the training that they spare.
+
+    Maps are fitted once; their share is that of 150 edits.
+    """
+    del runs
+    names = ("optimizer_step", "in_context", "gradient_similarity", "activation_similarity")
     rows = [
-        [*_about(run), len(run.failed), f"{run.training_seconds:.0f} s",
-         *(f"{float(run.arrays[f'seconds/{name}']) / run.training_seconds:.2f}" for name in names)]
-        for run in runs
+        [lm, method, f"{times['n_edits']:.0f}", f"{times['training'] / times['n_edits']:.1f} s",
+         *(f"{times[name] / times['training']:.2f}" for name in names),
+         f"{times['maps'] / (times['training'] / times['n_edits'] * N_EDITS):.2f}"]
+        for (lm, method), times in costs.items()
     ]  # fmt: skip
-    return markdown_table(("LM", "method", "relation", "edits", "training", *names), rows)
+    header = ("LM", "method", "edits timed", "training of an edit", *names, "maps, 150 edits")
+    return markdown_table(header, rows)
+
+
+def goal_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
+    """What the probability that an edit generalizes reaches, with 95 % intervals over edits.
+
+    The named answer is that of the step, beside the most frequent answer after training.
+    """
+    rows = []
+    for name, own in by_lm_and_method([run for run in runs if run.is_judged]):
+        if not all(np.isfinite(run.probabilities).all() for run in own):
+            continue
+        area = interval([run.failed for run in own], [run.risk(FORECASTER) for run in own])
+        scored = {
+            baseline: compare(own, FORECASTER, baseline)
+            for baseline in ("answer_before", *BASELINES)
+        }
+        best = max(scored, key=lambda baseline: scored[baseline][1])
+        mean, other, low = scored[best]
+        answers = [(run.hits("optimizer_step").mean(), run.most_frequent) for run in own]
+        hits, most = np.mean(answers, 0)
+        times = costs.get((own[0].lm, own[0].method))
+        rows.append(
+            [name, len(own), "{:.2f} ({:.2f}–{:.2f})".format(*area), f"{best} {other:.2f}",
+             f"{mean - other:+.2f} (from {low:+.2f})".replace("-", "−"),
+             f"{hits:.0%}, {most:.0%}",
+             f"{sum(hit >= 2 * one for hit, one in answers)} of {len(own)}",
+             "" if times is None else f"{times['optimizer_step'] / times['training']:.2f}"]
+        )  # fmt: skip
+    header = ["", "relations", "AUROC", "best baseline", "lead", "named right, most frequent",
+              "twice as often in", "cost"]  # fmt: skip
+    return markdown_table(header, rows)
 
 
 def scale_table(runs: Sequence[ForecastRun]) -> str:
@@ -172,28 +243,31 @@ def _about(run: ForecastRun) -> list[str]:
 
 
 def reliability_figure(runs: Sequence[ForecastRun]) -> Figure:
-    """Draw the share of edits that generalize over the probability that `combined` gives them."""
+    """Draw the share of each outcome over the probability that is forecast."""
     figure = new_figure(
-        6.4,
-        3.2,
-        "Reliability of the probability that an edit generalizes",
+        8.4,
+        3.6,
+        "Reliability of the probabilities of an edit's outcome",
         "Deciles of the edits of each LM; each LM's are by a fit on other relations of other LMs.",
     )
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    for name, own in by_lm_and_method(runs):
-        p = np.concatenate([run.probabilities[:, GENERALIZED] for run in own])
-        generalized = np.concatenate([~run.failed for run in own])[np.isfinite(p)]
-        p = p[np.isfinite(p)]
-        deciles = np.array_split(p.argsort(), 10)
-        if len(p):
-            axes.plot(
-                [p[rows].mean() for rows in deciles],
-                [generalized[rows].mean() for rows in deciles],
-                marker="o", markersize=3, label=name,
-            )  # fmt: skip
-    plain_axes(axes, "", "probability", "share that generalized")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    panels = figure.subplots(1, 2)
+    for axes, code, what in (
+        (panels[0], GENERALIZED, "generalized"), (panels[1], HALLUCINATED, "hallucinated"),
+    ):  # fmt: skip
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+        for name, own in by_lm_and_method(runs):
+            p = np.concatenate([run.probabilities[:, code] for run in own])
+            occurred = np.concatenate([run.arrays["outcome"] == code for run in own])
+            occurred, p = occurred[np.isfinite(p)], p[np.isfinite(p)]
+            deciles = np.array_split(p.argsort(), 10)
+            if len(p):
+                axes.plot(
+                    [p[rows].mean() for rows in deciles],
+                    [occurred[rows].mean() for rows in deciles],
+                    marker="o", markersize=3, label=name,
+                )  # fmt: skip
+        plain_axes(axes, "", f"probability: {what}", f"share that {what}")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+    panels[0].legend(frameon=False, fontsize=8, loc="upper left")
     return finish(figure)

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 from documents import place_tables
-from forecast_scores import ForecastRun, compare, load
+from forecast_scores import ForecastRun, compare, interval, load
 from forecast_tables import (
     answer_table,
     area_table,
     cost_table,
+    goal_table,
     hallucination_table,
     left_out_table,
+    read_costs,
+    relation_table,
     reliability_figure,
     repeated_table,
 )
@@ -40,6 +43,7 @@ from real_lm_tables import (
     risk_run,
 )
 from real_lms import PAPER_PAIRS, RESULTS
+from scipy.stats import binomtest
 
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.paper import paper_numbers
@@ -52,6 +56,7 @@ TIMES_RANDOM = 3
 REPAIR = (
     "a repair halves hallucinated edits of answers that it does not show, perplexity at most +3%"
 )
+FORECAST = "which edits generalize is forecast before training, by a fit on other LMs and relations"
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -187,6 +192,13 @@ def forecasts_better(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]
     return check
 
 
+def forecasts_well(runs: Runs) -> tuple[bool, str]:
+    """Return whether the probability's AUROC is .80 or more, its interval's low end .75."""
+    own = runs["lora_forecasts"]
+    area, low, high = interval([r.failed for r in own], [r.risk("probability") for r in own])
+    return area >= 0.8 and low >= 0.75, f"AUROC {area:.2f} ({low:.2f}–{high:.2f})"
+
+
 def known_generalize(runs: Runs) -> tuple[bool, str]:
     """Twice as many edits generalize where the LM gives the reference in context."""
     shares = []
@@ -289,10 +301,7 @@ FINDINGS = (
         "a step of the optimizer forecasts them better than GradSim",
         forecasts_better("optimizer_step", "gradient_similarity"),
     ),
-    Finding(
-        "… and so do the step and the answer in context together (combined)",
-        forecasts_better("combined", "gradient_similarity"),
-    ),
+    Finding(FORECAST, forecasts_well),
     Finding(
         "edits generalize where the LM concludes the reference from the source in context",
         known_generalize,
@@ -335,6 +344,7 @@ SUMMARY = (
     "a ridge makes W precise (Hit@1 of city→country)",
     "edits of city→country generalize",
     "edits generalize where the LM concludes the reference from the source in context",
+    FORECAST,
     REPAIR,
     "the vocabulary alone composes cities to countries: above letters",
 )
@@ -429,24 +439,32 @@ def paper_table(lms: LMRuns) -> str:
 
 
 def risk_table(lms: LMRuns) -> str:
-    """Return outcomes of trainings with and without the edits above a risk."""
+    """Return outcomes of trainings with and without the edits above a risk.
+
+    Intervals are Wilson's, of 95 %.
+    """
     rows = []
     for lm, runs in lms.items():
         for limit in RISK_LIMITS:
             found = runs.get(risk_run(limit))
-            if found is not None:
-                shares = (found[x] for x in ("source_learned", "generalized", "hallucinated"))
-                rows.append(
-                    [lm, "none" if limit is None else f"{limit:g}", found["n_edits"],
-                     *(f"{share:.0%}" for share in shares), f"{found['seconds']:.0f} s"]
-                )  # fmt: skip
+            if found is None:
+                continue
+            n = found["n_edits"]
+            counts = [round(found[x] * n) for x in ("source_learned", "generalized",
+                                                    "hallucinated")]  # fmt: skip
+            cells = [f"{counts[0] / n:.0%}"]
+            for count in counts[1:]:
+                low, high = binomtest(count, n).proportion_ci(method="wilson")
+                cells.append(f"{count}: {count / n:.0%} ({low:.0%}–{high:.0%})")
+            name = "none" if limit is None else f"{limit:g}"
+            rows.append([lm, name, n, *cells, f"{found['seconds']:.0f} s"])
     columns = ("LM", "max_risk", "edits", "learned", "generalized", "hallucinated", "training")
     return markdown_table(columns, rows)
 
 
 def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str]:
     """Return the documents' tables by their markers."""
-    lms = read_lms(results, forecast_runs)
+    lms, costs = read_lms(results, forecast_runs), read_costs(results)
     return {
         "summary": findings_table(lms, SUMMARY),
         "findings": findings_table(lms),
@@ -455,11 +473,13 @@ def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str
         "real_edits": edit_table(lms),
         "real_forecasts": area_table(forecast_runs),
         "real_hallucinated": hallucination_table(forecast_runs),
+        "real_relations": relation_table(forecast_runs),
+        "real_goals": goal_table(forecast_runs, costs),
         "real_answers": answer_table(forecast_runs),
         "real_left_out": left_out_table(forecast_runs),
         "real_risk": risk_table(lms),
         "real_repeated": repeated_table(forecast_runs),
-        "real_costs": cost_table(forecast_runs),
+        "real_costs": cost_table(forecast_runs, costs),
         "real_ablation": ablation_table(list(LMS), results),
     }
 

@@ -232,6 +232,8 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                 "fit", "--config", config, f"--data.relation={relation}",
                 # Fused attention is slow at this precision on CPUs.
                 "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own,
+                # 32 edits of the largest LM side by side need more memory than the machine has.
+                *(("--model.edits_per_step=8",) if size.n_parameters > 8e8 else ()),
             )  # fmt: skip
             trainings: dict[str, tuple[str, ...]] = {"outcomes": ()} if n_outcomes else {}
             if n_outcomes and method == "lora" and size.n_parameters <= 4e8:

@@ -150,9 +150,12 @@ class EditDataset(Dataset[EditBatch]):
             knowledge that the package ships.
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
         left_out: Edits that are not trained, for the results.
+        max_risk: Probability of a hallucination above which a forecast marks an edit; None marks
+            none.
 
     Attributes:
-        edits: As given, like `relation`, `schedule`, `catalogue`, `subwords` and `left_out`.
+        edits: As given, like `relation`, `schedule`, `catalogue`, `subwords`, `left_out` and
+            `max_risk`.
     """
 
     def __init__(
@@ -167,9 +170,11 @@ class EditDataset(Dataset[EditBatch]):
         catalogue: Catalogue | None = None,
         subwords: bool = False,
         left_out: Sequence[LeftOut] = (),
+        max_risk: float | None = None,
     ) -> None:
         self.edits = list(edits)
         self.left_out = left_out
+        self.max_risk = max_risk
         self.relation = relation
         self.schedule = schedule
         self.catalogue = Catalogue.load() if catalogue is None else catalogue

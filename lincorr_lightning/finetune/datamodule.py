@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
@@ -53,8 +55,8 @@ class EditsDataModule(L.LightningDataModule):
             labels too; outcomes are then also reported by completeness (paper, appendix K).
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers and order.
-        max_risk: Edits that are forecast to hallucinate with a higher probability are left out;
-            null keeps all.
+        max_risk: Edits that are forecast to hallucinate with a higher probability are not trained;
+            a prediction forecasts all edits, and marks these. null trains all.
         training: How the edits are trained, for that forecast. The program `lincorr` passes the
             study's `edit_training`.
         schedule: How edits are distributed over steps; null is the joint protocol with
@@ -110,6 +112,7 @@ class EditsDataModule(L.LightningDataModule):
         self._training = training or EditTraining()
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
+        self._leaves_out = max_risk is not None
         self._clear()
 
     def _clear(self) -> None:
@@ -128,7 +131,7 @@ class EditsDataModule(L.LightningDataModule):
             SubjectsError: A file or subject cannot be used.
             ConfigError: There is no LM.
         """
-        del stage
+        self._leaves_out = self.hparams["max_risk"] is not None and stage != "predict"
         # The LM may have been trained since an earlier run.
         self._clear()
         self._resolve()
@@ -189,7 +192,7 @@ class EditsDataModule(L.LightningDataModule):
                     settings["subject_kind"],
                 )
             )
-            if settings["max_risk"] is not None:
+            if self._leaves_out:
                 self._edits = self._without_risky(self._edits, relation, lm)
         elif self._restored_labels not in (None, _label_ids(relation)):
             raise ConfigError(
@@ -220,10 +223,11 @@ class EditsDataModule(L.LightningDataModule):
             if risk > limit
         ]
         if not kept:
+            safest = min(self._left_out, key=lambda edit: edit.p_hallucinated)
             raise SubjectsError(
                 f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
-                f"probability of {min(risks):.2f} or more. Raise it, or set it to null; `lincorr "
-                "predict --config configs/forecast.yaml --data.max_risk null` shows the risks."
+                f"higher probability; the lowest, {safest.p_hallucinated:.2f}, is that of "
+                f"{safest.subject!r} -> {safest.answer!r}. Raise it, or set it to null."
             )
         rank_zero_info(
             f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
@@ -235,13 +239,15 @@ class EditsDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch, distributed by the schedule."""
-        return self._loader(self._schedule)
+        return ResumableLoader(self._dataset(self._schedule), self.trainer)
 
-    def predict_dataloader(self) -> ResumableLoader:
+    def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
-        return self._loader(EditSchedule("independent", self.hparams["batch_size"]))
+        dataset = self._dataset(EditSchedule("independent", self.hparams["batch_size"]))
+        # The dataset makes batches itself.
+        return DataLoader(dataset, batch_size=1, collate_fn=itemgetter(0))
 
-    def _loader(self, schedule: EditSchedule) -> ResumableLoader:
+    def _dataset(self, schedule: EditSchedule) -> EditDataset:
         edits, relation, lm = self.prepare_edits(), self._resolve(), self._language_model
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
@@ -252,11 +258,11 @@ class EditsDataModule(L.LightningDataModule):
         # Refuses an answer that would end beyond the LM's last position.
         lm.rows([f"{p}{gap}{edit.answer}" for p, edit in zip(prompts, edits, strict=True)])
         shard = data_shard(self.trainer)
-        dataset = EditDataset(
-            edits, relation, lm.rows(prompts), schedule, self.hparams["seed"],
-            shard.number, shard.n, self._catalogue, self.hparams["subwords"], self._left_out,
+        return EditDataset(
+            edits, relation, lm.rows(prompts), schedule, self.hparams["seed"], shard.number,
+            shard.n, self._catalogue, self.hparams["subwords"], self._left_out,
+            self.hparams["max_risk"],
         )  # fmt: skip
-        return ResumableLoader(dataset, self.trainer)
 
     # -- resuming ----------------------------------------------------------------------------------
 

@@ -212,16 +212,23 @@ def resolve_labels(
     """Return the subject and the answer, with its label, of each edit; needs no forward pass.
 
     Raises:
-        SubjectsError: A subject has no tokens, or an answer is no label; the message says where.
+        SubjectsError: A subject has no tokens, or answers are no labels; the message says where.
         KnowledgeError: An edit needs the relation's reference, which does not exist.
     """
     check_subjects([edit.subject for edit in edits], tokenizer, [edit.where for edit in edits])
     known = _by_text(_source_answers(relation, tokenizer), relation.source)
+    unknown = [edit for edit in edits if edit.answer not in known]
+    if unknown:
+        first, *others = unknown
+        message = f"{first.where}: {_no_label(first.answer, relation.source, known)}"
+        if others:
+            shown = "; ".join(f"{edit.where}: {edit.answer!r}" for edit in others[:5])
+            dots = "; …" if len(others) > 5 else ""
+            message += f" {len(others)} more answers are no label: {shown}{dots}."
+        raise SubjectsError(message)
     resolved = []
     for edit in edits:
-        answer = known.get(edit.answer)
-        if answer is None:
-            raise SubjectsError(f"{edit.where}: {_no_label(edit.answer, relation.source, known)}")
+        answer = known[edit.answer]
         reference = answer.reference
         if edit.reference:
             reference = _label_indices(edit.reference, relation.target, edit.where)

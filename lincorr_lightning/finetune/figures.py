@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
-from lincorr_lightning.finetune.forecasts import COMBINED, Forecasts
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Cause, Outcome
 from lincorr_lightning.results.heat_maps import short
 from lincorr_lightning.results.style import (
@@ -173,8 +173,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     names = forecasts.names
     title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
     subtitle = (
-        "risk: how far the best wrong target label is predicted ahead of the reference; of "
-        "combined, 1 - p generalized; "
+        "risk: how far the best wrong target label is predicted ahead of the reference; "
         "prediction: blue generalizes, orange hallucinates, grey stays unchanged"
     )
     n_columns = 1 if len(names) <= 4 else 2
@@ -190,8 +189,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
             panels[i].set_title(f"predicted hallucinations: {share:.0%}", loc="right", fontsize=9,
                                 color=ORANGE, fontweight="bold")  # fmt: skip
         if i + n_columns >= len(names):
-            unit = "" if name == COMBINED else ", in logits"
-            panels[i].set_xlabel(f"risk{unit}", fontsize=9, color=INK)
+            panels[i].set_xlabel("risk, in logits", fontsize=9, color=INK)
     return finish(figure)
 
 

@@ -25,10 +25,10 @@ class EditForecast(FrozenLMModule):
     answer until it leads, and carries the change through W (for each ridge). It also reads the
     target where the new answer is stated before it, and makes a step along the first update of the
     edit's optimizer, which depends on how the edit is to be trained: set `method`, `adapter`,
-    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. From the last two it gives the
-    probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv`` has a row per edit,
-    ``tables/riskiest.csv`` those that are most likely to hallucinate, and
-    ``figures/forecast.png`` shows the risks.
+    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. From that step it gives the
+    probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv`` has a row per edit, and
+    says which are above ``data.max_risk``, ``tables/riskiest.csv`` has those that are most likely
+    to hallucinate, and ``figures/forecast.png`` shows the risks.
 
     It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
 
@@ -93,6 +93,11 @@ class EditForecast(FrozenLMModule):
                 f"{type(dataset).__name__}. Pass --data EditsDataModule, or a DataLoader over an "
                 "EditDataset."
             )
+        if dataset.max_risk is not None and not self.hparams["optimizer_step"]:
+            raise ConfigError(
+                "data.max_risk needs the probabilities, which need model.optimizer_step true. Set "
+                "it, or set data.max_risk to null."
+            )
         self.forecasts = forecast_edits(
             self.lm,
             dataset.edits,
@@ -103,7 +108,7 @@ class EditForecast(FrozenLMModule):
             self.edit_training if self.hparams["optimizer_step"] else None,
         )
         results = forecast_results(
-            self.forecasts, self.lm.info, run_settings(self.trainer), dataset.left_out
+            self.forecasts, self.lm.info, run_settings(self.trainer), dataset.max_risk
         )
         write_results(self.trainer, results)
 

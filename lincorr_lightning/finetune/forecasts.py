@@ -31,9 +31,7 @@ from lincorr_lightning.results.numbers import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
-COMBINED = "combined"
-"""The forecaster that turns the others' logits into probabilities, see `OutcomeModel`."""
-DEFAULT_FORECASTERS = (COMBINED, "optimizer_step", "in_context")
+DEFAULT_FORECASTERS = ("optimizer_step", "in_context")
 """The default is the first of these that a run has, the best first (benchmarks/forecast.py)."""
 
 
@@ -53,10 +51,10 @@ class Forecasts:
             of that ridge (``map`` for a given W); ``in_context`` by the LM as it is, with the new
             answer stated before the target prompt; ``optimizer_step`` after a step along the first
             update of the edit's optimizer.
-        probabilities: Probability of each `Outcome`, ``(n, 3)``, by ``combined``; None without
-            ``optimizer_step``.
-        combined_from: What ``combined`` was fitted on, and whether these edits are trained
-            otherwise; empty without it.
+        probabilities: Probability of each `Outcome`, ``(n, 3)``, by an `OutcomeModel` from
+            ``optimizer_step``; None without it.
+        probabilities_from: What that model was fitted on, and how these edits differ; empty without
+            probabilities.
         causes: Why an edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`, or
             ``ambiguous reference`` if the expected answer may mean something right. Empty text if
             it is expected to generalize; no texts without a map.
@@ -71,13 +69,13 @@ class Forecasts:
     reference_mask: Tensor
     predicted: Mapping[str, Tensor]
     probabilities: Tensor | None = None
-    combined_from: str = ""
+    probabilities_from: str = ""
     causes: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
         """Names of all forecasters."""
-        return [*self.predicted, *(() if self.probabilities is None else (COMBINED,))]
+        return list(self.predicted)
 
     @property
     def default(self) -> str:
@@ -90,39 +88,22 @@ class Forecasts:
         return self._leading(self.before)
 
     def answers(self, name: str) -> list[str]:
-        """Return the target label that a forecaster predicts for each edit.
-
-        ``combined`` names no answer itself, and takes those of ``optimizer_step``.
-        """
-        return self._leading(self.predicted["optimizer_step" if name == COMBINED else name])
+        """Return the target label that a forecaster predicts for each edit."""
+        return self._leading(self.predicted[name])
 
     def risks(self, name: str) -> list[float]:
-        """Return a forecaster's risk of each edit.
-
-        It is how far a wrong label is ahead, in logits; by ``combined``, the probability that the
-        edit does not generalize.
-        """
-        return self._risks(name).tolist()
-
-    def _risks(self, name: str) -> Tensor:
-        if name == COMBINED:
-            assert self.probabilities is not None
-            return 1 - self.probabilities[:, Outcome.GENERALIZED.code]
-        return risk(self.predicted[name], self.reference_mask)
+        """Return a forecaster's risk of each edit: how far a wrong label is ahead, in logits."""
+        return risk(self.predicted[name], self.reference_mask).tolist()
 
     def probability(self, outcome: Outcome) -> list[float]:
-        """Return the probability of an outcome of each edit, by ``combined``."""
+        """Return the probability of an outcome of each edit."""
         assert self.probabilities is not None
         return self.probabilities[:, outcome.code].tolist()
 
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
-        if name == COMBINED:
-            assert self.probabilities is not None
-            codes = self.probabilities.argmax(1)
-        else:
-            leading = self.predicted[name].argmax(1)
-            codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
+        leading = self.predicted[name].argmax(1)
+        codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
         return [list(Outcome)[code] for code in codes.tolist()]
 
     def _leading(self, logits: Tensor) -> list[str]:
@@ -135,26 +116,28 @@ class Forecasts:
 
         Returns:
             By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
-            not generalizing (None if all or no edits generalized); of ``combined`` also ``brier``,
-            the mean square error of its probabilities, summed over the outcomes. The baseline
+            not generalizing (None if all or no edits generalized); of ``optimizer_step`` also
+            ``brier``, the mean square error of the probabilities, summed over the outcomes. The
+            baseline
             ``answer_before`` predicts the answer before the edit, and its risk is how far the
             reference's logit is behind there; ``most_frequent`` always predicts the most frequent
             answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)
-        found = {name: (self.answers(name), self._risks(name)) for name in self.names}
-        found["answer_before"] = self.answers_before, risk(self.before, self.reference_mask)
+        logits = {**self.predicted, "answer_before": self.before}
         scores: dict[str, dict[str, float | None]] = {}
-        for name, (answers, risks) in found.items():
-            hits = sum(one == after for one, after in zip(answers, answers_after, strict=True))
+        for name, predicted in logits.items():
+            answers = zip(self._leading(predicted), answers_after, strict=True)
+            hits = sum(one == after for one, after in answers)
+            area = auroc(risk(predicted, self.reference_mask), failed)
             # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
             # all edits end alike.
-            scores[name] = {"accuracy": hits / n, "auroc": number(auroc(risks, failed))}
+            scores[name] = {"accuracy": hits / n, "auroc": number(area)}
         if self.probabilities is not None:
             codes = torch.tensor([Outcome(outcome).code for outcome in outcomes])
             errors = self.probabilities - one_hot(codes, len(Outcome))
-            scores[COMBINED]["brier"] = number(errors.square().sum(1).mean().item())
+            scores["optimizer_step"]["brier"] = number(errors.square().sum(1).mean().item())
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
         scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
         return scores
@@ -216,16 +199,12 @@ def forecast_edits(
         (predicted["optimizer_step"],) = logits_after_step(
             lm, edits, source_prompts, target_prompts, target_ids, training, adapters
         )
-    probabilities, combined_from = None, ""
+    probabilities, probabilities_from = None, ""
     if training is not None:
         model = outcome_model(training.method)
-        features = outcome_features(
-            target, predicted["in_context"], predicted["optimizer_step"], mask
-        )
+        features = outcome_features(target, predicted["optimizer_step"], mask)
         probabilities = model.probabilities(features)
-        combined_from = f"fitted on {model.fitted_on}, trained by {model.training}"
-        if model.training != training.summary:
-            combined_from += f"; these are trained by {training.summary}"
+        probabilities_from = model.describe(relation.name, training.summary)
     texts = relation.target.texts
     forecasts = Forecasts(
         relation=relation.name,
@@ -237,7 +216,7 @@ def forecast_edits(
         reference_mask=mask,
         predicted=predicted,
         probabilities=probabilities,
-        combined_from=combined_from,
+        probabilities_from=probabilities_from,
     )
     if not weights:
         return forecasts

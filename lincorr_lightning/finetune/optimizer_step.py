@@ -65,8 +65,13 @@ class EditTraining:
 
     @property
     def summary(self) -> str:
-        """Method, steps and learning rate, such as ``lora, 10 steps at 0.002``."""
-        return f"{self.method}, {self.n_steps} steps at {self.learning_rate:g}"
+        """Such as ``lora of rank 8, alpha 16 in all layers, 10 steps at 0.002``."""
+        steps = f"{self.n_steps} steps at {self.learning_rate:g}"
+        if self.method == "full":
+            return f"full, {steps}"
+        own = self.adapter
+        layers = "all layers" if own.target_modules is None else ", ".join(own.target_modules)
+        return f"lora of rank {own.rank}, alpha {own.alpha:g} in {layers}, {steps}"
 
 
 def logits_after_step(

@@ -1,4 +1,4 @@
-"""Probabilities of an edit's outcomes, from what forecasters predict for it.
+"""Probabilities of an edit's outcomes, from where a step of its optimizer leads.
 
 A multinomial logistic regression, fitted on edits of several pretrained LMs
 (``benchmarks/forecast.py --fit true``, which writes ``outcome_model.json``). Its inputs are
@@ -21,20 +21,34 @@ class OutcomeModel:
     """A fitted model of outcomes.
 
     Attributes:
-        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 4)`` float64.
+        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 2)`` float64.
         intercepts: One for each outcome, ``(3,)`` float64.
-        fitted_on: The LMs and relations that it was fitted on.
-        training: How their edits were trained, such as ``LoRA, 10 steps at 0.002``.
+        n_edits: Number of edits that it was fitted on.
+        lms: Names of their LMs.
+        relations: Names of their relations, as ``city->country``.
+        training: How they were trained, see `EditTraining.summary`.
     """
 
     coefficients: Tensor
     intercepts: Tensor
-    fitted_on: str
+    n_edits: int
+    lms: tuple[str, ...]
+    relations: tuple[str, ...]
     training: str
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""
         return (features @ self.coefficients.T + self.intercepts).softmax(1)
+
+    def describe(self, relation: str, training: str) -> str:
+        """Say what the model was fitted on, and how other edits differ from that."""
+        relations, lms = ", ".join(self.relations), ", ".join(self.lms)
+        text = f"fitted on {self.n_edits} edits of {relations} on {lms}, trained by {self.training}"
+        if relation not in self.relations:
+            text += f"; {relation} is not among them"
+        if training != self.training:
+            text += f"; these are trained by {training}"
+        return text
 
 
 @cache
@@ -49,32 +63,29 @@ def outcome_model(method: str) -> OutcomeModel:
     return OutcomeModel(
         torch.tensor(stored["coefficients"], dtype=torch.float64),
         torch.tensor(stored["intercepts"], dtype=torch.float64),
-        stored["fitted_on"],
+        stored["n_edits"],
+        tuple(stored["lms"]),
+        tuple(stored["relations"]),
         stored["training"],
     )
 
 
-def outcome_features(
-    before: Tensor, in_context: Tensor, by_step: Tensor, reference_mask: Tensor
-) -> Tensor:
+def outcome_features(before: Tensor, by_step: Tensor, reference_mask: Tensor) -> Tensor:
     """Return the inputs of an `OutcomeModel`, in log-odds.
 
     Args:
         before: Target logits before the edits, ``(n, n_target)``.
-        in_context: The forecaster ``in_context``'s, same shape.
         by_step: The forecaster ``optimizer_step``'s, same shape.
         reference_mask: Target labels in each edit's reference, same shape, bool.
 
     Returns:
-        ``(n, 4)``: of the reference, and of the answer before the edit, in context; and the same
-        two after the step.
+        ``(n, 2)``: after the step, of the reference, and of the answer before the edit.
     """
     old = before.argmax(1, keepdim=True)
-    columns = []
-    for logits in (in_context, by_step):
-        p = logits.softmax(1)
-        columns += [_log_odds((p * reference_mask).sum(1)), _log_odds(p.gather(1, old)[:, 0])]
-    return torch.stack(columns, 1)
+    p = by_step.softmax(1)
+    return torch.stack(
+        [_log_odds((p * reference_mask).sum(1)), _log_odds(p.gather(1, old)[:, 0])], 1
+    )
 
 
 def _log_odds(p: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields, replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_file import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, LeftOut
-from lincorr_lightning.finetune.forecasts import COMBINED, Forecasts
+from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
@@ -128,8 +129,12 @@ def forecast_table(
     forecasts: Forecasts,
     answers_after: Sequence[str] | None = None,
     outcomes: Sequence[str] | None = None,
+    max_risk: float | None = None,
 ) -> Table:
-    """Return the table ``forecast`` with a row per edit; after training, with what happened."""
+    """Return the table ``forecast`` with a row per edit; after training, with what happened.
+
+    With `max_risk`, it says which edits are more likely to hallucinate than that.
+    """
     cells: dict[Column, Sequence[Any]] = {
         Column("subject"): forecasts.subjects,
         Column("source_answer", "new answer"): forecasts.source_answers,
@@ -146,6 +151,8 @@ def forecast_table(
         for outcome in Outcome:
             column = Column(f"p_{outcome}", f"p {outcome}", ".0%")
             cells[column] = forecasts.probability(outcome)
+    if max_risk is not None:
+        cells[Column("above_max_risk", "above max_risk")] = _above(forecasts, max_risk)
     if forecasts.causes:
         cells[Column("cause")] = forecasts.causes
     if answers_after is not None and outcomes is not None:
@@ -156,6 +163,10 @@ def forecast_table(
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
         "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
     )  # fmt: skip
+
+
+def _above(forecasts: Forecasts, max_risk: float) -> list[bool]:
+    return [p > max_risk for p in forecasts.probability(Outcome.HALLUCINATED)]
 
 
 def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
@@ -171,7 +182,6 @@ def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
         [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
           p[i], forecasts.causes[i] if forecasts.causes else "") for i in rows],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.",
-        f"Probabilities: {forecasts.combined_from}.",
         headline=True,
     )  # fmt: skip
 
@@ -191,22 +201,31 @@ def forecast_results(
     forecasts: Forecasts,
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
-    left_out: Sequence[LeftOut] = (),
+    max_risk: float | None = None,
 ) -> Results:
-    """Return the results of a forecast without training."""
+    """Return the results of a forecast without training.
+
+    `max_risk` is the probability of a hallucination above which edits are marked.
+    """
     n, shares = len(forecasts.subjects), _outcome_shares(forecasts)
+    rows = [{"forecaster": name, **row} for name, row in shares.items()]
+    note = f"Expected answers are those of {forecasts.default}. "
+    expected = n_above = None
+    if forecasts.probabilities is None:
+        note += "There are no probabilities: they need model.optimizer_step true."
+    else:
+        expected = {o.value: fmean(forecasts.probability(o)) for o in Outcome}
+        rows.append({"forecaster": "mean probability", **expected})
+        note += f"Probabilities: {forecasts.probabilities_from}."
+    if max_risk is not None:
+        n_above = sum(_above(forecasts, max_risk))
+        note += f" {n_above} of {n} edits hallucinate with a probability above {max_risk:g}."
     table = Table.from_dicts(
         "forecast_outcomes",
-        [{"forecaster": name, **row} for name, row in shares.items()],
+        rows,
         ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
         caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
-        note=f"Expected answers are those of {forecasts.default}"
-        + (", which takes them from optimizer_step." if forecasts.default == COMBINED else ".")
-        + (
-            " There are no probabilities: they need model.optimizer_step true."
-            if forecasts.probabilities is None
-            else ""
-        ),
+        note=note,
         headline=True,
     )
     return Results(
@@ -215,15 +234,15 @@ def forecast_results(
             "relation": forecasts.relation,
             "n_edits": n,
             "predicted_outcomes": shares,
+            "mean_probability": expected,
             "forecast_default": forecasts.default,
-            "combined_from": forecasts.combined_from,
-            "n_left_out": len(left_out),
+            "probabilities_from": forecasts.probabilities_from,
+            "n_above_max_risk": n_above,
         },
         tables=[
             table,
             *([] if forecasts.probabilities is None else [riskiest_table(forecasts)]),
-            forecast_table(forecasts),
-            *([left_out_table(left_out, n)] if left_out else []),
+            forecast_table(forecasts, max_risk=max_risk),
         ],
         figures=[_risk_figure(forecasts)],
         lm=lm,
@@ -304,7 +323,7 @@ def finetune_results(
         "gradients": by_relation,
         "forecast": None,
         "forecast_default": None if forecasts is None else forecasts.default,
-        "combined_from": None if forecasts is None else forecasts.combined_from,
+        "probabilities_from": None if forecasts is None else forecasts.probabilities_from,
         "n_left_out": len(left_out),
     }
     others = _by_relation([one for one in outcomes if one is not own])
@@ -436,7 +455,11 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
         ],
         caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
         note="answer_before and most_frequent use no forecast."
-        + (f" combined: {forecasts.combined_from}." if forecasts.combined_from else ""),
+        + (
+            f" Probabilities: {forecasts.probabilities_from}."
+            if forecasts.probabilities_from
+            else ""
+        ),
         headline=True,
     )
 

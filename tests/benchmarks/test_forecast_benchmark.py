@@ -43,11 +43,9 @@ def edits(
         "predicted/in_context": in_context,
         f"predicted/{scores.STEP}": by_step,
         **{f"risk/{name}": rng.normal(size=n) for name in scores.BASELINES},
-        **{f"seconds/{name}": np.float32(1) for name in
-           ("maps", "in_context", "step", "gradient_similarity", "activation_similarity")},
     }  # fmt: skip
     unknown = np.full((n, 3), np.nan)
-    return scores.ForecastRun(lm, "lora", relation, arrays, 20.0, unknown)
+    return scores.ForecastRun(lm, "lora", relation, arrays, unknown, unknown)
 
 
 def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
@@ -71,16 +69,16 @@ def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
             [("a", "city->country"), ("b", "ceo->company"), ("c", "X+1->X+2")]
         )
     ]
-    found = scores.combined(everything[0], everything)
+    found = scores.probabilities(everything[0], everything)
     np.testing.assert_allclose(found.sum(1), 1)
     assert roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
     turned = everything[0].arrays["outcome"].copy()
     everything[0].arrays["outcome"] = 2 - turned
-    np.testing.assert_array_equal(scores.combined(everything[0], everything), found)
+    np.testing.assert_array_equal(scores.probabilities(everything[0], everything), found)
     everything[1].arrays["outcome"] = 2 - everything[1].arrays["outcome"]
-    assert np.abs(scores.combined(everything[0], everything) - found).max() > 0.01
+    assert np.abs(scores.probabilities(everything[0], everything) - found).max() > 0.01
     for same in (edits(scores, "a", 9, relation="X+1->X+2"), edits(scores, "b", 9)):
-        assert np.isnan(scores.combined(everything[0], [everything[0], same])).all()
+        assert np.isnan(scores.probabilities(everything[0], [everything[0], same])).all()
 
 
 def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) -> None:
@@ -116,6 +114,7 @@ def test_tables_of_all_scores(
     scores: ModuleType,
     rows: Callable[[str], list[list[str]]],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     tables = script("forecast_tables")
     runs = [
@@ -126,14 +125,26 @@ def test_tables_of_all_scores(
     runs[0] = replace(runs[0], repeated=(-1.0 * (outcome != 0), outcome))
     runs = scores.with_probabilities(runs)
     monkeypatch.setattr(tables, "load", lambda results: runs)
-    cells = rows(tables.tables(Path()))
+    times = {"n_edits": 32, "training": 100, "optimizer_step": 4, "in_context": 1, "maps": 9.375,
+             "gradient_similarity": 30, "activation_similarity": 2}  # fmt: skip
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "forecast_costs.json").write_text(json.dumps({"lora": times}))
+    cells = rows(tables.tables(tmp_path))
     area = roc_auc_score(runs[0].failed, runs[0].risk("map_0"))
     assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
     assert any(row[4:6] == ["100%", "1.00"] for row in cells)
-    own = [row for row in cells if row[0] == "combined"]  # not generalized, hallucinated
-    for row, truth in zip(own, (runs[0].failed, runs[0].hallucinated), strict=True):
-        area = roc_auc_score(truth, -runs[0].probabilities[:, 0])
+    p = runs[0].probabilities
+    areas = [roc_auc_score(runs[0].failed, -p[:, 0]), roc_auc_score(runs[0].hallucinated, p[:, 1])]
+    own = [row for row in cells if row[0] == "probability"]  # not generalized, hallucinated
+    for row, area in zip(own, areas, strict=True):
         assert row[1].startswith(f"{area:.2f} (")
+    (goals,) = [row for row in cells if row[0] == "a, lora" and row[1] == "1"]
+    assert goals[2].startswith(f"{areas[0]:.2f} (")
+    assert goals[-1] == "0.04", "of the costs"
+    brier = np.mean([sum((row[k] - (k == one)) ** 2 for k in range(3))
+                     for row, one in zip(p, outcome, strict=True)])  # fmt: skip
+    assert any(row[-2].startswith(f"{brier:.2f} (") for row in cells)
+    assert any(row[:3] == ["a", "lora", "32"] and row[-1] == "0.02" for row in cells)
     (left,) = [row for row in cells if row[0] == "a, lora" and row[1] == "400"]
     kept = outcome[runs[0].probabilities[:, 1] <= 0.5]
     shares = [f"{np.mean(kept == code):.0%}" for code in (1, 0)]
@@ -168,7 +179,6 @@ def test_edits_are_forecast_from_their_cases(
         for edit in some:
             after = relation.target.texts[edit.reference[0]]
             writer.writerow([edit.subject, edit.answer, after, "generalized"])
-    cases.with_suffix(".json").write_text(json.dumps({"results": {"seconds": 9.0}}))
     forecast.save(forecast.collect(lm, "city->country", "lora", cases), cases.with_suffix(".npz"))
     (found,) = scores.load(tmp_path)
     assert (found.lm, found.method, found.relation) == ("small", "lora", "city->country")
@@ -179,6 +189,9 @@ def test_edits_are_forecast_from_their_cases(
     for i, edit in enumerate(some):
         assert set(found.arrays["reference"][i].nonzero()[0]) == set(edit.reference)
     assert {"map_0", "map_auto"} <= {n.removeprefix("predicted/") for n in found.arrays}
+    times = forecast.measure_costs(Path(small_lm), "lora")
+    assert times["n_edits"] == 32
+    assert all(times[name] > 0 for name in ("training", "optimizer_step", "in_context", "maps"))
 
 
 def test_gradient_similarity_equals_the_definition(script: Script, small_lm: str) -> None:

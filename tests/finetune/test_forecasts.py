@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
@@ -18,6 +19,7 @@ from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.outcome_model import outcome_model
 from lincorr_lightning.finetune.results import forecast_results
+from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -100,7 +102,7 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
 
 def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
     assert "optimizer_step" in forecasts.predicted
-    assert forecasts.default == "combined"
+    assert forecasts.default == "optimizer_step"
     without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100)
     assert set(without.predicted) == {"map_0", "in_context"}
     assert without.default == "in_context"
@@ -141,7 +143,7 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
         after.append(labels[(right, wrong, before)[row % 3]])
         outcomes.append(("generalized", "hallucinated", "unchanged")[row % 3])
     scores = forecasts.scores(after, outcomes)
-    assert set(scores) == {*forecasts.predicted, "combined", "answer_before", "most_frequent"}
+    assert set(scores) == {*forecasts.predicted, "answer_before", "most_frequent"}
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
@@ -155,11 +157,8 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
         assert scores[name]["accuracy"] == pytest.approx(hits / 12)
         assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
     p = forecasts.probabilities
-    area = roc_auc_score(failed, 1 - p[:, 0])
-    assert scores["combined"]["auroc"] == pytest.approx(area)
-    assert scores["combined"]["accuracy"] == scores["optimizer_step"]["accuracy"]
     errors = [sum((p[i, k].item() - (k == i % 3)) ** 2 for k in range(3)) for i in range(12)]
-    assert scores["combined"]["brier"] == pytest.approx(sum(errors) / 12)
+    assert scores["optimizer_step"]["brier"] == pytest.approx(sum(errors) / 12)
     most_frequent = max(after.count(label) for label in labels)
     assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
     assert scores["answer_before"]["accuracy"] >= 4 / 12
@@ -187,15 +186,13 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
     assert results.values["n_edits"] == 12
     for name, shares in results.values["predicted_outcomes"].items():
         assert sum(shares.values()) == pytest.approx(1), name
-        if name == "combined":
-            likely = forecasts.probabilities.argmax(1)
-            assert shares["unchanged"] == pytest.approx((likely == 2).double().mean().item())
-            continue
         leading = forecasts.predicted[name].argmax(1)
         right = forecasts.reference_mask[torch.arange(12), leading].double().mean().item()
         assert shares["generalized"] == pytest.approx(right)
         moved = (leading != forecasts.before.argmax(1)).double().mean().item()
         assert shares["hallucinated"] <= moved
+    expected = dict(zip(Outcome, forecasts.probabilities.mean(0).tolist(), strict=True))
+    assert results.values["mean_probability"] == pytest.approx(expected)
     table = results.table("forecast")
     assert [row[0] for row in table.rows] == list(forecasts.subjects)
     cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
@@ -229,8 +226,8 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
     assert results["n_edits"] == 7
     names = {"map_0", "map_auto", "map_10", "in_context", "optimizer_step"}
-    assert set(results["predicted_outcomes"]) == {*names, "combined"}
-    assert results["forecast_default"] == "combined"
+    assert set(results["predicted_outcomes"]) == names
+    assert results["forecast_default"] == "optimizer_step"
     assert results["settings"]["lm"]["name_or_path"] == small_lm
     assert path.parent.parent.name == "forecast"
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
@@ -290,14 +287,14 @@ def test_edits_above_a_risk_are_left_out(lm, edits, relation):
     assert 0 < len(expected) < 12
     left = {(edit.subject, edit.answer): risk for edit, risk in zip(edits, risks, strict=True)
             if risk > limit}  # fmt: skip
-    dataset = data.predict_dataloader().dataset
+    dataset = data.train_dataloader().dataset
     assert {(e.subject, e.answer): e.p_hallucinated for e in dataset.left_out} == left
     again = EditsDataModule(lm, n_edits=12, max_risk=limit, training=training)
     again.load_state_dict(data.state_dict())
-    assert again.predict_dataloader().dataset.left_out == dataset.left_out
+    assert again.train_dataloader().dataset.left_out == dataset.left_out
 
 
-def test_what_is_left_out_stands_in_the_results(small_lm, tmp_path):
+def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
     predict(small_lm, tmp_path / "all")
     (everything,) = (tmp_path / "all").rglob("results.json")
     with (everything.parent / "tables" / "forecast.csv").open(newline="") as file:
@@ -306,11 +303,16 @@ def test_what_is_left_out_stands_in_the_results(small_lm, tmp_path):
     predict(small_lm, tmp_path / "some", f"--data.max_risk={limit}")
     (path,) = (tmp_path / "some").rglob("results.json")
     found = json.loads(path.read_text())
-    assert found["n_edits"] + found["n_left_out"] == 7
-    assert found["n_left_out"] == sum(risk > limit for risk in risks.values())
-    with (path.parent / "tables" / "left_out.csv").open(newline="") as file:
-        rows = {row["subject"]: float(row["p_hallucinated"]) for row in csv.DictReader(file)}
-    assert rows == pytest.approx({s: risk for s, risk in risks.items() if risk > limit})
+    assert found["n_edits"] == 7
+    assert found["n_above_max_risk"] == sum(risk > limit for risk in risks.values()) == 3
+    with (path.parent / "tables" / "forecast.csv").open(newline="") as file:
+        marked = {row["subject"] for row in csv.DictReader(file) if row["above_max_risk"] == "True"}
+    assert marked == {subject for subject, risk in risks.items() if risk > limit}
+
+
+def test_a_risk_needs_the_probabilities(small_lm, tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.max_risk needs .* model\.optimizer_step true"):
+        predict(small_lm, tmp_path, "--data.max_risk=0.5", "--model.optimizer_step=false")
 
 
 def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
@@ -318,11 +320,23 @@ def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation
     same = EditTraining("lora", 2e-3, 10)
     assert model.training == same.summary
     for training, other in ((same, False), (EditTraining("lora", 1e-3, 7), True)):
-        found = forecast_edits(lm, edits[:2], relation, ["auto"], training=training).combined_from
-        assert model.fitted_on in found and model.training in found
-        assert ("these are trained by lora, 7 steps at 0.001" in found) == other
+        found = forecast_edits(lm, edits[:2], relation, [], training=training).probabilities_from
+        assert f"fitted on {model.n_edits} edits of " in found and model.training in found
+        named = "these are trained by lora of rank 8, alpha 16 in all layers, 7 steps at 0.001"
+        assert (named in found) == other
+        assert "is not among them" not in found
     alone = forecast_edits(lm, edits[:2], relation, [0.0])
-    assert (alone.combined_from, alone.probabilities) == ("", None)
+    assert (alone.probabilities_from, alone.probabilities) == ("", None)
+
+
+def test_another_adapter_or_relation_is_said():
+    model = outcome_model("lora")
+    assert "is not among them" in model.describe("landmark->country", model.training)
+    adapter = AdapterSettings(rank=4, target_modules=["q_proj", "v_proj"])
+    other = EditTraining("lora", 2e-3, 10, adapter).summary
+    assert model.describe("city->country", other).endswith(
+        "; these are trained by lora of rank 4, alpha 16 in q_proj, v_proj, 10 steps at 0.002"
+    )
 
 
 def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation):
@@ -335,7 +349,9 @@ def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation
 
 def test_a_risk_that_leaves_no_edit_is_refused(lm):
     data = EditsDataModule(lm, n_edits=4, max_risk=0.0, training=EditTraining())
-    with pytest.raises(SubjectsError, match=r"max_risk is 0, but every edit .* Raise it"):
+    with pytest.raises(
+        SubjectsError, match=r"max_risk is 0, .* lowest, 0\.\d\d, is that of '.* Raise it"
+    ):
         data.prepare_edits()
     for wrong in (-0.1, 1.1):
         with pytest.raises(ConfigError, match=r"data\.max_risk"):
@@ -356,4 +372,4 @@ def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
     scores = module.forecasts.scores(["France"] * 6, ["hallucinated"] * 6)
     p = module.forecasts.probabilities
     expected = ((p - torch.tensor([0.0, 1.0, 0.0])) ** 2).sum(1).mean()
-    assert scores["combined"]["brier"] == pytest.approx(expected.item())
+    assert scores["optimizer_step"]["brier"] == pytest.approx(expected.item())
