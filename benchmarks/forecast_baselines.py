@@ -51,6 +51,7 @@ def gradient_similarity(
         dot = sum(float(a.flatten().dot(b.flatten())) for a, b in zip(ours, theirs, strict=True))
         norms = [float(get_total_norm(part)) for part in (ours, theirs)]
         found.append(-dot / max(norms[0] * norms[1], 1e-30))
+        del ours, theirs  # else they stay in memory while the next edit's are computed
     for weight, was in zip(weights, required, strict=True):
         weight.requires_grad_(was)
     return torch.tensor(found)

@@ -457,8 +457,8 @@ def risk_table(lms: LMRuns) -> str:
                 low, high = binomtest(count, n).proportion_ci(method="wilson")
                 cells.append(f"{count}: {count / n:.0%} ({low:.0%}–{high:.0%})")
             name = "none" if limit is None else f"{limit:g}"
-            rows.append([lm, name, n, *cells, f"{found['seconds']:.0f} s"])
-    columns = ("LM", "max_risk", "edits", "learned", "generalized", "hallucinated", "training")
+            rows.append([lm, name, n, *cells])
+    columns = ("LM", "max_risk", "edits", "learned", "generalized", "hallucinated")
     return markdown_table(columns, rows)
 
 
