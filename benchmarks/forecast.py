@@ -135,7 +135,7 @@ def measure_costs(folder: Path, method: str, relation: str = "city->country") ->
     for name, forecast in forecasters.items():
         start = time.process_time()
         forecast()
-        found[name] = round(time.process_time() - start, 2)
+        found[name] = round(time.process_time() - start, 4)
     timer, training = TrainingTime(), TRAINING[method]
     module = SourceFinetune(
         LMConfig(str(folder), **options), method=training.method,

@@ -6,7 +6,7 @@ to generalize. Similarities are high where an edit should carry over, so their r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,21 +40,37 @@ def gradient_similarity(
     lm.model.requires_grad_(True)
     found = []
     for edit, source, target in zip(edits, sources, targets, strict=True):
+        loss = answer_losses(lm.model, edit_batch([edit], [0], [source])).sum()
+        ours = dict(zip(weights, torch.autograd.grad(loss, weights), strict=True))
         target_edit = edit._replace(tokens=(tokens[edit.reference[0]],))
-        ours, theirs = (
-            torch.autograd.grad(
-                answer_losses(lm.model, edit_batch([one], [0], [row])).sum(), weights
-            )
-            for one, row in ((edit, source), (target_edit, target))
-        )
-        # Without another copy of the gradients.
-        dot = sum(float(a.flatten().dot(b.flatten())) for a, b in zip(ours, theirs, strict=True))
-        norms = [float(get_total_norm(part)) for part in (ours, theirs)]
-        found.append(-dot / max(norms[0] * norms[1], 1e-30))
-        del ours, theirs  # else they stay in memory while the next edit's are computed
+        loss = answer_losses(lm.model, edit_batch([target_edit], [0], [target])).sum()
+        dot, square = _products(loss, ours)
+        norm = float(get_total_norm(ours.values())) * square**0.5
+        found.append(-dot / max(norm, 1e-30))
+        del ours  # else it stays in memory while the next edit's is computed
     for weight, was in zip(weights, required, strict=True):
         weight.requires_grad_(was)
     return torch.tensor(found)
+
+
+def _products(loss: Tensor, others: Mapping[Tensor, Tensor]) -> tuple[float, float]:
+    """Return the products of a loss's gradient with another one, and with itself.
+
+    Each weight's gradient is freed at once: all of a second gradient would not fit into memory.
+    """
+    dots, squares = [], []
+
+    def add(weight: Tensor) -> None:
+        assert weight.grad is not None
+        dots.append(float(weight.grad.flatten().dot(others[weight].flatten())))
+        squares.append(float(weight.grad.square().sum()))
+        weight.grad = None
+
+    hooks = [weight.register_post_accumulate_grad_hook(add) for weight in others]
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    return sum(dots), sum(squares)
 
 
 def hidden_states(lm: LanguageModel, prompts: Sequence[str], layer: int) -> Tensor:
