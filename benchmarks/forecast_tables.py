@@ -269,5 +269,5 @@ def reliability_figure(runs: Sequence[ForecastRun]) -> Figure:
         plain_axes(axes, "", f"probability: {what}", f"share that {what}")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
-    panels[0].legend(frameon=False, fontsize=8, loc="upper left")
+    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
     return finish(figure)
