@@ -85,6 +85,7 @@ class FeatureMovement(RelationCallback):
     """
 
     study = "feature_movement"
+    uses_maps = False
 
     def __init__(
         self,

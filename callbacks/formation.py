@@ -107,6 +107,7 @@ class Formation(RelationCallback):
     """
 
     study = "formation"
+    uses_maps = False
 
     def __init__(
         self,

@@ -75,15 +75,29 @@ class PeriodicCallback(L.Callback):
             self.reset()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the LM, and measure before training changes it."""
+        """Find the LM, and measure before training changes it.
+
+        The first callback opens all: what they announce is then read together.
+        """
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, PeriodicCallback) and not callback.is_open:
+                callback._open(trainer, pl_module)
+        if not is_dry_run(trainer):
+            run_folder(trainer)  # a collective call, made before rank 0 alone writes
+        self.start(trainer)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the callback has found its LM in this run."""
+        return "cache" in vars(self)
+
+    def _open(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
         self.adapter_id: int | None = None
         self._step = trainer.global_step
         self._index = self.siblings(trainer).index(self)
         self.open(trainer)
-        if not is_dry_run(trainer):
-            run_folder(trainer)  # a collective call, made before rank 0 alone writes
-        self.start(trainer)
 
     def open(self, trainer: L.Trainer) -> None:
         """Resolve what the arguments name for this run's LM."""

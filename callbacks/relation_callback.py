@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_or_fit_maps
+from lincorr_lightning.callbacks.relation_maps import RelationMaps, announce_maps, load_or_fit_maps
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
@@ -69,6 +69,9 @@ class RelationCallback(PeriodicCallback):
         ConfigError: A setting is out of range.
     """
 
+    uses_maps: ClassVar[bool] = True
+    """Whether the callback uses `maps`."""
+
     def __init__(
         self,
         relation: str | None = None,
@@ -110,6 +113,8 @@ class RelationCallback(PeriodicCallback):
         self.domains: list[Domain] = [self.tokenized.source, self.tokenized.target]
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
+        if self.uses_maps and self._maps is None and self.linear_map is None:
+            announce_maps(self.cache, self.tokenized, self.n_subjects, self._held_out)
 
     def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
         """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""

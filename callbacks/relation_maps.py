@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import maps_of_rows, relation_layout
-from lincorr_lightning.linear_map.layout import JointLayout, read_rows
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.row_reader import shared_row_reader
 from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
@@ -39,6 +38,25 @@ class RelationMaps:
         return source_logits @ self.weight.T + next(iter(self.biases.values()))
 
 
+def announce_maps(
+    cache: QueryCache, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
+) -> None:
+    """Announce what `load_or_fit_maps` will read to fit maps.
+
+    Raises:
+        SubjectsError: The vocabulary has too few other subjects.
+    """
+    shared_row_reader(cache).announce(*_fit_on(cache, relation, n_subjects, held_out))
+
+
+def _fit_on(
+    cache: QueryCache, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
+) -> tuple[JointLayout, list[str]]:
+    """Return the layout and the subjects that the maps of a relation are fitted on."""
+    subjects = sample_up_to(cache.lm.tokenizer, n_subjects, held_out)
+    return relation_layout(relation), subjects
+
+
 def load_or_fit_maps(
     cache: QueryCache,
     relation: TokenizedRelation,
@@ -49,9 +67,9 @@ def load_or_fit_maps(
 ) -> RelationMaps:
     """Read the map of a folder, or fit two on the LM as it is now; once per run.
 
-    Prompts that several relations share are read once. The first fitted map has the `ridge`, the
-    second chooses its own (``auto``). Neither is fitted on subjects that are `held_out`: those that
-    the run measures.
+    The LM reads the prompts of all announced relations in one pass. The first fitted map has the
+    `ridge`, the second chooses its own (``auto``). Neither is fitted on subjects that are
+    `held_out`: those that the run measures.
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.
@@ -60,9 +78,8 @@ def load_or_fit_maps(
     key = ("maps", relation.name, folder, ridge, n_subjects, held_out)
     if key not in cache.shared:
         if folder is None:
-            subjects = sample_up_to(cache.lm.tokenizer, n_subjects, held_out)
-            layout = relation_layout(relation)
-            rows = _read_rows(cache, layout, subjects)
+            layout, subjects = _fit_on(cache, relation, n_subjects, held_out)
+            rows = shared_row_reader(cache).read(layout, subjects)
             fitted = maps_of_rows(cache.lm, layout, rows, [ridge, "auto"])
             maps = dict(zip(("plain", "auto"), fitted, strict=True))
         else:
@@ -74,22 +91,6 @@ def load_or_fit_maps(
         )
     found: RelationMaps = cache.shared[key]
     return found
-
-
-def _read_rows(cache: QueryCache, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-    """Return the joint rows of a layout; domains that were read for another relation are kept."""
-    kept: dict[tuple[str, Sequence[int]], Tensor]
-    kept = cache.shared.setdefault(("rows", tuple(subjects)), {})
-    keys = {
-        name: (domain.knowledge.template, tuple(domain.token_ids))
-        for name, domain in layout.domains.items()
-    }
-    missing = {name: layout.domains[name] for name, key in keys.items() if key not in kept}
-    if missing:
-        new = JointLayout(missing, ())
-        rows = read_rows(cache.lm, new, subjects)
-        kept |= {keys[name]: rows[:, new.columns(name)] for name in missing}
-    return torch.cat([kept[key] for key in keys.values()], dim=1)
 
 
 def _load(cache: QueryCache, relation: TokenizedRelation, folder: str) -> LinearMap:

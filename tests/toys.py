@@ -263,3 +263,18 @@ def quiet_trainer(folder: Path, **options: Any) -> Any:
         "default_root_dir": folder, "enable_progress_bar": False, "enable_model_summary": False,
     }  # fmt: skip
     return L.Trainer(**defaults | options)
+
+
+def recorded_passes(monkeypatch: Any) -> list[list[list[str]]]:
+    """Return a list to which each joint read of an LM adds its prompts, by kind of knowledge."""
+    from lincorr_lightning.lm.language_model import LanguageModel
+
+    passes: list[list[list[str]]] = []
+    read = LanguageModel.joint_logits
+
+    def joint_logits(lm: LanguageModel, prompts: Any, token_ids: Any) -> torch.Tensor:
+        passes.append([list(part) for part in prompts])
+        return read(lm, prompts, token_ids)
+
+    monkeypatch.setattr(LanguageModel, "joint_logits", joint_logits)
+    return passes

@@ -24,7 +24,8 @@ from lincorr_lightning.functional import (
 )
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.linear_map.fitting import maps_of_rows, relation_layout
+from lincorr_lightning.linear_map.row_reader import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
@@ -152,6 +153,7 @@ def forecast_edits(
     n_subjects: int = N_SUBJECTS,
     training: EditTraining | None = None,
     adapters: StackedLoRA | None = None,
+    reader: RowReader | None = None,
 ) -> Forecasts:
     """Forecast edits from the LM as it is now.
 
@@ -167,6 +169,8 @@ def forecast_edits(
         training: How the edits are to be trained, for ``optimizer_step`` and the probabilities;
             None leaves both out.
         adapters: Adapters on the LM for that step, see `logits_after_step`.
+        reader: Reader of the LM's joint rows, which keeps what others have read; None for one of
+            its own.
 
     Raises:
         LinearMapError: The linear map of the folder has other labels.
@@ -187,7 +191,9 @@ def forecast_edits(
         maps = {}
     else:
         others = sample_up_to(lm.tokenizer, n_subjects, excluding=subjects)
-        fitted = fit_linear_maps(lm, relation, others, ridges)
+        layout = relation_layout(relation)
+        rows = (reader or RowReader(lm)).read(layout, others)
+        fitted = maps_of_rows(lm, layout, rows, ridges)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
         maps = dict(zip(names, fitted, strict=True))
     weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}

@@ -12,6 +12,7 @@ from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import usable_strings
+from tests.toys import recorded_passes
 
 SUBJECTS = [f"name{i}" for i in range(5, 17)]
 
@@ -50,23 +51,18 @@ def test_each_update_as_by_hand(naive, small_lm, own_map, make_trainer, accumula
 
 
 def test_prompts_of_several_relations_are_read_once(naive, small_lm, make_trainer, monkeypatch):
-    """And each map is the one that its relation has alone."""
+    """In one pass; and each map is the one that its relation has alone."""
     relations = ("city->country", "city->color", "country->color")
     alone = {}
     for relation in relations:
         (alone[relation],) = watched = [GradientCorrelation(relation, subjects=SUBJECTS)]
         make_trainer(*watched).fit(naive.module(small_lm), naive.sentences(small_lm, n=1))
-    prompts = []
-    read = LanguageModel.joint_logits
-
-    def joint_logits(lm, asked, tokens):
-        prompts.extend(prompt for part in asked for prompt in part)
-        return read(lm, asked, tokens)
-
-    monkeypatch.setattr(LanguageModel, "joint_logits", joint_logits)
+    passes = recorded_passes(monkeypatch)
     together = [GradientCorrelation(relation, subjects=SUBJECTS) for relation in relations]
     make_trainer(*together).fit(naive.module(small_lm), naive.sentences(small_lm, n=1))
+    prompts = [prompt for read in passes for part in read for prompt in part]
     assert prompts and len(prompts) == len(set(prompts))
+    assert {len(read) for read in passes} == {3}  # city, country and color of the same subjects
     for one in together:
         for name in ("plain", "auto"):
             expected = alone[one.relation].maps.weights[name]

@@ -109,7 +109,7 @@ def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
 
 
 def test_without_ridges_no_map_is_fitted(lm, edits, relation, forecasts, monkeypatch):
-    monkeypatch.setattr("lincorr_lightning.finetune.forecasts.fit_linear_maps", None)
+    monkeypatch.setattr("lincorr_lightning.finetune.forecasts.maps_of_rows", None)
     found = forecast_edits(lm, edits, relation, ridges=(), training=EditTraining())
     assert set(found.predicted) == {"in_context", "optimizer_step"}
     assert found.causes == ()

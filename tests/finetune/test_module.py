@@ -22,6 +22,7 @@ from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.toys import recorded_passes
 
 CONTRACT = {
     "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
@@ -505,6 +506,17 @@ def test_callbacks_of_one_relation_do_not_overwrite_each_other(finetune):
     again = run.results["generalizations"]["city->country"]
     assert again["generalized"] == run.results["generalized"]
     assert list(again["controls"]) == ["color"]
+
+
+def test_callbacks_and_forecasts_read_the_same_subjects_once(finetune, monkeypatch):
+    alone = finetune(forecast=True, measured=False).module.forecasts
+    passes = recorded_passes(monkeypatch)
+    run = finetune(trainer={"callbacks": [GradientCorrelation("city->color")]}, forecast=True)
+    prompts = [prompt for read in passes for part in read for prompt in part]
+    assert prompts and len(prompts) == len(set(prompts))
+    assert {len(read) for read in passes} == {3}  # city, country and color in one pass
+    for name, logits in run.module.forecasts.predicted.items():
+        torch.testing.assert_close(logits, alone.predicted[name], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,0 +1,70 @@
+"""Joint rows are those that the LM gives now, read once for everything that was announced."""
+
+import pytest
+import torch
+
+from lincorr_lightning import LanguageModel
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map.fitting import relation_layout
+from lincorr_lightning.linear_map.row_reader import RowReader
+from tests.toys import recorded_passes
+
+SUBJECTS = ["name1", "name2", "name3"]
+
+
+@pytest.fixture
+def lm(small_lm):
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture
+def layouts(lm):
+    names = ("city->country", "city->color", "country->city")
+    catalogue = Catalogue.load()
+    return [relation_layout(TokenizedRelation.of(n, catalogue, lm.tokenizer)) for n in names]
+
+
+def by_hand(lm, layout):
+    """One prompt at a time, all logits, sliced."""
+    rows = []
+    for subject in SUBJECTS:
+        row = []
+        for domain in layout.domains.values():
+            prompt = domain.knowledge.template.replace("{}", subject)
+            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                row.append(lm.model(ids).logits[0, -1, domain.token_ids].double())
+        rows.append(torch.cat(row))
+    return torch.stack(rows)
+
+
+def test_rows_of_all_announced_layouts_come_from_one_pass(lm, layouts, monkeypatch):
+    passes = recorded_passes(monkeypatch)
+    reader = RowReader(lm)
+    for layout in layouts[:2]:
+        reader.announce(layout, SUBJECTS)
+    for layout in layouts:  # the third has the domains of the first, in another order
+        torch.testing.assert_close(
+            reader.read(layout, SUBJECTS), by_hand(lm, layout), atol=1e-5, rtol=0
+        )
+    assert [len(read) for read in passes] == [3]
+
+
+def test_other_subjects_and_later_relations_are_read_too(lm, layouts, monkeypatch):
+    passes = recorded_passes(monkeypatch)
+    reader = RowReader(lm)
+    reader.read(layouts[0], SUBJECTS)
+    reader.read(layouts[0], SUBJECTS[:2])
+    reader.read(layouts[1], SUBJECTS)
+    assert [(len(read), len(read[0])) for read in passes] == [(2, 3), (2, 2), (1, 3)]
+
+
+def test_changed_weights_are_read_again(lm, layouts):
+    reader = RowReader(lm)
+    before = reader.read(layouts[0], SUBJECTS)
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            parameter.mul_(1.1)
+    after = reader.read(layouts[0], SUBJECTS)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, by_hand(lm, layouts[0]), atol=1e-5, rtol=0)
