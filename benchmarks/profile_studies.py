@@ -38,10 +38,14 @@ from lincorr_lightning.results.tables import markdown_table
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "profile_studies.json"
 LM = "LM forward and backward"
+BACKWARD = "backward"
+NETWORKS = "networks"
 OTHER = "other"
+SAES = "sparse autoencoders"
 # Parts, and the files and functions whose time they are; of a stack, the innermost listed counts.
 PARTS: dict[str, tuple[str, ...]] = {
-    LM: ("/transformers/models/", "/torch/autograd/", "/torch/_tensor.py:backward"),
+    LM: ("/transformers/models/",),
+    BACKWARD: ("/torch/autograd/", "/torch/_tensor.py:backward"),
     "head rows": ("/lm/head.py:_rows_product",),
     "prompts": (
         "/lm/encoding.py", "/lm/prompt_trees.py", "/lm/shared_prefixes.py", "/lm/batching.py",
@@ -49,12 +53,16 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "optimizer": ("/torch/optim/",),
     "restore weights": ("/finetune/module.py:_restore",),
-    "networks": ("/lincorr_lightning/ablation/networks.py",),
+    NETWORKS: (
+        "/lincorr_lightning/ablation/networks.py", "/lincorr_lightning/sae/sparse_autoencoder.py",
+        "/lincorr_lightning/sae/sparse_products.py", "/lincorr_lightning/sae/stacked.py",
+    ),
     "statistics": (
         "/lincorr_lightning/functional/", "/lincorr_lightning/metrics/",
         "/lincorr_lightning/linear_map/", "/lincorr_lightning/probe/",
         "/lincorr_lightning/geometry/", "/torchmetrics/",
-        "/lincorr_lightning/ablation/scores.py",
+        "/lincorr_lightning/ablation/scores.py", "/lincorr_lightning/flow/",
+        "/lincorr_lightning/sae/scoring.py",
     ),
     "read the LM": (
         "/lm/loading.py", "/lm/fingerprint.py", "/ablation/checkpoint_tensors.py",
@@ -74,8 +82,10 @@ PARTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def studies(n_subjects: int, n_lora: int, n_full: int) -> dict[str, tuple[str, ...]]:
-    """Return the command line of each study, without the LM."""
+def studies(
+    n_subjects: int, n_lora: int, n_full: int, layers: Sequence[int], folder: Path
+) -> dict[str, tuple[str, ...]]:
+    """Return the command line of each study, without the LM; their runs are in a folder."""
     fitted = {"n_subjects": n_subjects}
     callbacks = [
         {"class_path": "Generalization", "init_args": {"controls": ["color"], **fitted}},
@@ -94,9 +104,37 @@ def studies(n_subjects: int, n_lora: int, n_full: int) -> dict[str, tuple[str, .
             "fit", "--config=configs/source_finetune.yaml", f"--data.n_edits={n_full}", *edits,
             "--model.learning_rate=5e-6",
         ),
+        "forecast": (
+            "predict", "--config=configs/forecast.yaml", f"--data.n_edits={n_lora}",
+            f"--model.n_subjects={n_subjects}",
+        ),
+        "repair": (
+            "fit", "--config=configs/repair.yaml", f"--data.n_examples={n_lora}",
+            f"--data.n_edits={n_full}", "--data.batch_size=8", "--trainer.max_epochs=1",
+            "--trainer.check_val_every_n_epoch=1",
+            f"--trainer.callbacks={json.dumps([formation(n_subjects)])}",
+        ),
         "vocabulary ablation": ("fit", "--config=configs/vocabulary_ablation.yaml"),
         "token geometry": ("test", "--config=configs/token_geometry.yaml", "--data.n_texts=8"),
+        "knowledge geometry": (
+            "test", "--config=configs/knowledge_geometry.yaml", f"--data.n_subjects={n_subjects}",
+        ),
+        SAES: (
+            "fit", "--config=configs/sparse_autoencoders.yaml", "--data.n_tokens=32768",
+            "--data.n_held_out=64", "--data.eval_batch_size=32", f"--model.layers={list(layers)}",
+        ),
+        "feature flow": (
+            "test", "--config=configs/feature_flow.yaml", "--data.n_texts=256",
+            "--data.eval_batch_size=32", f"--model.n_subjects={n_subjects}",
+            f"--model.saes={folder}/sparse_autoencoders/version_0/sparse_autoencoders",
+        ),
     }  # fmt: skip
+
+
+def formation(n_subjects: int) -> dict[str, Any]:
+    """Return the callback that fits the maps before and after a repair."""
+    settings = {"pairs": ["city->country", "city->color"], "n_subjects": n_subjects}
+    return {"class_path": "Formation", "init_args": {**settings, "every_n_steps": 1000}}
 
 
 def part_of(stack: Stack) -> str:
@@ -177,8 +215,9 @@ def measure(sampler: Sampler, args: Sequence[str], lm: str, output: str) -> None
         own = (place for place in stack if "/lincorr_lightning/" in place[0])
         file, name = next(own, stack[0] if stack else ("", ""))
         functions.setdefault(part, Counter())[f"{Path(file).name}:{name}"] += spent
-    if not FORWARDS:  # backward passes of the networks of the vocabulary ablation
-        seconds["networks"] += seconds.pop(LM, 0.0)
+    # Where the LM is read without gradients, the backward passes are of other networks.
+    of_lm = any(with_gradients for _, with_gradients, _ in FORWARDS)
+    seconds[LM if of_lm else NETWORKS] += seconds.pop(BACKWARD, 0.0)
     numbers: dict[str, Any] = {"seconds": dict(seconds)}
     if FORWARDS:
         from lincorr_lightning import LanguageModel
@@ -205,7 +244,7 @@ def table(measured: Mapping[str, Any]) -> str:
     rows: list[list[str]] = [
         ["processor time", *(f"{sum(n['seconds'].values()):.0f} s" for n in measured.values())]
     ]
-    for part in (bare, beyond, *(part for part in PARTS if part != LM), "imports", OTHER):
+    for part in (bare, beyond, *(each for each in PARTS if each != LM), "imports", OTHER):
         found = [share.get(part, 0.0) for share in shares.values()]
         if max(found) >= 0.0005:
             rows.append([part, *(f"{share:.1%}" if share else "" for share in found)])
@@ -217,6 +256,7 @@ def main(
     n_subjects: int = 2000,
     n_lora: int = 32,
     n_full: int = 8,
+    layers: tuple[int, ...] = (14, 15),
     only: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
     show: bool = False,
@@ -226,24 +266,27 @@ def main(
 
     Args:
         lm: Folder of the LM, a hub id or tiny-world.
-        n_subjects: Subjects of the linear probe, and of the maps that the callbacks fit.
-        n_lora: Number of LoRA edits.
-        n_full: Number of full edits.
-        only: Names of studies; empty runs all.
+        n_subjects: Subjects of the probe, the knowledge geometry and the feature flow, and of the
+            maps that callbacks and forecasts fit.
+        n_lora: Number of LoRA edits, of forecasts, and of examples of the repair.
+        n_full: Number of full edits, and of edits of each part that measure the repair.
+        layers: Layers of the SAEs.
+        only: Names of studies; empty runs all. The feature flow reads the SAEs that "sparse
+            autoencoders" trains: name both.
         options: Options added to each command, such as --trainer.limit_test_batches=1.
         show: Whether to print the table of the numbers that there are, and run none.
         output: File of the numbers; the table of the packaged one is put into docs/benchmarks.md.
     """
     path = Path(output)
     measured: dict[str, Any] = read_numbers(path) if path.exists() else {}
-    planned = studies(n_subjects, n_lora, n_full)
-    unknown = set(only) - set(planned)
-    if unknown or (show and not measured):
-        raise SystemExit(f"there is no study {unknown}" if unknown else f"{path} has no numbers")
-    for study, command in planned.items() if not show else ():
-        if only and study not in only:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        planned = studies(n_subjects, n_lora, n_full, layers, Path(folder))
+        unknown = set(only) - set(planned)
+        if unknown or (show and not measured):
+            raise SystemExit(f"there is no study {unknown}" if unknown else f"{path} is empty")
+        for study, command in planned.items() if not show else ():
+            if only and study not in only:
+                continue
             found = Path(folder) / "found.json"
             arguments = [
                 *command, f"--model.lm.name_or_path={lm}", *options,
@@ -262,7 +305,7 @@ def main(
                 check=True,
             )
             measured[study] = read_numbers(found)
-        write_numbers(path, measured)
+            write_numbers(path, measured)
     found_table = table(measured)
     print(found_table)
     if path == RESULT:

@@ -116,12 +116,14 @@ def test_parts_of_a_profile(script: Script) -> None:
     linear = ("/any/torch/nn/modules/linear.py", "forward")
     llama = ("/any/transformers/models/llama/modeling_llama.py", "forward")
     head = ("/any/lincorr_lightning/lm/head.py", "_rows_product")
+    backward = ("/any/torch/autograd/graph.py", "_engine_run_backward")
     callback = ("/any/callbacks/formation.py", "on_train_end")
     loop = ("/any/lightning/pytorch/loops/fit_loop.py", "advance")
     imports = ("<frozen importlib._bootstrap>", "_find_and_load")
     for stack, part in (
         ((linear, llama, callback, loop), profile.LM),
         ((linear, head, llama, loop), "head rows"),
+        ((backward, loop), profile.BACKWARD),
         ((callback, loop), "callbacks"),
         ((loop,), "Lightning"),
         ((llama, imports, loop), "imports"),
@@ -148,6 +150,20 @@ def test_profile_of_studies(
     assert {"LM, bare", "imports", "draw"} <= set(listed)
     # At least a token of each prompt: of two kinds of knowledge, and of the control.
     assert numbers["tokens"] > 3 * 100
+
+
+@pytest.mark.slow
+def test_profile_of_a_flow_through_trained_saes(tmp_path: Path, script: Script) -> None:
+    """The LM is read without gradients: backward passes are those of the SAEs."""
+    output = tmp_path / "profile.json"
+    script("profile_studies").main(
+        "tiny-world", n_subjects=40, layers=(1, 2), output=str(output),
+        only=("sparse autoencoders", "feature flow"),
+        options=("--trainer.enable_progress_bar=false",),
+    )  # fmt: skip
+    saes, flow = json.loads(output.read_text()).values()
+    assert saes["seconds"]["networks"] > 0 and "backward" not in saes["seconds"]
+    assert flow["seconds"]["statistics"] > 0
 
 
 @pytest.mark.slow
