@@ -196,7 +196,7 @@ class RelationCallback(PeriodicCallback):
         """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
         ids = adapter_ids or [None] * len(subjects)
         pairs = list(zip(subjects, ids, strict=True))
-        return [[Query(d.knowledge.prompt(x), index) for x, index in pairs] for d in self.domains]
+        return [[Query(d.knowledge.prompt(x), i, x) for x, i in pairs] for d in self.domains]
 
     def prefetch(self, queries: Sequence[Sequence[Query]], step: int) -> None:
         """Announce queries that are read after the next optimizer step."""

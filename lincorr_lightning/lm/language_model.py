@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -370,6 +370,48 @@ class LanguageModel(nn.Module):
         return logits
 
     @torch.no_grad()
+    def logits_of_groups(
+        self,
+        rows: Sequence[Sequence[int]],
+        token_ids: Sequence[int] | Tensor,
+        groups: Sequence[Hashable],
+        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    ) -> Tensor:
+        """Return `logits_of_rows` in float32, with the common prefix of a group computed once.
+
+        Prefixes are shared if `LMConfig.share_prefixes` allows, in LMs of float32 on one device.
+
+        Args:
+            rows: Token ids of each prompt, as returned by `rows`.
+            token_ids: Tokens to read.
+            groups: Group of each row, such as its subject and adapter; all rows of a group are read
+                in one context.
+            context: See `logits_of_rows`.
+
+        Returns:
+            ``(n_rows, n_labels)``, float64, on the LM's device.
+
+        Raises:
+            NonFiniteError: The logits after a prompt are NaN or infinite.
+            LanguageModelError: The LM does not have a token, memory ran out, or prefix sharing is
+                required and not supported.
+        """
+        plan = Plan([], "")
+        if self.model.dtype == torch.float32 and self._batches.rank_sync is None:
+            members: dict[Hashable, dict[int, Sequence[int]]] = {}
+            for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
+                members.setdefault(group, {})[index] = row
+            plan = self._plan_reading(list(members.values()))
+        if plan.trees:
+            firsts = [tree.ends[0][0] for tree in plan.trees]  # all of a tree have one context
+            context_of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
+            logits = self._logits_of_trees(plan, len(rows), [token_ids], context_of_trees)
+            if logits.isfinite().all():
+                return logits
+            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+        return self.logits_of_rows(rows, token_ids, context, in_float32=True)
+
+    @torch.no_grad()
     def joint_logits(
         self,
         prompts: Sequence[Sequence[str]],
@@ -399,25 +441,39 @@ class LanguageModel(nn.Module):
         rank_sync = self._batches.rank_sync
         if rank_sync is not None and self.config.share_prefixes is not False:
             self._sharing_error()  # a forward pass, in which all ranks must take part
-        plan = plan_reading(
-            self.model, rows, self.config.share_prefixes, self._batches.fixed, self._sharing_error
-        )
+        about = enumerate(zip(*rows, strict=True))  # the prompts of each subject
+        plan = self._plan_reading([dict(enumerate(each, x * len(rows))) for x, each in about])
         if rank_sync is not None and rank_sync.any(not plan.trees):
             plan = Plan([], plan.why if not plan.trees else "one by one, as another rank must")
         self.reads_prompts = plan.why
         if plan.trees:
-            device = self.model.device
-            tokens = [to_device(self._checked(ids), device) for ids in token_ids]
-            with evaluating(self.model), torch.autocast(device.type, enabled=False):
-                logits = logits_of_trees(
-                    self.model, plan.trees, n_subjects, tokens, self._batches, self._encoder.pad_id
-                )
+            logits = self._logits_of_trees(plan, n_subjects, token_ids)
             finite = bool(logits.isfinite().all())
             if finite if rank_sync is None else not rank_sync.any(not finite):
                 return logits
             # NaN spreads through a tree despite the mask: find the prompt that it comes from.
         domains = zip(rows, token_ids, strict=True)
         return torch.cat([self.logits_of_rows(*domain) for domain in domains], dim=1)
+
+    def _plan_reading(self, groups: Sequence[Mapping[int, Sequence[int]]]) -> Plan:
+        return plan_reading(
+            self.model, groups, self.config.share_prefixes, self._batches.fixed, self._sharing_error
+        )
+
+    def _logits_of_trees(
+        self,
+        plan: Plan,
+        n_subjects: int,
+        token_ids: Sequence[Sequence[int] | Tensor],
+        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    ) -> Tensor:
+        device = self.model.device
+        tokens = [to_device(self._checked(ids), device) for ids in token_ids]
+        with evaluating(self.model), torch.autocast(device.type, enabled=False):
+            return logits_of_trees(
+                self.model, plan.trees, n_subjects, tokens, self._batches, self._encoder.pad_id,
+                context,
+            )  # fmt: skip
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long)

@@ -30,10 +30,13 @@ class Query(NamedTuple):
         prompt: The prompt.
         adapter_id: Index of the adapter if the LM trains several side by side; None for the LM
             without any of them.
+        subject: What the prompt is about; the common prefix of a subject's prompts is computed
+            once.
     """
 
     prompt: str
     adapter_id: int | None = None
+    subject: str = ""
 
 
 class QueryCache:
@@ -104,8 +107,9 @@ class QueryCache:
         rows = [self._rows[query.prompt] for query in queries]
         contexts = self.contexts([query.adapter_id for query in queries])
         columns = list(self._columns)
+        groups = [(q.adapter_id, q.subject or q.prompt) for q in queries]
         # Half precision would round away the change by one optimizer step.
-        return self.lm.logits_of_rows(rows, columns, contexts, in_float32=True).cpu()
+        return self.lm.logits_of_groups(rows, columns, groups, contexts).cpu()
 
     def contexts(
         self, adapter_ids: Sequence[int | None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -51,28 +52,30 @@ class Plan(NamedTuple):
 
 def plan_reading(
     model: PreTrainedModel,
-    rows: Sequence[Sequence[Sequence[int]]],
+    groups: Sequence[Mapping[int, Sequence[int]]],
     wanted: bool | Literal["auto"],
     max_tokens: int | None,
     sharing_error: Callable[[], str | None],
 ) -> Plan:
-    """Decide whether prefixes are shared: `wanted` is `LMConfig.share_prefixes`.
+    """Decide whether prefixes are shared.
+
+    Args:
+        model: The LM.
+        groups: Prompts that may share a tree, such as those of a subject: token ids by the prompt's
+            index.
+        wanted: `LMConfig.share_prefixes`.
+        max_tokens: Tokens of a forward pass; None if nothing is known.
+        sharing_error: Function that returns why the LM does not support it, or None.
 
     Raises:
         LanguageModelError: `wanted` is True and the LM does not support it.
     """
-    n_domains = len(rows)
-    n_tokens = sum(len(row) for domain in rows for row in domain)
-    if wanted is False or n_tokens == 0 or (wanted == "auto" and n_domains == 1):
+    n_tokens = sum(len(row) for group in groups for row in group.values())
+    alone = all(len(group) == 1 for group in groups)
+    if wanted is False or n_tokens == 0 or (wanted == "auto" and alone):
         return Plan([], "one by one")
-    trees = [
-        tree
-        for x, about in enumerate(zip(*rows, strict=True))
-        for tree in grow_trees(
-            {x * n_domains + domain: row for domain, row in enumerate(about)},
-            min(max_tokens or MAX_NODES, MAX_NODES),
-        )
-    ]
+    max_nodes = min(max_tokens or MAX_NODES, MAX_NODES)
+    trees = [tree for group in groups for tree in grow_trees(group, max_nodes)]
     n_nodes = sum(len(tree.token_ids) for tree in trees)
     if wanted == "auto" and n_nodes > _WORTHWHILE * n_tokens:
         return Plan([], "one by one: their common prefixes are short")
@@ -99,8 +102,13 @@ def logits_of_trees(
     tokens: Sequence[Tensor],
     batches: MicroBatches,
     pad_id: int,
+    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
 ) -> Tensor:
-    """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64."""
+    """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64.
+
+    With n domains, prompt i of the trees is that of subject ``i // n`` and domain ``i % n``. The
+    forward pass of some trees is in the `context` of their indices.
+    """
     device, n, sizes = model.device, len(tokens), [len(ids) for ids in tokens]
     logits = torch.empty(n_subjects, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
@@ -117,7 +125,8 @@ def logits_of_trees(
         indices = to_device(torch.tensor(list(chain.from_iterable(ends))).T.contiguous(), device)
         parts = torch.split(indices, [len(ends[domain]) for domain in present], dim=1)
         blocks = [(part[1], tokens[domain]) for domain, part in zip(present, parts, strict=True)]
-        read = read_positions(model, blocks=blocks, **batch)
+        with context(chosen) if context is not None else nullcontext():
+            read = read_positions(model, blocks=blocks, **batch)
         for domain, part, values in zip(present, parts, read, strict=True):
             columns[domain][part[0]] = values.to(device)
 

@@ -178,9 +178,15 @@ def test_every_n_steps_leaves_out_measurements_and_changes_none(
 
     (r, probability, count), (some_r, some_probability, other) = measured(1), measured(3)
     assert list(r) == list(probability) == list(range(1, 9))
-    assert some_r == {step: r[step] for step in (1, 4, 7)}
-    assert some_probability == {step: probability[step] for step in (3, 6)}
-    assert count.results == other.results
+    # Other prompts are in the same forward passes, which round differently.
+    assert some_r == pytest.approx({step: r[step] for step in (1, 4, 7)}, abs=1e-5)
+    expected = {step: probability[step] for step in (3, 6)}
+    assert some_probability == pytest.approx(expected, abs=1e-6)
+    for name, value in count.results.items():
+        if isinstance(value, float):
+            assert other.results[name] == pytest.approx(value, abs=1e-6)
+        else:
+            assert other.results[name] == value
 
 
 # -- runs of other shapes --------------------------------------------------------------------------

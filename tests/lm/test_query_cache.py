@@ -2,8 +2,11 @@
 
 import copy
 
+import pytest
 import torch
 
+from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.query_cache import (
     Query,
@@ -70,3 +73,46 @@ def test_trained_half_precision_weights_are_not_exchanged(small_lm: str) -> None
     QueryCache(lm).read([([Query("name1 lives in the city of")], [5])], step=0)
     weight.float().sum().backward()
     assert called
+
+
+TEMPLATES = ["{} lives in the city of", "{} lives in the country of", "{} speaks the language"]
+
+
+def test_prompts_of_a_subject_are_read_together_and_adapters_apart(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    adapters = StackedLoRA(lm.model, n=2, rank=2, alpha=4)
+    for factors in adapters.lora_B.values():
+        torch.nn.init.normal_(factors, std=0.3)
+    queries = [
+        Query(template.format(name), adapter, name)
+        for adapter in (0, None, 1)
+        for template in TEMPLATES
+        for name in ("name1", "name2 name3")
+    ]
+    cache = QueryCache(lm, adapters.rows)
+    # The first read selects the logit method, and tests whether the LM can share prefixes.
+    cache.read([(queries[:4], [5])], step=0)
+    n_tokens = []
+    lm.model.register_forward_pre_hook(
+        lambda _, args, kwargs: n_tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    (ours,) = cache.read([(queries, [5, 6, 7])], step=1)
+    together, n_alone = sum(n_tokens), 0
+    for query, logits in zip(queries, ours, strict=True):
+        ids = lm.tokenizer(query.prompt, return_tensors="pt")["input_ids"]
+        n_alone += ids.numel()
+        which = [-1 if query.adapter_id is None else query.adapter_id]
+        with torch.no_grad(), adapters.rows(which):
+            expected = lm.model(input_ids=ids).logits[0, -1, [5, 6, 7]].double()
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    assert together < 0.8 * n_alone
+
+
+def test_a_prompt_without_finite_logits_is_named(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    token = lm.tokenizer.convert_tokens_to_ids("city")
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[token] = float("nan")
+    queries = [Query(template.format("name1"), None, "name1") for template in TEMPLATES]
+    with pytest.raises(NonFiniteError, match="name1 lives in the city of"):
+        QueryCache(lm).read([(queries, [5])], step=0)
