@@ -1,12 +1,14 @@
-"""How long `lincorr` takes to start: processor time and wall time of commands, in fresh processes.
+"""How long commands take, most of them to start: processor and wall time, in fresh processes.
 
     python benchmarks/startup.py
     python benchmarks/startup.py --before ../other-checkout
+    python benchmarks/startup.py --before ../other-checkout --lm FOLDER --only '["32 LoRA edits"]'
 
 runs each command several times, the commands in turn, and puts the table of medians into
 docs/benchmarks.md. The main job, `lincorr fit --config configs/linear_probe.yaml`, is stopped at
 its first batch. Importing torch and Lightning alone is measured, too. With the folder of another
-checkout, each of its commands runs in turn with ours.
+checkout, each of its commands runs in turn with ours. 32 LoRA edits with all callbacks and
+forecasts need the folder of an LM, and are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from lincorr_lightning.results.tables import markdown_table
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "startup.json"
-# What the process of a command runs; `{runs}` is a folder for its runs.
+EDITS = "32 LoRA edits"
+# What the process of a command runs; `{runs}` is a folder for its runs, `{lm}` the LM.
 COMMANDS = {
     "lincorr --version": ("-m", "lincorr_lightning", "--version"),
     "lincorr --help": ("-m", "lincorr_lightning", "--help"),
@@ -42,6 +45,10 @@ COMMANDS = {
     "main job, to its first batch": (
         "-m", "lincorr_lightning", "fit", "--config", "configs/linear_probe.yaml",
         "--trainer.callbacks+=startup.StopAtFirstBatch", "--trainer.default_root_dir={runs}",
+    ),
+    EDITS: (
+        "-m", "lincorr_lightning", "fit", "--config", "configs/source_finetune_lora.yaml",
+        "--data.n_edits=32", "--model.lm.name_or_path={lm}", "--trainer.default_root_dir={runs}",
     ),
     "import torch": ("-c", "import torch"),
     "import lightning": ("-c", "import lightning"),
@@ -64,13 +71,15 @@ class Times:
     processor: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
-    def add(self, command: Sequence[str], checkout: Path) -> None:
+    def add(self, command: Sequence[str], checkout: Path, lm: str = "") -> None:
         """Run the command once, with the package of a checkout."""
         # Bytecode is kept between runs, as in an installed package.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, HERE)))
         with tempfile.TemporaryDirectory() as runs:
-            arguments = [argument.replace("{runs}", runs) for argument in command]
+            arguments = [
+                argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command
+            ]
             start = time.perf_counter()
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -111,6 +120,8 @@ def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> st
 def main(
     n: int = 5,
     before: str | None = None,
+    lm: str = "",
+    warm_up: bool = True,
     only: tuple[str, ...] = (),
     show: bool = False,
     output: str = str(RESULT),
@@ -118,27 +129,34 @@ def main(
     """Measure.
 
     Args:
-        n: Number of runs of each command that count; one more comes first.
+        n: Number of runs of each command that count.
         before: Folder of another checkout, such as a git worktree, whose commands run in turn with
             ours.
-        only: Names of commands; empty takes all.
+        lm: Folder of the LM that is edited.
+        warm_up: Whether a run that does not count comes first.
+        only: Names of commands; empty takes all but the edits. Numbers of others are kept.
         show: Whether to print the table of the numbers that there are, and measure nothing.
         output: File of the numbers; the table of the packaged one is put into docs/benchmarks.md.
     """
     if not show:
         checkouts = {"before": Path(before).resolve()} if before else {}
         checkouts["after" if before else "now"] = HERE.parent
-        measured = {name: {where: Times() for where in checkouts} for name in only or COMMANDS}
-        for run in range(n + 1):
+        names = only or tuple(name for name in COMMANDS if name != EDITS)
+        if EDITS in names and not lm:
+            raise SystemExit(f"{EDITS} need an LM: pass --lm FOLDER")
+        measured = {name: {where: Times() for where in checkouts} for name in names}
+        for run in range(n + warm_up):
             for name, times in measured.items():
                 for where, checkout in checkouts.items():
-                    # The first run warms up.
-                    (times[where] if run else Times()).add(COMMANDS[name], checkout)
+                    counts = run >= warm_up
+                    (times[where] if counts else Times()).add(COMMANDS[name], checkout, lm)
         numbers = {
             name: {where: vars(each) for where, each in times.items()}
             for name, times in measured.items()
         }
-        write_numbers(output, numbers)
+        known = read_numbers(Path(output)) if Path(output).exists() else {}
+        kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
+        write_numbers(output, kept | numbers)
     found = table(read_numbers(Path(output)))
     print(found)
     if Path(output) == RESULT:
