@@ -1,6 +1,6 @@
 """Where the processor time of each study goes on a pretrained LM.
 
-    OMP_NUM_THREADS=1 python benchmarks/profile_studies.py FOLDER
+    OMP_NUM_THREADS=1 python benchmarks/profile_studies.py FOLDER --texts TEXTS
 
 runs each study in a process of its own, samples its stacks of Python functions, and adds up the
 time by what it was spent on. The LM's forward and backward passes are measured once more
@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "/lm/encoding.py", "/lm/prompt_trees.py", "/lm/shared_prefixes.py", "/lm/batching.py",
         "/lm/vocabulary.py", "/lm/query_cache.py", "/transformers/tokenization_",
     ),
-    "optimizer": ("/torch/optim/",),
+    "optimizer": ("/torch/optim/", "/finetune/optimizer_step.py"),
     "restore weights": ("/finetune/module.py:_restore",),
     NETWORKS: (
         "/lincorr_lightning/ablation/networks.py", "/lincorr_lightning/sae/sparse_autoencoder.py",
@@ -83,7 +83,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 def studies(
-    n_subjects: int, n_lora: int, n_full: int, layers: Sequence[int], folder: Path
+    n_subjects: int, n_lora: int, n_full: int, layers: Sequence[int], texts: str, folder: Path
 ) -> dict[str, tuple[str, ...]]:
     """Return the command line of each study, without the LM; their runs are in a folder."""
     fitted = {"n_subjects": n_subjects}
@@ -92,6 +92,7 @@ def studies(
         {"class_path": "GradientCorrelation", "init_args": fitted},
         {"class_path": "GradientCorrelation", "init_args": {"relation": "city->color", **fitted}},
     ]
+    of_texts = (f"--data.texts={texts}",) if texts else ()
     edits = (f"--trainer.callbacks={json.dumps(callbacks)}", "--model.forecast=false")
     return {
         "linear probe": (
@@ -122,11 +123,13 @@ def studies(
         SAES: (
             "fit", "--config=configs/sparse_autoencoders.yaml", "--data.n_tokens=32768",
             "--data.n_held_out=64", "--data.eval_batch_size=32", f"--model.layers={list(layers)}",
+            *of_texts,
         ),
         "feature flow": (
             "test", "--config=configs/feature_flow.yaml", "--data.n_texts=256",
             "--data.eval_batch_size=32", f"--model.n_subjects={n_subjects}",
             f"--model.saes={folder}/sparse_autoencoders/version_0/sparse_autoencoders",
+            *of_texts,
         ),
     }  # fmt: skip
 
@@ -257,6 +260,7 @@ def main(
     n_lora: int = 32,
     n_full: int = 8,
     layers: tuple[int, ...] = (14, 15),
+    texts: str = "",
     only: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
     show: bool = False,
@@ -271,6 +275,8 @@ def main(
         n_lora: Number of LoRA edits, of forecasts, and of examples of the repair.
         n_full: Number of full edits, and of edits of each part that measure the repair.
         layers: Layers of the SAEs.
+        texts: File of texts for SAEs and feature flow, such as that of fetch_texts.py; empty takes
+            sentences about the tiny world.
         only: Names of studies; empty runs all. The feature flow reads the SAEs that "sparse
             autoencoders" trains: name both.
         options: Options added to each command, such as --trainer.limit_test_batches=1.
@@ -280,7 +286,7 @@ def main(
     path = Path(output)
     measured: dict[str, Any] = read_numbers(path) if path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        planned = studies(n_subjects, n_lora, n_full, layers, Path(folder))
+        planned = studies(n_subjects, n_lora, n_full, layers, texts, Path(folder))
         unknown = set(only) - set(planned)
         if unknown or (show and not measured):
             raise SystemExit(f"there is no study {unknown}" if unknown else f"{path} is empty")
