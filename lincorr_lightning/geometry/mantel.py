@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -114,14 +115,23 @@ def mantel_test(
     if is_exact:
         orders = np.array(list(itertools.permutations(range(n))))
     else:
-        rng = np.random.default_rng(seed)
-        orders = np.array([rng.permutation(n) for _ in range(n_permutations)])
+        orders = _random_orders(n, n_permutations, seed)
     rhos = _permuted_rhos(a, b, orders)
     # NaN, where too few known pairs meet, counts as far from 0: the conservative choice.
     n_as_far = int((~(np.abs(rhos) < abs(rho) - _TOLERANCE)).sum())
     p = n_as_far / len(rhos) if is_exact else (n_as_far + 1) / (len(rhos) + 1)
     n_pairs = int((np.isfinite(a[upper]) & np.isfinite(b[upper])).sum())
     return MantelResult(rho, p, n_pairs, len(rhos))
+
+
+# A study makes hundreds of tests with the same orders, which take longer to draw than to use.
+@lru_cache(maxsize=4)
+def _random_orders(n: int, n_permutations: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return random orders of n items, ``(n_permutations, n)``."""
+    rng = np.random.default_rng(seed)
+    orders = np.array([rng.permutation(n) for _ in range(n_permutations)])
+    orders.flags.writeable = False
+    return orders
 
 
 def rank_residuals(a: npt.ArrayLike, given: npt.ArrayLike) -> Floats:
