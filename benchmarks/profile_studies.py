@@ -122,11 +122,11 @@ def studies(
         ),
         SAES: (
             "fit", "--config=configs/sparse_autoencoders.yaml", "--data.n_tokens=32768",
-            "--data.n_held_out=64", "--data.eval_batch_size=32", f"--model.layers={list(layers)}",
+            "--data.n_held_out=8", "--data.eval_batch_size=32", f"--model.layers={list(layers)}",
             *of_texts,
         ),
         "feature flow": (
-            "test", "--config=configs/feature_flow.yaml", "--data.n_texts=256",
+            "test", "--config=configs/feature_flow.yaml", "--data.n_texts=64",
             "--data.eval_batch_size=32", f"--model.n_subjects={n_subjects}",
             f"--model.saes={folder}/sparse_autoencoders/version_0/sparse_autoencoders",
             *of_texts,
