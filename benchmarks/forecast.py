@@ -197,6 +197,8 @@ def main(
         return
     torch.set_float32_matmul_precision("medium")
     configs = sorted(Path(folder).glob("**/config.json"))
+    if not configs and not show:
+        raise SystemExit(f"{folder} holds no LM: it has no config.json")
     for config in configs if costs else ():
         methods = [run.method for run in load(results) if run.lm == config.parent.name]
         found = {method: measure_costs(config.parent, method) for method in dict.fromkeys(methods)}

@@ -198,11 +198,13 @@ def cost_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
 def goal_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
     """What the probability that an edit generalizes reaches, with 95 % intervals over edits.
 
-    The named answer is that of the step, beside the most frequent answer after training.
+    The named answer is that of the step, beside the most frequent answer after training, over all
+    relations; an AUROC needs enough edits of both outcomes.
     """
     rows = []
-    for name, own in by_lm_and_method([run for run in runs if run.is_judged]):
-        if not all(np.isfinite(run.probabilities).all() for run in own):
+    for name, edited in by_lm_and_method(runs):
+        own = [run for run in edited if run.is_judged]
+        if not own or not all(np.isfinite(run.probabilities).all() for run in own):
             continue
         area = interval([run.failed for run in own], [run.risk(FORECASTER) for run in own])
         scored = {
@@ -211,14 +213,14 @@ def goal_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
         }
         best = max(scored, key=lambda baseline: scored[baseline][1])
         mean, other, low = scored[best]
-        answers = [(run.hits("optimizer_step").mean(), run.most_frequent) for run in own]
+        answers = [(run.hits("optimizer_step").mean(), run.most_frequent) for run in edited]
         hits, most = np.mean(answers, 0)
         times = costs.get((own[0].lm, own[0].method))
         rows.append(
             [name, len(own), "{:.2f} ({:.2f}–{:.2f})".format(*area), f"{best} {other:.2f}",
              f"{mean - other:+.2f} (from {low:+.2f})".replace("-", "−"),
              f"{hits:.0%}, {most:.0%}",
-             f"{sum(hit >= 2 * one for hit, one in answers)} of {len(own)}",
+             f"{sum(hit >= 2 * one for hit, one in answers)} of {len(edited)}",
              "" if times is None else f"{times['optimizer_step'] / times['training']:.2f}"]
         )  # fmt: skip
     header = ["", "relations", "AUROC", "best baseline", "lead", "named right, most frequent",

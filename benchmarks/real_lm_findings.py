@@ -196,7 +196,9 @@ def forecasts_well(runs: Runs) -> tuple[bool, str]:
     """Return whether the probability's AUROC is .80 or more, its interval's low end .75."""
     own = runs["lora_forecasts"]
     area, low, high = interval([r.failed for r in own], [r.risk("probability") for r in own])
-    return area >= 0.8 and low >= 0.75, f"AUROC {area:.2f} ({low:.2f}–{high:.2f})"
+    right = np.mean([run.hits("optimizer_step").mean() for run in own])
+    named = f"answer right {right:.0%}"
+    return area >= 0.8 and low >= 0.75, f"AUROC {area:.2f} ({low:.2f}–{high:.2f}), {named}"
 
 
 def known_generalize(runs: Runs) -> tuple[bool, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
@@ -72,6 +72,11 @@ class EditForecast(FrozenLMModule):
         # A mapping comes from a checkpoint's hyper-parameters.
         adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
         training = EditTraining(method, learning_rate, steps_per_edit, adapter)
+        for ridge in ridges:
+            if not isinstance(ridge, str):
+                require("model.ridges", ridge, at_least=0)
+            elif ridge != "auto":
+                raise ConfigError(f"model.ridges has {ridge!r}; each is a number or auto.")
         self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
         # As mappings; after the call that ignores them.
         plain = {"lm": asdict(self.lm.config), "adapter": asdict(adapter)}

@@ -106,7 +106,9 @@ class SourceFinetune(L.LightningModule):
         adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
         if protocol not in ("joint", "independent"):
             raise ConfigError(f"model.protocol is {protocol!r}; it must be joint or independent.")
-        self.edit_training = EditTraining(method, learning_rate, steps_per_edit, adapter)
+        self.edit_training = EditTraining(
+            method, learning_rate, steps_per_edit, adapter, together=protocol == "joint"
+        )
         require("model.edits_per_step", edits_per_step, at_least=1)
         require("model.weight_decay", weight_decay, at_least=0)
         if save_model and protocol == "independent":

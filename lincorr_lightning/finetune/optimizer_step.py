@@ -46,6 +46,8 @@ class EditTraining:
         learning_rate: Learning rate of AdamW.
         n_steps: Optimizer steps.
         adapter: Rank, alpha, target modules and seed of the adapters.
+        together: Whether all edits are trained in one run. A forecast is of each edit alone even
+            then.
 
     Raises:
         ConfigError: A value is out of range.
@@ -55,6 +57,7 @@ class EditTraining:
     learning_rate: float = 2e-3
     n_steps: int = 10
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    together: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -66,7 +69,8 @@ class EditTraining:
     @property
     def summary(self) -> str:
         """Such as ``lora of rank 8, alpha 16 in all layers, 10 steps at 0.002``."""
-        steps = f"{self.n_steps} steps at {self.learning_rate:g}"
+        n = "all edits together" if self.together else f"{self.n_steps} steps"
+        steps = f"{n} at {self.learning_rate:g}"
         if self.method == "full":
             return f"full, {steps}"
         own = self.adapter

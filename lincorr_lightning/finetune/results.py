@@ -169,8 +169,12 @@ def _above(forecasts: Forecasts, max_risk: float) -> list[bool]:
     return [p > max_risk for p in forecasts.probability(Outcome.HALLUCINATED)]
 
 
-def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
-    """Return the table ``riskiest``: the edits that are most likely to hallucinate."""
+def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int = 10) -> Table:
+    """Return the table ``riskiest``: the n edits that are most likely to hallucinate.
+
+    With `max_risk`, those above it are marked.
+    """
+    above = None if max_risk is None else _above(forecasts, max_risk)
     p = forecasts.probability(Outcome.HALLUCINATED)
     answers = forecasts.answers(forecasts.default)
     rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
@@ -178,9 +182,10 @@ def riskiest_table(forecasts: Forecasts, n: int = 10) -> Table:
         "riskiest",
         ["subject", Column("source_answer", "new answer"), "reference",
          Column("answer", "expected answer"), Column("p_hallucinated", "p hallucinated", ".0%"),
-         "cause"],
+         "cause", *([] if above is None else [Column("above_max_risk", "above max_risk")])],
         [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
-          p[i], forecasts.causes[i] if forecasts.causes else "") for i in rows],
+          p[i], forecasts.causes[i] if forecasts.causes else "",
+          *([] if above is None else [above[i]])) for i in rows],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.",
         headline=True,
     )  # fmt: skip
@@ -241,7 +246,11 @@ def forecast_results(
         },
         tables=[
             table,
-            *([] if forecasts.probabilities is None else [riskiest_table(forecasts)]),
+            *(
+                []
+                if forecasts.probabilities is None
+                else [riskiest_table(forecasts, max_risk=max_risk)]
+            ),
             forecast_table(forecasts, max_risk=max_risk),
         ],
         figures=[_risk_figure(forecasts)],

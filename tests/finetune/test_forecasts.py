@@ -16,6 +16,7 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.outcome_model import outcome_model
 from lincorr_lightning.finetune.results import forecast_results
@@ -308,6 +309,10 @@ def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
     with (path.parent / "tables" / "forecast.csv").open(newline="") as file:
         marked = {row["subject"] for row in csv.DictReader(file) if row["above_max_risk"] == "True"}
     assert marked == {subject for subject, risk in risks.items() if risk > limit}
+    with (path.parent / "tables" / "riskiest.csv").open(newline="") as file:
+        assert [row["above_max_risk"] for row in csv.DictReader(file)] == ["True"] * 3 + [
+            "False"
+        ] * 4
 
 
 def test_a_risk_needs_the_probabilities(small_lm, tmp_path):
@@ -337,6 +342,21 @@ def test_another_adapter_or_relation_is_said():
     assert model.describe("city->country", other).endswith(
         "; these are trained by lora of rank 4, alpha 16 in q_proj, v_proj, 10 steps at 0.002"
     )
+
+
+def test_edits_that_are_trained_together_are_said():
+    """Each is forecast alone."""
+    model = outcome_model("lora")
+    module = SourceFinetune(LMConfig("tiny-world"), protocol="joint", method="lora")
+    assert model.describe("city->country", module.edit_training.summary).endswith(
+        "; these are trained by lora of rank 8, alpha 16 in all layers, all edits together at 5e-06"
+    )
+
+
+@pytest.mark.parametrize(("ridges", "message"), [("[best]", "'best'; each is"), ("[-1]", "-1")])
+def test_ridges_that_cannot_be(small_lm, tmp_path, ridges, message):
+    with pytest.raises(ConfigError, match=rf"model\.ridges.*{message}"):
+        predict(small_lm, tmp_path, f"--model.ridges={ridges}")
 
 
 def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation):
