@@ -127,6 +127,7 @@ def studies(
         ),
         "feature flow": (
             "test", "--config=configs/feature_flow.yaml", "--data.n_texts=64",
+            "--model.deactivation.n_cases=50",
             "--data.eval_batch_size=32", f"--model.n_subjects={n_subjects}",
             f"--model.saes={folder}/sparse_autoencoders/version_0/sparse_autoencoders",
             *of_texts,
