@@ -104,19 +104,16 @@ def _section(
     agreements: list[Agreement],
     shared: list[SharedLabels],
 ) -> PageSection:
-    tables: list[PageTable] = []
-    figures: list[PageFigure] = []
     reason = missing_reason(item, lms)
     if reason:
         return PageSection(item.heading, item.keys[0], [], [], [], [], reason)
+    tables: list[PageTable] = []
     for place in item.places:
         if any(number.place == place for number in paper_numbers()):
             table, found = compare(place, lms, item.runs, _COMPARED.get(place))
             tables.append(table)
             agreements += found
     place = item.places[0]
-    if place in _RUN_FIGURES:
-        figures += figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
     printed = [one for one in paper_influences() if one.place == place]
     for compared in (compare_influences(lm, one) for lm in lms for one in printed):
         if compared is not None:
@@ -124,19 +121,25 @@ def _section(
             shared += [compared[1]] if compared[1] is not None else []
     if place == "Table 6":
         tables += [table for table in map(cases_table, lms) if table is not None]
-    if place == "Figure 4":
-        drawn = draw_over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
-        if drawn is not None:
-            figures.append(PageFigure.of(*to_picture(drawn[0]), drawn[1]))
-    elif place == "Figure 20":
-        over_sizes = resilience_over_sizes(lms)
-        figures += [] if over_sizes is None else [over_sizes]
-    elif place == "Figure 22":
-        figures += languages_figures(lms)
+    figures = _figures(item, lms)
     if place in _RUN_FIGURES and len(figures) < len(lms):
         run, _ = _RUN_FIGURES[place]
         reason = _reasons([run], [lm for lm in lms if run not in lm.runs])
     return PageSection(item.heading, item.keys[0], [], tables, figures, [], reason)
+
+
+def _figures(item: Item, lms: Sequence[LMRuns]) -> list[PageFigure]:
+    """Return the figures of a section: those of runs, or one of all LMs."""
+    place = item.places[0]
+    if place in _RUN_FIGURES:
+        return figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
+    if place == "Figure 4":
+        drawn = draw_over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
+        return [] if drawn is None else [PageFigure.of(*to_picture(drawn[0]), drawn[1])]
+    if place == "Figure 20":
+        over_sizes = resilience_over_sizes(lms)
+        return [] if over_sizes is None else [over_sizes]
+    return list(languages_figures(lms)) if place == "Figure 22" else []
 
 
 def missing_reason(item: Item, lms: Sequence[LMRuns]) -> str:

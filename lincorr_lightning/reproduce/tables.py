@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from scipy.stats import binomtest
 
@@ -48,6 +50,22 @@ _WEIGHTS = ("reference", "answer", "max")
 # -- numbers beside the paper's --------------------------------------------------------------------
 
 
+class _Columns(NamedTuple):
+    """Neighboring columns of a comparison: those of the paper, or of an LM.
+
+    Attributes:
+        heading: Heading of all.
+        headings: Heading of each.
+        rows: Cells of each row.
+        are_numbers: Whether the cells are numbers.
+    """
+
+    heading: str
+    headings: list[str]
+    rows: list[list[str]]
+    are_numbers: bool = True
+
+
 def compare(
     place: str,
     lms: Sequence[LMRuns],
@@ -71,46 +89,39 @@ def compare(
         for number in paper_numbers()
         if number.place == place and (place, number.quantity.name) != _REPEATED
     ]
-    quantities = list(dict.fromkeys(number.quantity.name for number in numbers))
+    quantities = {number.quantity.name: number.quantity for number in numbers}
     by_row: dict[tuple[str, str], dict[str, PaperNumber]] = {}
     for number in numbers:
         by_row.setdefault((number.relation, number.answer), {})[number.quantity.name] = number
-    column = {number.quantity.name: number.quantity for number in numbers}
-    shown = [column[name].heading for name in quantities]
-    headings, groups = ["answer" if numbers[0].answer else "relation", *shown], [("", 1)]
-    groups.append((f"paper, {numbers[0].lm}", len(quantities)))
     found = {
         lm.name: {
             key: {n: lm.find(own[n].quantity, own[n]) for n in own} for key, own in by_row.items()
         }
         for lm in lms
     }
-    cells = {lm.name: {r: more(lm, r) for r, _ in by_row} if more else {} for lm in lms}
-    extra = {name: list(dict.fromkeys(h for one in own.values() for h in one))
-             for name, own in cells.items()}  # fmt: skip
-    for lm in lms:
-        headings += [*shown, *extra[lm.name]]
-        groups.append((lm.name, len(quantities) + len(extra[lm.name])))
-    rows, reasons = [], []
-    for (relation, answer), own in by_row.items():
-        row = [answer or relation, *(_show(column[name], own.get(name)) for name in quantities)]
-        lacking = []
-        for lm in lms:
-            here = found[lm.name][relation, answer]
-            row += [_beside(column[n], here.get(n), own.get(n)) for n in quantities]
-            row += [cells[lm.name][relation].get(heading, "") for heading in extra[lm.name]]
-            if all(value is None for value in here.values()):
-                reason = lm.missing_reason(relation, _runs_of(relation, runs))
-                if answer and reason == NOT_MEASURED:
-                    reason = f"{answer} is no label of the vocabulary, or no edit is about it"
-                lacking.append(f"{lm.name}: {reason}" if len(lms) > 1 else reason)
-        rows.append(row)
-        reasons.append("; ".join(lacking))
-    is_number = [False] + [True] * (len(headings) - 1)
+    columns = [
+        _Columns(
+            "", ["answer" if numbers[0].answer else "relation"],
+            [[answer or relation] for relation, answer in by_row], are_numbers=False,
+        ),
+        _Columns(
+            f"paper, {numbers[0].lm}", [one.heading for one in quantities.values()],
+            [[_show(q, own.get(n)) for n, q in quantities.items()] for own in by_row.values()],
+        ),
+        *(_lm_columns(lm, quantities, by_row, found[lm.name], more) for lm in lms),
+    ]  # fmt: skip
+    reasons = [
+        "; ".join(
+            f"{lm.name}: {reason}" if len(lms) > 1 else reason
+            for lm in lms
+            if all(value is None for value in found[lm.name][relation, answer].values())
+            for reason in (_reason(lm, relation, answer, runs),)
+        )
+        for relation, answer in by_row
+    ]
     if any(reasons):
-        headings, is_number = [*headings, "left out"], [*is_number, False]
-        groups.append(("", 1))
-        rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
+        columns.append(_Columns("", ["left out"], [[one] for one in reasons], are_numbers=False))
+    headings = [heading for part in columns for heading in part.headings]
     note = _lm_note(numbers, lms, runs)
     meanings = [_MEANINGS[h] for h in dict.fromkeys(headings) if h in _MEANINGS]
     note += f" {'; '.join(meanings)}." * bool(meanings)
@@ -120,9 +131,43 @@ def compare(
         for here in own.values()
     ):
         note += " Cells are empty where no label or edit is of that kind."
-    caption = f"{place} of the paper and the same here"
-    table = PageTable(caption, headings, is_number, rows, note, groups)
+    table = PageTable(
+        f"{place} of the paper and the same here",
+        headings,
+        [part.are_numbers for part in columns for _ in part.headings],
+        [list(chain(*cells)) for cells in zip(*(part.rows for part in columns), strict=True)],
+        note,
+        [(part.heading, len(part.headings)) for part in columns],
+    )
     return table, list(agreements(place, lms, found, by_row))
+
+
+def _lm_columns(
+    lm: LMRuns,
+    quantities: Mapping[str, Quantity],
+    by_row: Mapping[tuple[str, str], Mapping[str, PaperNumber]],
+    found: Mapping[tuple[str, str], Mapping[str, float | None]],
+    more: Callable[[LMRuns, str], Mapping[str, str]] | None,
+) -> _Columns:
+    """Return an LM's numbers beside the paper's, and its further cells."""
+    further = {relation: more(lm, relation) if more else {} for relation, _ in by_row}
+    extra = list(dict.fromkeys(heading for cells in further.values() for heading in cells))
+    rows = [
+        [
+            *(_beside(q, found[key].get(n), own.get(n)) for n, q in quantities.items()),
+            *(further[key[0]].get(heading, "") for heading in extra),
+        ]
+        for key, own in by_row.items()
+    ]
+    return _Columns(lm.name, [*(one.heading for one in quantities.values()), *extra], rows)
+
+
+def _reason(lm: LMRuns, relation: str, answer: str, runs: Sequence[str]) -> str:
+    """Return why an LM has no number in a row."""
+    reason = lm.missing_reason(relation, _runs_of(relation, runs))
+    if answer and reason == NOT_MEASURED:
+        return f"{answer} is no label of the vocabulary, or no edit is about it"
+    return reason
 
 
 def _runs_of(relation: str, runs: Sequence[str]) -> list[str]:
