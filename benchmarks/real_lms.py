@@ -167,7 +167,7 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
         ablation,
         ("training",),
     )  # fmt: skip
-    for seed in range(3):  # each takes minutes to an hour
+    for seed in range(5):  # each takes minutes to an hour
         yield Run(
             f"ablation_paper_{seed}",
             ("fit", "--config", "configs/vocabulary_ablation_paper.yaml", f"--model.seeds=[{seed}]",
