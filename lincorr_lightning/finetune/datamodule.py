@@ -218,8 +218,8 @@ class EditsDataModule(L.LightningDataModule):
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
         self._left_out = [
-            LeftOut(edit.subject, edit.answer, risk)
-            for edit, risk in zip(edits, risks, strict=True)
+            LeftOut(edit.subject, edit.answer, reference, risk)
+            for edit, reference, risk in zip(edits, forecasts.references, risks, strict=True)
             if risk > limit
         ]
         if not kept:

@@ -53,11 +53,13 @@ class LeftOut(NamedTuple):
     Attributes:
         subject: The subject.
         answer: The new source answer.
+        reference: The target answers that it should lead to, as in `Forecasts`.
         p_hallucinated: Probability of a hallucination.
     """
 
     subject: str
     answer: str
+    reference: str
     p_hallucinated: float
 
 

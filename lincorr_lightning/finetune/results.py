@@ -195,7 +195,12 @@ def left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
     """Return the table ``left_out``: the edits above ``data.max_risk``."""
     return Table(
         "left_out",
-        ["subject", "source_answer", Column("p_hallucinated", "p hallucinated", ".0%")],
+        [
+            "subject",
+            "source_answer",
+            "reference",
+            Column("p_hallucinated", "p hallucinated", ".0%"),
+        ],
         [tuple(edit) for edit in left_out],
         f"The {len(left_out)} of {n_trained + len(left_out)} edits that are left out, because they "
         "are forecast to hallucinate (data.max_risk).",

@@ -138,8 +138,9 @@ def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
     (line,) = [line for line in head.splitlines() if "--model.protocol joint" in line]
     command = line.split("lincorr ")[1].split()
     cli = main(
-        [*command, f"--trainer.default_root_dir={tmp_path}", "--model.forecast=false", *QUIET]
-    )
+        [*command, "--data.n_edits=16", f"--trainer.default_root_dir={tmp_path}",
+         "--model.forecast=false", *QUIET]
+    )  # fmt: skip
     folder = Path(cli.trainer.log_dir)
     assert json.loads((folder / "results.json").read_text())["source_learned"] > 0.8
     assert (folder / "model" / "config.json").is_file()

@@ -46,9 +46,9 @@ SMALL = {
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
-    "sparse_autoencoders": ["--data.n_tokens=70000", "--data.n_held_out=500"],
+    "sparse_autoencoders": ["--data.n_tokens=33000", "--data.n_held_out=500"],
     "feature_flow": [
-        "--model.training_tokens=70000", "--model.sae.n_features=512", "--model.n_subjects=400",
+        "--model.training_tokens=33000", "--model.sae.n_features=512", "--model.n_subjects=400",
         "--model.deactivation.n_cases=100", "--model.steering.strengths=[0, 1]",
         "--model.steering.n_prompts=16", "--model.steering.n_texts=16", "--data.n_texts=500",
     ],
