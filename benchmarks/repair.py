@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
                  "--trainer.check_val_every_n_epoch=75"),
     "edits_wrong": ("--data.answers=wrong",),
     "edits_random": ("--data.answers=random",),
-    "edits_full": ("--model.method=full", "--model.learning_rate=2e-5"),
+    "edits_full": ("--model.method=full", "--model.learning_rate=5e-5"),
     "language": ("--data.relation=country->language", maps_of("country->language")),
     "company": ("--data.relation=ceo->company", maps_of("ceo->company")),
 }  # fmt: skip

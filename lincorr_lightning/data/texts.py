@@ -123,7 +123,7 @@ class TextBlocks(Dataset[TokenStep]):
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
         names = ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
         self.determined_by: dict[str, Any] = {name: settings[name] for name in names} | {
-            "n_texts": len(rows), "skipped": n_skipped, "n_processes": world_size,
+            "n_texts": len(rows), "skipped": n_skipped, "n_shards": world_size,
         }  # fmt: skip
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 

@@ -163,8 +163,10 @@ def require_same_settings(
             )
 
 
-def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer) -> None:
+def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer | None) -> None:
     """Refuse to train half-precision weights, which round small updates away.
+
+    `trainer` is None outside of a run.
 
     Raises:
         ConfigError: The LM's own weights would be trained in half precision, or all weights.
@@ -177,7 +179,7 @@ def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer)
             "(with trainer.precision bf16-mixed it computes in bfloat16), or model.method to "
             "lora."
         )
-    precision = str(trainer.precision)
+    precision = "" if trainer is None else str(trainer.precision)
     if precision in ("bf16-true", "16-true"):
         raise ConfigError(
             f"trainer.precision is {precision}, which rounds the trained weights and loses "

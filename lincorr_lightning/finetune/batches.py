@@ -188,7 +188,7 @@ class EditDataset(Dataset[EditBatch]):
     @property
     def determined_by(self) -> dict[str, Any]:
         """Settings that determine the content of a step, apart from the edits."""
-        return {**asdict(self.schedule), "n_processes": self._n_shards}
+        return {**asdict(self.schedule), "n_shards": self._n_shards}
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""

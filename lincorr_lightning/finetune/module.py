@@ -208,7 +208,7 @@ class SourceFinetune(L.LightningModule):
             return
         model = self.lm.load().model
         # The dtype auto is known only now, for some checkpoints.
-        require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        require_float32_training(self.lm, self.hparams["method"], self._trainer)
         self._lm_info = self.lm.info
         if self.is_stacked:
             self.adapters = StackedLoRA(

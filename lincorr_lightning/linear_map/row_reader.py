@@ -19,7 +19,7 @@ _Key = tuple[str, tuple[int, ...]]
 
 
 class RowReader:
-    """Reads joint rows, each prompt once as long as the LM's weights stay the same.
+    """Reads joint rows, each prompt once: make a new reader when the LM's weights have changed.
 
     Whatever has been announced for the same subjects is read together: their prompts share their
     beginnings, which the LM then reads once.
@@ -32,7 +32,6 @@ class RowReader:
         self.lm = lm
         self._announced: dict[tuple[str, ...], dict[_Key, Domain]] = {}
         self._logits: dict[tuple[str, ...], dict[_Key, Tensor]] = {}
-        self._version = -1
 
     def announce(self, layout: JointLayout, subjects: Sequence[str]) -> None:
         """Note domains that will be read for some subjects."""
@@ -48,10 +47,6 @@ class RowReader:
         Raises:
             NonFiniteError: The LM answers a subject with NaN or infinite logits.
         """
-        version = sum(parameter._version for parameter in self.lm.model.parameters())
-        if version != self._version:
-            self._version = version
-            self._logits.clear()
         self.announce(layout, subjects)
         announced = self._announced[tuple(subjects)]
         known = self._logits.setdefault(tuple(subjects), {})

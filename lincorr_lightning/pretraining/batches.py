@@ -101,7 +101,7 @@ class PackedStatements(Dataset[PackedBatch]):
         return {name: getattr(self, name) for name in names} | {
             "repeats": list(self.repeats),
             "n_statements": len(self._statements),
-            "n_processes": self.n_shards,
+            "n_shards": self.n_shards,
         }
 
     @cached_property

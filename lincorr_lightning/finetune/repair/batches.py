@@ -39,14 +39,17 @@ class RepairBatch:
 
     Attributes:
         part: ``shown`` or ``held_out``, see `RepairDataModule`.
-        edits: What is taught.
+        edits: The edits, and their source prompts.
         source: The source prompts, with the source labels.
         target: The target prompts, with the n_target target labels.
         in_context: The target prompts after the statement of the new answer.
         reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
+        target_shown: Whether an example has a target label of each edit's reference, ``(n,)`` bool.
         other_prompts: Prompts of other kinds of knowledge, which must not change.
         logits_before: Logits after these before the repair, ``(n, n_labels)``; empty for edits that
             are only measured.
+        unedited_before: Logits before the repair after the source prompts, ``(n, n_source)``, and
+            after the target prompts, ``(n, n_target)``; empty for edits that are only measured.
         texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``;
             without rows for edits that are only measured.
         is_padding: Whether the batch only keeps a rank in step with the others.
@@ -58,8 +61,10 @@ class RepairBatch:
     target: Prompts
     in_context: Prompts
     reference_mask: Tensor
+    target_shown: Tensor
     other_prompts: dict[str, Prompts]
     logits_before: dict[str, Tensor]
+    unedited_before: list[Tensor]
     texts: Tensor
     is_padding: bool = False
 
@@ -99,7 +104,8 @@ class RepairDataset(Dataset[Batch], Generic[Batch]):
 
     Args:
         n: Number of examples.
-        make_batch: Returns a batch, given the numbers of its examples and that of the step.
+        make_batch: Returns a batch, given the numbers of its examples and one that no other batch
+            of the run has.
         batch_size: Examples of a step, on all ranks together.
         seed: Seed of the order.
         rank: Index of this rank's data shard.
@@ -125,7 +131,7 @@ class RepairDataset(Dataset[Batch], Generic[Batch]):
     @property
     def determined_by(self) -> dict[str, Any]:
         """Settings that determine the content of a step."""
-        return {**self._settings, "n_processes": self._n_shards}
+        return {**self._settings, "n_shards": self._n_shards}
 
     def __len__(self) -> int:
         """Number of steps of an epoch; examples that do not fill one are left to a later epoch."""

@@ -49,6 +49,7 @@ Choice = Literal["all", "wrong", "random"]
 MIN_ANSWERS = 4
 """Source labels with a reference that are needed to hold some out."""
 _TEXTS_PER_BATCH = 4
+_FITTED_SUBJECTS = 2000  # of the W that tells which answers are wrong
 _SETTINGS = (
     "relation", "examples", "n_examples", "answers", "held_out", "n_edits", "edits_file",
     "batch_size", "preserve", "controls", "texts", "key", "sample_by", "n_texts",
@@ -93,7 +94,7 @@ class RepairDataModule(L.LightningDataModule):
         edits_file: JSONL or CSV file of edits to measure instead, see `EditsDataModule`. Their
             subjects are left out of the examples, and those whose answer is neither in the examples
             nor held out are left out with a warning.
-        batch_size: Examples of a step.
+        batch_size: Examples of a step, on all ranks together; a multiple of the ranks.
         eval_batch_size: Measured edits that are trained side by side.
         preserve: Other kinds of knowledge, whose answers examples of kind ``edits`` keep.
         controls: Other kinds of knowledge, whose answers are measured.
@@ -103,7 +104,7 @@ class RepairDataModule(L.LightningDataModule):
         sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
         n_texts: Number of texts that are measured.
         n_preserved_texts: Number of other texts, whose predictions the repair preserves.
-        texts_per_step: How many of them are in a step.
+        texts_per_step: Preserved texts in a step, on each rank.
         n_tokens: Number of tokens of each text.
         subject_kind: Which strings subjects are, see `EditsDataModule`.
         knowledge_files: YAML files with additional knowledge.
@@ -173,7 +174,7 @@ class RepairDataModule(L.LightningDataModule):
                 f"data.preserve and data.controls both name {both[0]!r}: a control measures what "
                 "the repair does not train. Remove it from one of them."
             )
-        self.save_hyperparameters(ignore=["lm", "schedule", "training"])
+        self.save_hyperparameters(ignore=["lm"])
         self._lm = lm
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
@@ -203,20 +204,25 @@ class RepairDataModule(L.LightningDataModule):
         """
         if self.measured:
             return
-        lm, settings, relation = self._language_model, self.hparams, self._relation()
+        lm, settings, relation = self._language_model, self.hparams, self.relation
         relation.require_reference()
         shown, held_out = self._split(relation)
-        chosen = self._choose(relation, shown, lm)
+        chosen = self._choose(relation, shown)
         given = None
         if settings["edits_file"] is not None:
             given = resolve_edits(settings["edits_file"], relation, lm)
         taken = [edit.subject for edit in given or ()]
-        n, n_edits = settings["n_examples"], settings["n_edits"]
+        n, n_edits = settings["n_examples"], settings["n_edits"] if given is None else 0
         sizes = [n, n_edits, n_edits]
-        candidates = MAX_CANDIDATES_PER_EDIT * sum(sizes)
         pool = sample_up_to(
-            lm.tokenizer, candidates, taken, settings["seed"], settings["subject_kind"]
-        )
+            lm.tokenizer, MAX_CANDIDATES_PER_EDIT * sum(sizes), taken, settings["seed"],
+            settings["subject_kind"],
+        )  # fmt: skip
+        if len(pool) < sum(sizes):
+            raise SubjectsError(
+                f"data.n_examples {n} and twice data.n_edits {n_edits} ask for {sum(sizes)} "
+                f"subjects, but the LM's vocabulary has {len(pool)}. Lower them."
+            )
         # Three disjoint parts of the pool.
         edges = (np.cumsum(sizes) / sum(sizes) * len(pool)).astype(int).tolist()
         parts = [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
@@ -232,13 +238,18 @@ class RepairDataModule(L.LightningDataModule):
                 for part, labels in ((SHOWN, chosen), (HELD_OUT, held_out))
             }
             n_left = len(given) - sum(map(len, measured.values()))
-            empty = [part for part, edits in measured.items() if not edits]
-            if empty:
-                rank_zero_warn(
-                    f"no edit of data.edits_file is {empty[0]}: the examples have {len(chosen)} "
-                    f"answers, {len(held_out)} are held out. Another data.seed or data.held_out "
-                    "splits them in another way."
+            missing = (
+                f"of the {len(chosen)} answers of the examples" * (not measured[SHOWN]),
+                f"of the {len(held_out)} held-out answers" * (not measured[HELD_OUT]),
+            )
+            if any(missing):
+                message = (
+                    f"data.edits_file has no edit {' nor '.join(filter(None, missing))}. Another "
+                    "data.seed or data.held_out splits the answers in another way."
                 )
+                if all(missing):
+                    raise SubjectsError(message)
+                rank_zero_warn(message)
             if n_left:
                 rank_zero_warn(
                     f"{n_left} of {len(given)} edits of data.edits_file are left out: their "
@@ -272,18 +283,20 @@ class RepairDataModule(L.LightningDataModule):
         n = min(max(round(self.hparams["held_out"] * len(order)), 1), len(order) - 1)
         return set(order[n:]), set(order[:n])
 
-    def _choose(self, relation: TokenizedRelation, shown: set[int], lm: LanguageModel) -> set[int]:
+    def _choose(self, relation: TokenizedRelation, shown: set[int]) -> set[int]:
         """Return the shown labels that the examples have, by ``data.answers``."""
         if self.hparams["answers"] == "all":
             return shown
-        subjects = sample_up_to(lm.tokenizer, 2000, seed=self.hparams["seed"])
+        lm, kind = self._language_model, self.hparams["subject_kind"]
+        subjects = sample_up_to(lm.tokenizer, _FITTED_SUBJECTS, (), self.hparams["seed"], kind)
         (fitted,) = fit_linear_maps(lm, relation, subjects, ["auto"])
         leading = fitted.weight(relation.name).argmax(0).tolist()
         wrong = {i for i in shown if not relation.reference_mask[leading[i], i]}
         if not wrong:
             raise SubjectsError(
                 f"W predicts the reference of every shown answer of {relation.name}, so that "
-                f"data.answers {self.hparams['answers']} selects none. Set it to all."
+                f"data.answers {self.hparams['answers']} selects none (random takes as many as are "
+                "wrong). Set it to all."
             )
         if self.hparams["answers"] == "wrong":
             return wrong
@@ -314,6 +327,7 @@ class RepairDataModule(L.LightningDataModule):
         ids: Sequence[int],
     ) -> RepairBatch:
         lm, subjects = self._language_model, [edit.subject for edit in edits]
+        mask = reference_mask(edits, len(relation.target.labels))
         sources = relation.source_prompts(subjects)
         domains = {name: self._domain(relation, name) for name in others}
         return RepairBatch(
@@ -322,12 +336,14 @@ class RepairDataModule(L.LightningDataModule):
             _prompts(lm, sources, relation.source),
             _prompts(lm, relation.target_prompts(subjects), relation.target),
             _prompts(lm, prompts_in_context(edits, relation), relation.target),
-            reference_mask(edits, len(relation.target.labels)),
+            mask,
+            (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
             {
                 name: _prompts(lm, [domain.knowledge.prompt(x) for x in subjects], domain)
                 for name, domain in domains.items()
             },
             {},
+            [],
             torch.empty(0, self.hparams["n_tokens"], dtype=torch.long),
         )
 
@@ -336,19 +352,26 @@ class RepairDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
-        relation, lm, kind = self._relation(), self._language_model, self.hparams["examples"]
+        relation, lm, kind = self.relation, self._language_model, self.hparams["examples"]
         self.prepare_edits()
         size = min(self.hparams["batch_size"], len(self.examples))
         require_items(self.trainer, size, "examples of a step", "raise data.batch_size")
         shard = data_shard(self.trainer)
+        if size % shard.n:  # the mean over ranks would not be that over examples
+            raise ConfigError(
+                f"a step has {size} examples (data.batch_size, data.n_examples), which is not a "
+                f"multiple of the {shard.n} ranks. Set data.batch_size to one."
+            )
         if kind == "edits":
             preserve = self.hparams["preserve"]
-            before = {name: self._preserved(relation, name) for name in preserve}
+            before = {n: self._logits_before(self._domain(relation, n)) for n in preserve}
+            unedited = [self._logits_before(side) for side in (relation.source, relation.target)]
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch:
                 edits = [self.examples[i] for i in ids]
                 batch = self._batch(relation, edits, SHOWN, preserve, ids)
                 batch.logits_before = {name: logits[ids] for name, logits in before.items()}
+                batch.unedited_before = [logits[ids] for logits in unedited]
                 batch.texts = self._preserved_texts(step)
                 return batch
 
@@ -365,17 +388,17 @@ class RepairDataModule(L.LightningDataModule):
         )  # fmt: skip
         return ResumableLoader(steps, self.trainer)
 
-    def _preserved(self, relation: TokenizedRelation, name: str) -> Tensor:
-        """Return the logits of another kind of knowledge before the repair, for each example."""
+    def _logits_before(self, domain: Domain) -> Tensor:
+        """Return the logits of a kind of knowledge before the repair, for each example."""
+        name = domain.knowledge.name
         if name not in self._before:
-            domain = self._domain(relation, name)
             prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
             self._before[name] = self._language_model.domain_logits(prompts, domain.token_ids).cpu()
         return self._before[name]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
-        relation, size = self._relation(), self.hparams["eval_batch_size"]
+        relation, size = self.relation, self.hparams["eval_batch_size"]
         self.prepare_edits()
         batches: list[Any] = []
         for part, edits in self.measured.items():
@@ -421,7 +444,9 @@ class RepairDataModule(L.LightningDataModule):
         n = min(self.hparams["texts_per_step"], len(found))
         return found[rng.choice(len(found), n, replace=False)] if n else found
 
-    def _relation(self) -> TokenizedRelation:
+    @property
+    def relation(self) -> TokenizedRelation:
+        """The relation, with the labels that this LM has."""
         return self._tokenize(self.hparams["relation"])
 
     def _tokenize(self, name: str) -> TokenizedRelation:

@@ -28,7 +28,8 @@ from lincorr_lightning.finetune.adapters import (
 )
 from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.finetune.optimizer_step import EditTraining
-from lincorr_lightning.finetune.repair.batches import RepairBatch, StatementBatch
+from lincorr_lightning.finetune.repair.batches import Prompts, RepairBatch, StatementBatch
+from lincorr_lightning.finetune.repair.datamodule import RepairDataModule
 from lincorr_lightning.finetune.repair.results import MeasuredEdit, repair_results, summarize_edits
 from lincorr_lightning.finetune.repair.trained_edits import trained_edits
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -57,8 +58,9 @@ class Repair(L.LightningModule):
 
     Examples are statements, or edits. An edit is first taught in an adapter of its own, as
     `SourceFinetune` with LoRA does; the loss is then the cross-entropy of its reference at the
-    target prompt, in that adapter, plus the KL divergence of other knowledge from the LM before.
-    Its gradient is that of the LM alone: the adapter is constant (Finn et al. 2017, section 5.2,
+    target prompt, in that adapter, plus the KL divergence of other knowledge from the LM before,
+    and that of source and target without the adapter: subjects that are not edited keep theirs. Its
+    gradient is that of the LM alone: the adapter is constant (Finn et al. 2017, section 5.2,
     first order). To the loss of either kind of example, the KL divergence of the LM's predictions
     in other texts is added.
 
@@ -75,12 +77,14 @@ class Repair(L.LightningModule):
         adapter: Rank, alpha and target modules of the repair's own adapter.
         learning_rate: Learning rate of AdamW.
         preserve_weight: Weight of the KL divergence from the LM before the repair on preserved
-            knowledge, over its labels.
-        text_weight: Weight of the same on texts, over the vocabulary.
+            knowledge, over its labels (mean per prompt, in nats).
+        preserve_unedited: Whether the same is done for source and target without an edit.
+        text_weight: Weight of the KL divergence from the LM before the repair on preserved texts,
+            over the vocabulary (mean per token, in nats).
         edit_adapter: Adapters that the edits are taught in.
         edit_learning_rate: Learning rate of the edits.
-        steps_per_edit: Optimizer steps of the edits.
-        edits_per_step: Edits that are taught side by side at most.
+        steps_per_edit: Optimizer steps that teach an edit.
+        edits_per_step: Edits that are taught side by side at most, on each rank.
         save_model: Whether to save the repaired LM, its adapter merged, as a Hugging Face
             checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of.
 
@@ -103,6 +107,7 @@ class Repair(L.LightningModule):
         adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32),  # noqa: B008 (frozen)
         learning_rate: float = 5e-4,
         preserve_weight: float = 5.0,
+        preserve_unedited: bool = True,
         text_weight: float = 5.0,
         edit_adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
         edit_learning_rate: float = 2e-3,
@@ -152,25 +157,41 @@ class Repair(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before the LM is loaded."""
         refuse_sharding(self.trainer, "Repair")
-        dry = is_dry_run(self.trainer)
-        if stage == "fit" and not dry and self.trainer.num_sanity_val_steps != float("inf"):
-            raise ConfigError(
-                f"trainer.num_sanity_val_steps is {self.trainer.num_sanity_val_steps}, but a "
-                "repair measures all edits before it trains. Set it to -1."
-            )
-        epochs, every = self.trainer.max_epochs or 0, self.trainer.check_val_every_n_epoch or 1
-        if stage == "fit" and not dry and epochs % every:
-            raise ConfigError(
-                f"trainer.max_epochs is {epochs}, of which trainer.check_val_every_n_epoch, "
-                f"{every}, is no divisor: the repaired LM would not be measured. Set both to the "
-                "same number."
-            )
-        require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        if stage == "fit" and not is_dry_run(self.trainer):
+            self._require_both_measurements()
         data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
         if data.get("examples") == "edits":  # otherwise a step teaches no edits
-            self._check_size(data.get("batch_size", 0))
+            in_step = min(data["batch_size"], data["n_examples"])
+            self._check_size(-(-in_step // self.trainer.world_size))
         self._check_size(data.get("eval_batch_size", 0))
+        require_float32_training(self.lm, self.hparams["method"], self.trainer)
         prepare_run_folder(self.trainer)
+
+    def _require_both_measurements(self) -> None:
+        trainer = self.trainer
+        if trainer.num_sanity_val_steps != float("inf"):
+            raise ConfigError(
+                f"trainer.num_sanity_val_steps is {trainer.num_sanity_val_steps}, but a repair "
+                "measures all edits before it trains. Set it to -1."
+            )
+        if trainer.limit_val_batches != 1.0:
+            raise ConfigError(
+                f"trainer.limit_val_batches is {trainer.limit_val_batches}, but a repair measures "
+                "all edits. Set it to 1.0, and data.n_edits to fewer edits."
+            )
+        epochs, every = trainer.max_epochs or -1, trainer.check_val_every_n_epoch or 1
+        if epochs < 1 or trainer.max_steps != -1:
+            raise ConfigError(
+                f"trainer.max_epochs is {trainer.max_epochs} and trainer.max_steps "
+                f"{trainer.max_steps}, but a repair ends with its last epoch, after which all "
+                "edits are measured again. Set trainer.max_epochs alone."
+            )
+        if epochs % every:
+            raise ConfigError(
+                f"trainer.max_epochs, {epochs}, is not a multiple of "
+                f"trainer.check_val_every_n_epoch, {every}: the repaired LM would not be measured. "
+                "Set both to the same number."
+            )
 
     def configure_model(self) -> None:
         """Load the LM, with adapters for the edits and for the repair."""
@@ -180,7 +201,7 @@ class Repair(L.LightningModule):
         self._lm_info = self.lm.info
         is_full = self.hparams["method"] == "full"
         # The dtype auto is known only now, for some checkpoints.
-        require_float32_training(self.lm, self.hparams["method"], self.trainer)
+        require_float32_training(self.lm, self.hparams["method"], self._trainer)
         settings = self._edit_training.adapter
         if is_full:
             self._reference = [copy.deepcopy(model).requires_grad_(False)]
@@ -268,21 +289,27 @@ class Repair(L.LightningModule):
         with trained_edits(self.lm, self.edit_adapters, batch.edits, self._edit_training, seeds):
             log_p = log_softmax(self.lm(*batch.target), 1)
             target = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
-            changes = [
-                kl_div(
-                    log_softmax(self.lm(*prompts), 1),
-                    log_softmax(batch.logits_before[name], 1),
-                    log_target=True,
-                    reduction="batchmean",
-                )
+            others = [
+                self._change(prompts, batch.logits_before[name])
                 for name, prompts in batch.other_prompts.items()
             ]
+        changes = {"train/preserve_kl": others}
+        if self.hparams["preserve_unedited"]:
+            sides = zip((batch.source, batch.target), batch.unedited_before, strict=True)
+            changes["train/unedited_kl"] = [self._change(*side) for side in sides]
         self.log("train/target_loss", target.detach(), batch_size=1, sync_dist=True)
-        if not changes:
-            return target
-        change = torch.stack(changes).mean()
-        self.log("train/preserve_kl", change.detach(), batch_size=1, sync_dist=True)
-        return target + self.hparams["preserve_weight"] * change
+        loss = target
+        for name, values in changes.items():
+            if values:
+                change = torch.stack(values).mean()
+                self.log(name, change.detach(), batch_size=1, sync_dist=True)
+                loss = loss + self.hparams["preserve_weight"] * change
+        return loss
+
+    def _change(self, prompts: Prompts, before: Tensor) -> Tensor:
+        """Return the mean KL divergence of the labels' probabilities from those before (nats)."""
+        log_p, log_before = (log_softmax(x, 1) for x in (self.lm(*prompts), before))
+        return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
 
     def _check_size(self, n: int) -> None:
         if n > self.hparams["edits_per_step"]:
@@ -330,7 +357,7 @@ class Repair(L.LightningModule):
                 self.lm(*prompts).argmax(1).cpu() for prompts in (batch.source, batch.target)
             )
             kept = {n: self.lm(*batch.other_prompts[n]).argmax(1) == o for n, o in others.items()}
-        mask = batch.reference_mask.cpu()
+        mask, target_shown = batch.reference_mask.cpu(), batch.target_shown.tolist()
         codes = outcome_codes(before, after, mask)
         tokens = batch.target.token_ids.tolist()
         texts = [str(self.lm.tokenizer.decode([token])).strip() for token in tokens]
@@ -345,6 +372,7 @@ class Repair(L.LightningModule):
                 answer_after=texts[after[i]],
                 outcome=list(Outcome)[int(codes[i])].value,
                 source_learned=bool(source[i] == edit.label),
+                target_shown=target_shown[i],
                 in_context=bool(mask[i, in_context[i]]),
                 random=float(mask[i].double().mean()),
                 unchanged={name: bool(same[i]) for name, same in kept.items()},
@@ -380,15 +408,22 @@ class Repair(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Write the results, and the repaired LM if wanted."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
+        if is_dry_run(self.trainer):
+            return
+        if len(self.after) != len(self.before):
+            raise ConfigError(
+                "training ended without a validation, so the repaired LM was not measured: train "
+                "to trainer.max_epochs, and remove callbacks that stop earlier."
+            )
+        if not self.trainer.is_global_zero:
             return
         if self.hparams["save_model"]:
             save_merged(self.lm, run_folder(self.trainer) / "model")
-        settings = run_settings(self.trainer)
+        settings, data = run_settings(self.trainer), getattr(self.trainer, "datamodule", None)
         results = repair_results(
             self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
             self._lm_info, settings, self.global_step,
-            getattr(getattr(self.trainer, "datamodule", None), "split", {}),
+            data if isinstance(data, RepairDataModule) else None,
         )  # fmt: skip
         write_results(self.trainer, results)
 
@@ -404,9 +439,18 @@ class Repair(L.LightningModule):
             "before": [asdict(edit) for edit in self.before],
             "after": [asdict(edit) for edit in self.after],
             "perplexity": dict(self.perplexity),
-            "training": {name: self.hparams[name] for name in ("method", "adapter")},
+            "training": {name: self.hparams[name] for name in self._fixed_settings},
             "fingerprint": self._lm_info["fingerprint"],
         }
+
+    @property
+    def _fixed_settings(self) -> tuple[str, ...]:
+        """What a resumed run must not change: the training, and how edits are measured."""
+        adapter = ("adapter",) if self.hparams["method"] == "lora" else ()
+        return (
+            "method", *adapter, "preserve_weight", "preserve_unedited", "text_weight",
+            "edit_adapter", "edit_learning_rate", "steps_per_edit",
+        )  # fmt: skip
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is of this LM, and take over its measurements.

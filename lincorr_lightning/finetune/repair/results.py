@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.ticker import PercentFormatter
+from scipy.stats import binomtest
 
 from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Column, Figure, Results, Table
 from lincorr_lightning.results.style import BLUE, GREY, ORANGE, bare_axes, finish, new_figure
+
+if TYPE_CHECKING:
+    from lincorr_lightning.finetune.repair.datamodule import RepairDataModule
 
 _PARTS = (SHOWN, HELD_OUT)
 
@@ -33,6 +36,7 @@ class MeasuredEdit:
         answer_after: Target label that leads after it.
         outcome: A value of `Outcome`.
         source_learned: Whether the taught label leads after the edit.
+        target_shown: Whether an example has a target label of its reference.
         in_context: Whether the LM gives the reference when the new answer is stated before the
             target prompt, without an edit.
         random: Share of the target labels that are in the reference.
@@ -48,9 +52,15 @@ class MeasuredEdit:
     answer_after: str
     outcome: str
     source_learned: bool
+    target_shown: bool
     in_context: bool
     random: float
     unchanged: dict[str, bool]
+
+    @property
+    def right_before(self) -> bool:
+        """Whether the reference leads without the edit, which then shows nothing."""
+        return self.answer_before in self.reference.split("|")
 
 
 def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
@@ -58,8 +68,9 @@ def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
 
     Returns:
         Part -> ``n``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
-        ``in_context``, ``random``, and ``controls``, the share of unchanged answers by kind of
-        knowledge. Parts without edits are left out.
+        ``right_before``, ``in_context``, ``random``, ``controls``, the share of unchanged answers
+        by kind of knowledge, and ``new_targets``, the same outcomes of those edits whose target no
+        example has. Parts without edits are left out.
     """
     found: dict[str, dict[str, Any]] = {}
     for part in _PARTS:
@@ -70,25 +81,33 @@ def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
         found[part] = {
             "n": n,
             "source_learned": sum(edit.source_learned for edit in own) / n,
-            **{o.value: sum(edit.outcome == o for edit in own) / n for o in Outcome},
+            **_outcome_shares(own),
+            "right_before": sum(edit.right_before for edit in own) / n,
             "in_context": sum(edit.in_context for edit in own) / n,
             "random": sum(edit.random for edit in own) / n,
             "controls": {
                 name: sum(edit.unchanged[name] for edit in own) / n for name in own[0].unchanged
             },
         }
+        new = [edit for edit in own if not edit.target_shown]
+        if new:
+            found[part]["new_targets"] = {"n": len(new), **_outcome_shares(new)}
     return found
+
+
+def _outcome_shares(edits: Sequence[MeasuredEdit]) -> dict[str, float]:
+    return {o.value: sum(edit.outcome == o for edit in edits) / len(edits) for o in Outcome}
 
 
 def repair_results(
     before: Sequence[MeasuredEdit],
     after: Sequence[MeasuredEdit],
     perplexity: Mapping[str, float],
-    measured: Sequence[Results],
+    callback_results: Sequence[Results],
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
     n_steps: int,
-    split: Mapping[str, Sequence[str]],
+    data: RepairDataModule | None,
 ) -> Results:
     """Return the results of a repair.
 
@@ -96,11 +115,11 @@ def repair_results(
         before: Edits measured before the repair.
         after: The same edits after it.
         perplexity: Perplexity of other texts, ``before`` and ``after``.
-        measured: Results of callbacks.
+        callback_results: Results of callbacks.
         lm: Description of the LM.
         settings: Settings of the run.
         n_steps: Optimizer steps of the repair.
-        split: The source answers of each part.
+        data: The examples, and the source answers of each part; None without a data module.
     """
     summaries = {"before": summarize_edits(before), "after": summarize_edits(after)}
     values: dict[str, Any] = {
@@ -108,15 +127,11 @@ def repair_results(
         for part in _PARTS
     }
     values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
-    for results in measured:
+    for results in callback_results:
         values |= {key: value for key, value in results.values.items() if key not in values}
-    answers = Table(
-        "answers",
-        ("answer", "part"),
-        [(answer, part) for part, own in split.items() for answer in own],
-        "Source answers of the examples (shown), and those held out",
-    )
-    tables = [_summary_table(summaries, perplexity), _edits_table(before, after), answers]
+    tables = [_summary_table(summaries, perplexity), _edits_table(before, after)]
+    if data is not None:
+        tables += [_answers_table(data), _examples_table(data)]
     figures = [
         Figure(
             "repair",
@@ -127,8 +142,8 @@ def repair_results(
     return Results(
         "repair",
         values,
-        tables=[*tables, *(table for results in measured for table in results.tables)],
-        figures=[*figures, *(figure for results in measured for figure in results.figures)],
+        tables=[*tables, *(table for results in callback_results for table in results.tables)],
+        figures=[*figures, *(figure for results in callback_results for figure in results.figures)],
         lm=lm,
         settings=settings,
     )
@@ -141,7 +156,7 @@ def _summary_table(
         name for parts in summaries.values() for one in parts.values() for name in one["controls"]
     }
     shares = ("source_learned", "generalized", "hallucinated")
-    others = ("unchanged", "in_context")
+    others = ("unchanged", "right_before", "in_context")
     rows = []
     for part in _PARTS:
         for stage, parts in summaries.items():
@@ -149,36 +164,61 @@ def _summary_table(
                 continue
             one = parts[part]
             rows.append(
-                [part, stage, one["n"], *(one[name] for name in shares), _error(one),
-                 *(one[name] for name in others),
+                [part, stage, one["n"], *(one[name] for name in shares),
+                 *hallucinated_interval(one), *(one[name] for name in others),
                  *(one["controls"][name] for name in sorted(controls)), perplexity.get(stage)]
             )  # fmt: skip
     return Table(
         "repair",
         ["part", "stage", "n", *(Column(name, format=".0%") for name in shares),
-         Column("hallucinated_error", "±", ".0%"), *(Column(name, format=".0%") for name in others),
+         Column("hallucinated_low", "from", ".0%"), Column("hallucinated_high", "to", ".0%"),
+         *(Column(name, format=".0%") for name in others),
          *(Column(f"{name}_unchanged", format=".0%") for name in sorted(controls)),
          Column("perplexity", format=".1f")],
         rows,
         "Edits before and after the repair: of source answers that are in the examples (shown), "
         "and of others (held_out).",
-        "in_context: the LM gives the reference when the new answer is stated before the target "
-        "prompt. ±: of hallucinated, 95 % (Wilson). perplexity: of other texts, those of the tiny "
-        "world unless data.texts is set.",
+        "right_before: the reference leads without the edit. in_context: the LM gives it when the "
+        "new answer is stated before the target prompt. from, to: interval of hallucinated, 95 % "
+        "over edits (Wilson). "
+        "perplexity: of other texts, those of the tiny world unless data.texts is set.",
         headline=True,
     )  # fmt: skip
 
 
-def _error(summary: Mapping[str, Any]) -> float:
-    """Return half the width of the 95 % interval of the hallucinated edits (Wilson 1927)."""
-    p, n, z = summary["hallucinated"], summary["n"], 1.96
-    return z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
+    n = summary["n"]
+    found = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+def _answers_table(data: RepairDataModule) -> Table:
+    return Table(
+        "answers",
+        ("answer", "part"),
+        [(answer, part) for part, own in data.split.items() for answer in own],
+        "Source answers of the examples (shown), and those held out.",
+    )
+
+
+def _examples_table(data: RepairDataModule) -> Table:
+    texts = data.relation.target.texts
+    return Table(
+        "examples",
+        ("subject", "source_answer", "reference"),
+        [
+            (edit.subject, edit.answer, "|".join(texts[i].strip() for i in edit.reference))
+            for edit in data.examples
+        ],
+        "The examples that the repair trains on.",
+    )
 
 
 def _edits_table(before: Sequence[MeasuredEdit], after: Sequence[MeasuredEdit]) -> Table:
     names = (
         "subject", "source_answer", "reference", "answer_before", "answer_after", "outcome",
-        "source_learned", "in_context",
+        "source_learned", "target_shown", "in_context",
     )  # fmt: skip
     controls = sorted({name for edit in before for name in edit.unchanged})
     return Table(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, RepairDataModule
 from lincorr_lightning.finetune.edits import resolve_edits
@@ -70,7 +71,7 @@ def test_wrong_answers_are_those_whose_highest_weight_is_no_reference(
     sets = {}
     for answers in ("wrong", "random"):
         data.hparams["answers"] = answers
-        sets[answers] = data._choose(relation, shown, lm)
+        sets[answers] = data._choose(relation, shown)
     # The toy LM's weights are random, so that few answers are right by chance.
     assert sets["wrong"] <= shown and sets["random"] <= shown
     assert len(sets["wrong"]) == len(sets["random"]) > len(shown) / 2
@@ -189,8 +190,34 @@ def test_too_few_answers_to_hold_some_out_are_refused(
 
 
 def test_too_many_examples_are_refused_by_the_setting_s_name(lm: LanguageModel) -> None:
-    with pytest.raises(SubjectsError, match=r"data\.n_examples asks for 100000"):
+    with pytest.raises(
+        SubjectsError, match=r"data\.n_examples 100000 and twice data\.n_edits 4 ask"
+    ):
         prepared(lm, n_examples=100_000)
+
+
+def test_a_file_without_an_edit_to_measure_is_refused(
+    lm: LanguageModel, relation: TokenizedRelation, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, _ = RepairDataModule(lm, **SMALL)._split(relation)
+    right = max(shown)
+    monkeypatch.setattr(RepairDataModule, "_choose", lambda *_: shown - {right})
+    file = tmp_path / "edits.jsonl"
+    answer = relation.source.texts[right].strip()
+    subject = prepared(lm).examples[0].subject
+    file.write_text(json.dumps({"subject": subject, "answer": answer}) + "\n")
+    with pytest.raises(SubjectsError, match=r"no edit of the \d+ answers .* nor of the \d+ held"):
+        prepared(lm, answers="wrong", edits_file=str(file))
+
+
+def test_a_step_that_ranks_cannot_share_equally_is_refused(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = prepared(lm)
+    shard = DataShard(0, 2, counts=True)
+    monkeypatch.setattr("lincorr_lightning.finetune.repair.datamodule.data_shard", lambda _: shard)
+    with pytest.raises(ConfigError, match=r"5 examples .* not a multiple of the 2 ranks"):
+        data.train_dataloader()
 
 
 def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> None:
@@ -200,6 +227,6 @@ def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> No
     again = RepairDataModule(lm, **SMALL)
     again.load_state_dict(state)
     assert (again.examples, again.measured) == (data.examples, data.measured)
-    assert again._before.keys() == {"color"}
+    assert again._before.keys() == {"city", "country", "color"}
     with pytest.raises(ConfigError, match=r"data\.n_examples 12, this run has 11"):
         RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,11 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune import Repair, RepairDataModule
 from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.repair.results import (
+    MeasuredEdit,
+    hallucinated_interval,
+    summarize_edits,
+)
 from lincorr_lightning.lm.config import LMConfig
 from tests.finetune.repair.test_datamodule import SMALL
 
@@ -108,7 +114,7 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
     """Each adapter is merged into a copy of the LM, which transformers then reads alone."""
     run = repair(learning_rate=0.0)
     module, batch = run.module, run.data.train_dataloader().dataset[0]
-    relation, names = run.data._relation(), [edit.subject for edit in batch.edits.edits]
+    relation, names = run.data.relation, [edit.subject for edit in batch.edits.edits]
     monkeypatch.setattr(module, "log", lambda *args, **options: None)  # outside of a run
     loss = float(module._edit_loss(batch))
     adapters, changes = module.edit_adapters, []
@@ -130,6 +136,41 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
         changes.append(float((before * (before / after).log()).sum()))
     n = len(names)
     assert loss == pytest.approx(sum(target_losses) / n + sum(changes) / n, rel=1e-4)
+
+
+def test_what_an_edit_does_not_change_stays(
+    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The KL divergence of cities and countries without an edit, from the LM before."""
+    run = repair({"preserve": []}, learning_rate=1e-2, save_model=True)
+    batch, relation = run.data.train_dataloader().dataset[0], run.data.relation
+    logged: dict[str, float] = {}
+    monkeypatch.setattr(run.module, "log", lambda name, x, **_: logged.update({name: float(x)}))
+    loss = run.module._edit_loss(batch)
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for folder in (small_lm, run.folder / "model")
+    )
+    changes = []
+    for edit in batch.edits.edits:
+        for domain in (relation.source, relation.target):
+            prompt = domain.knowledge.prompt(edit.subject)
+            ids = run.module.lm.tokenizer([prompt], return_tensors="pt")
+            with torch.no_grad():
+                p, q = (
+                    lm(**ids).logits[0, -1, domain.token_ids].double().softmax(0)
+                    for lm in (before, after)
+                )
+            changes.append(float((p * (p / q).log()).sum()))
+    found = logged["train/unedited_kl"]
+    assert found == pytest.approx(sum(changes) / len(changes), rel=1e-3)
+    assert found > 1e-4
+    assert float(loss.detach()) == pytest.approx(logged["train/target_loss"] + found)
+    loss.backward()
+    logged.clear()
+    run.module.hparams["preserve_unedited"] = False
+    run.module._edit_loss(batch)
+    assert set(logged) == {"train/target_loss"}
 
 
 def test_a_repair_makes_shown_edits_generalize(repair: Callable[..., Any]) -> None:
@@ -199,8 +240,19 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"num_sanity_val_steps is 0.* Set it to -1"):
         repair(trainer={"num_sanity_val_steps": 0})
-    with pytest.raises(ConfigError, match=r"max_epochs is 5.* Set both to the same number"):
+    with pytest.raises(ConfigError, match=r"max_epochs, 5, is not .* Set both to the same number"):
         repair(trainer={"max_epochs": 5, "check_val_every_n_epoch": 3})
+    with pytest.raises(ConfigError, match=r"limit_val_batches is 0.* Set it to 1\.0"):
+        repair(trainer={"limit_val_batches": 0})
+    for endless in ({"max_steps": 1}, {"max_epochs": -1, "max_steps": 4}):
+        with pytest.raises(ConfigError, match=r"Set trainer\.max_epochs alone"):
+            repair(trainer=endless)
+    stop = LambdaCallback(
+        on_train_batch_end=lambda trainer, *_: setattr(trainer, "should_stop", True)
+    )
+    with pytest.raises(ConfigError, match="ended without a validation"):
+        two = {"max_epochs": 2, "check_val_every_n_epoch": 2}
+        repair(trainer={**two, "callbacks": [stop]})
     with pytest.raises(ConfigError, match="bf16-true, which rounds"):
         repair(trainer={"precision": "bf16-true"})
     with pytest.raises(ConfigError, match=r"a batch has 5 edits, but at most 4"):
@@ -218,6 +270,18 @@ def test_settings_that_cannot_work_are_refused(
     with pytest.raises(ConfigError, match="not on dict"):
         trainer = make_trainer(num_sanity_val_steps=-1, max_epochs=1)
         trainer.fit(module, DataLoader([{"x": torch.zeros(1)}], batch_size=None))
+
+
+def test_a_checkpoint_is_loaded_without_a_trainer(
+    repair: Callable[..., Any], tmp_path: Path
+) -> None:
+    file, module = tmp_path / "one.ckpt", repair(learning_rate=1e-2).module
+    module.trainer.save_checkpoint(file)
+    again = Repair.load_from_checkpoint(file)
+    assert again.after == module.after
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(again.get_parameter(name), weight)
 
 
 def test_a_dry_run_writes_nothing(repair: Callable[..., Any], tmp_path: Path) -> None:
@@ -307,7 +371,7 @@ def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
     run = repair({"preserve": [], "controls": ["color"]})
     with (run.folder / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    texts = run.data._relation().target.texts
+    texts = run.data.relation.target.texts
     edits = run.data.measured["held_out"] + run.data.measured["shown"]
     for row, edit in zip(rows[:8], edits, strict=True):
         assert row["stage"] == "before"
@@ -316,3 +380,48 @@ def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
         is_right = row["answer_after"] in row["reference"].split("|")
         assert is_right == (row["outcome"] == "generalized")
         assert row["color_unchanged"] in ("True", "False")
+        targets = {label for example in run.data.examples for label in example.reference}
+        assert row["target_shown"] == str(not targets.isdisjoint(edit.reference))
+    for stage in ("before", "after"):
+        new = [row for row in rows if row["stage"] == stage and row["target_shown"] == "False"
+               and row["part"] == "held_out"]  # fmt: skip
+        found = run.results["held_out"][stage].get("new_targets", {"n": 0})
+        assert found["n"] == len(new)
+        if new:
+            share = sum(row["outcome"] == "hallucinated" for row in new) / len(new)
+            assert found["hallucinated"] == pytest.approx(share)
+    with (run.folder / "tables" / "examples.csv").open(newline="", encoding="utf-8") as file:
+        subjects = [row["subject"] for row in csv.DictReader(file)]
+    assert subjects == [edit.subject for edit in run.data.examples]
+
+
+def edit(part: str, **changed: Any) -> MeasuredEdit:
+    values: dict[str, Any] = {
+        "part": part, "number": 0, "subject": "Emma", "source_answer": "Paris",
+        "reference": "France|Gaul", "answer_before": "Spain", "answer_after": "France",
+        "outcome": "generalized", "source_learned": True, "target_shown": True,
+        "in_context": False, "random": 0.1, "unchanged": {},
+    }  # fmt: skip
+    return MeasuredEdit(**values | changed)
+
+
+def test_summaries() -> None:
+    edits = [
+        edit("held_out"),
+        edit("held_out", answer_before="Gaul"),
+        edit("held_out", outcome="hallucinated", target_shown=False),
+        edit("held_out", outcome="unchanged", target_shown=False),
+    ]
+    found = summarize_edits(edits)
+    assert set(found) == {"held_out"}
+    one = found["held_out"]
+    assert (one["n"], one["generalized"], one["right_before"]) == (4, 0.5, 0.25)
+    assert one["new_targets"] == {
+        "n": 2, "generalized": 0.0, "hallucinated": 0.5, "unchanged": 0.5,
+    }  # fmt: skip
+    # The bounds solve |p - x| = z sqrt(x (1 - x) / n).
+    for x in hallucinated_interval(one):
+        assert abs(0.25 - x) == pytest.approx(1.959964 * math.sqrt(x * (1 - x) / 4), rel=1e-5)
+    assert hallucinated_interval({"n": 75, "hallucinated": 0.0}) == pytest.approx(
+        (0, 1.959964**2 / (75 + 1.959964**2))
+    )
