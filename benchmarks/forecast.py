@@ -50,7 +50,7 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 RIDGES = (0.0, "auto")
 SCALES = (4.0, 8.0, 16.0, STEP_SCALE, 32.0)
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
-N_SUBJECTS = 1000
+MAP_SUBJECTS = 1000  # half as many as by default
 TIMED_BASELINES = ("gradient_similarity", "activation_similarity")
 
 
@@ -67,7 +67,7 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         rows = list(csv.DictReader(file))
     raw = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
     edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm)
-    forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=N_SUBJECTS)
+    forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=MAP_SUBJECTS)
     steps = step(lm, edits, tokenized, method, SCALES)
     predicted = dict(forecasts.predicted)
     predicted |= {f"step_{s:g}": logits for s, logits in zip(SCALES, steps, strict=True)}
@@ -173,7 +173,7 @@ def main(
 
     Args:
         folder: Folder that holds a folder for each LM.
-        only: Beginnings of names of runs, such as outcomes_lora; null takes all.
+        only: Beginnings of names of runs, such as outcomes_lora; empty takes all.
         show: Whether to print the tables of what there is, and forecast nothing.
         fit: Whether to fit the model of outcomes that ships on all edits, and forecast nothing.
         costs: Whether to time forecasts and training, and forecast nothing.

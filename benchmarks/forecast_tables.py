@@ -223,8 +223,9 @@ def goal_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
              f"{sum(hit >= 2 * one for hit, one in answers)} of {len(edited)}",
              "" if times is None else f"{times['optimizer_step'] / times['training']:.2f}"]
         )  # fmt: skip
-    header = ["", "relations", "AUROC", "best baseline", "lead", "named right, most frequent",
-              "twice as often in", "cost"]  # fmt: skip
+    header = ["", "relations", "AUROC", "best baseline", "lead",
+              "accuracy of the predicted, of the most frequent answer",
+              "at least twice as accurate in", "cost"]  # fmt: skip
     return markdown_table(header, rows)
 
 

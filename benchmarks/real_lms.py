@@ -352,7 +352,7 @@ def main(
     Args:
         folder: Folder that holds a folder for each LM.
         texts: File or folder of texts for the token geometry; null leaves it out.
-        only: Beginnings of names of runs, such as probe; null makes all.
+        only: Beginnings of names of runs, such as probe; empty makes all.
         show: Whether to print the tables of the runs that there are, and make none.
         output: Folder of the results.
     """

@@ -20,6 +20,7 @@ from jsonargparse import auto_cli
 from numbers_file import read_numbers
 from real_lms import RESULTS, Run, execute
 
+from lincorr_lightning.finetune.repair.results import hallucinated_interval
 from lincorr_lightning.results.tables import markdown_table
 
 
@@ -31,22 +32,26 @@ def maps_of(relation: str) -> str:
     return f"--trainer.callbacks={json.dumps([callback])}"
 
 
+UNPRESERVED = "--model.preserve_unedited=false"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "edits": (),
-    "edits_weight_1": ("--model.preserve_weight=1", "--model.text_weight=1"),
+    "edits_full": ("--model.method=full", "--model.learning_rate=5e-5"),
     "statements": ("--data.examples=statements", "--model.text_weight=1"),
     "source": ("--data.examples=source", "--model.text_weight=1"),
     "target": ("--data.examples=target", "--model.text_weight=1"),
+    "edits_unpreserved": (UNPRESERVED,),
+    "edits_unpreserved_full": ("--model.method=full", "--model.learning_rate=2e-5", UNPRESERVED),
+    "edits_weight_1": ("--model.preserve_weight=1", "--model.text_weight=1", UNPRESERVED),
     "edits_100": ("--data.n_examples=100", "--trainer.max_epochs=12",
-                  "--trainer.check_val_every_n_epoch=12"),
+                  "--trainer.check_val_every_n_epoch=12", UNPRESERVED),
     "edits_25": ("--data.n_examples=25", "--trainer.max_epochs=75",
-                 "--trainer.check_val_every_n_epoch=75"),
-    "edits_wrong": ("--data.answers=wrong",),
-    "edits_random": ("--data.answers=random",),
-    "edits_full": ("--model.method=full", "--model.learning_rate=5e-5"),
-    "language": ("--data.relation=country->language", maps_of("country->language")),
-    "company": ("--data.relation=ceo->company", maps_of("ceo->company")),
+                 "--trainer.check_val_every_n_epoch=75", UNPRESERVED),
+    "edits_wrong": ("--data.answers=wrong", UNPRESERVED),
+    "edits_random": ("--data.answers=random", UNPRESERVED),
+    "language": ("--data.relation=country->language", maps_of("country->language"), UNPRESERVED),
+    "company": ("--data.relation=ceo->company", maps_of("ceo->company"), UNPRESERVED),
 }  # fmt: skip
+LARGE = ("edits", "edits_unpreserved")  # 150 edits of each part
 # Gemma's knowledge diverges by ten times as many nats under an edit.
 OF_LM: dict[str, tuple[str, ...]] = {
     "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
@@ -65,26 +70,31 @@ def plan(lm: str, texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
                  "--model.lm.attn_implementation=eager", "--matmul_precision=medium",
                  "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
                  "--data.controls=[color,food]", "--data.n_examples=400",
-                 f"--data.n_edits={150 if variant == 'edits' else 75}",
+                 f"--data.n_edits={150 if variant in LARGE else 75}",
                  f"--data.seed={seed}", *OF_LM.get(lm, ()), *options),
                 KEPT,
                 tables=("cases",),
             )  # fmt: skip
 
 
-def table(results: Path) -> str:
-    """Edits before and after: generalized, hallucinated ± 95 %, color unchanged, W, perplexity."""
-    rows = []
+def tables(results: Path) -> dict[str, str]:
+    """Edits before and after, with all knowledge preserved, and without that of unedited subjects.
+
+    Returns:
+        The tables ``repair`` and ``repair_unpreserved``.
+    """
+    rows: dict[str, list[list[str]]] = {"repair": [], "repair_unpreserved": []}
     for file in sorted(results.glob("*/repair_*.json")):
         content = read_numbers(file)
         if "results" in content:
-            rows += _rows(file, content["results"])
-    return markdown_table(
-        ["LM", "repair set", "seed", "edits", "learned", "generalized", "hallucinated",
-         "color unchanged", "food unchanged", "in context", "Hit@1 of W", "r with color",
-         "perplexity"],
-        rows,
-    )  # fmt: skip
+            name = "repair_unpreserved" if UNPRESERVED in content["options"] else "repair"
+            rows[name] += _rows(file, content["results"])
+    columns = [
+        "LM", "repair set", "seed", "edits", "learned", "generalized", "hallucinated (95 %)",
+        "new targets: hallucinated", "right before", "color unchanged", "food unchanged",
+        "in context", "Hit@1 of W", "r", "r with color", "perplexity",
+    ]  # fmt: skip
+    return {name: markdown_table(columns, own) for name, own in rows.items()}
 
 
 def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
@@ -99,7 +109,7 @@ def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     for part in ("shown", "held_out"):
         pairs = [results[part][stage] for stage in ("before", "after")]
         n = pairs[0]["n"]
-        errors = [1.96 * (p * (1 - p) / n) ** 0.5 for p in (x["hallucinated"] for x in pairs)]
+        new = [one["new_targets"] for one in pairs if "new_targets" in one]
         yield [
             file.parent.name,
             variant.replace("_", " "),
@@ -107,19 +117,25 @@ def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
             f"{n} {part.replace('_', ' ')}",
             " → ".join(f"{one['source_learned']:.0%}" for one in pairs),
             " → ".join(f"{one['generalized']:.0%}" for one in pairs),
-            " → ".join(
-                f"{one['hallucinated']:.0%} ± {100 * error:.0f}"
-                for one, error in zip(pairs, errors, strict=True)
-            ),
+            " → ".join(_with_interval(one) for one in pairs),
+            " → ".join(f"{one['hallucinated']:.0%}" for one in new)
+            + (f" ({new[0]['n']} edits)" if new else ""),
+            " → ".join(f"{one['right_before']:.0%}" for one in pairs if "right_before" in one),
             *(
                 " → ".join(f"{one['controls'][name]:.0%}" for one in pairs)
                 for name in ("color", "food")
             ),
             " → ".join(f"{one['in_context']:.0%}" for one in pairs),
             " → ".join(f"{maps[stage][0]['influenced']:.2f}" for stage in maps),
+            " → ".join(f"{maps[stage][0]['label_mean']:.2f}" for stage in maps),
             " → ".join(f"{maps[stage][1]['label_mean']:.2f}" for stage in maps),
             " → ".join(f"{results['perplexity'][stage]:.1f}" for stage in maps),
         ]
+
+
+def _with_interval(summary: dict[str, Any]) -> str:
+    low, high = hallucinated_interval(summary)
+    return f"{summary['hallucinated']:.0%} ({100 * low:.0f}–{100 * high:.0f})"
 
 
 def main(
@@ -130,14 +146,14 @@ def main(
     show: bool = False,
     output: str = str(RESULTS),
 ) -> None:
-    """Make the missing runs, print the table, and put it into docs/repair.md.
+    """Make the missing runs, print the tables, and put them into docs/repair.md.
 
     Args:
         folder: Folder that holds a folder for each LM.
         texts: File or folder of texts, some of which are measured and others kept.
         only: Names of runs, such as repair_edits_0; empty makes all.
         seeds: Seeds of subjects, answers and split.
-        show: Whether to print the table of the runs that there are, and make none.
+        show: Whether to print the tables of the runs that there are, and make none.
         output: Folder of the results.
     """
     results = Path(output)
@@ -149,10 +165,10 @@ def main(
             if not (results / lm.name / f"{run.name}.json").exists():
                 print(f"{lm.name}: {run.name}", flush=True)
                 execute(run, lm, results / lm.name)
-    found = table(results)
-    print(found)
+    found = tables(results)
+    print("\n".join(found.values()))
     if results == RESULTS:
-        place_tables({"repair": found})
+        place_tables(found)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class LeftOut(NamedTuple):
     Attributes:
         subject: The subject.
         answer: The new source answer.
-        reference: The target answers that it should lead to, as in `Forecasts`.
+        reference: The target answers that it should lead to, as in a table of forecasts.
         p_hallucinated: Probability of a hallucination.
     """
 

@@ -229,7 +229,7 @@ def forecast_edits(
     weight = weights.get("map_auto", next(iter(weights.values())))
     causes = attribute_causes(weight, labels, mask, torch.ones(len(edits), dtype=torch.bool))
     ambiguous = relation.ambiguous_mask
-    expected = [texts.index(answer) for answer in forecasts.answers(forecasts.default)]
+    expected = predicted[forecasts.default].argmax(1).tolist()
     return replace(
         forecasts,
         causes=[

@@ -99,14 +99,23 @@ def test_known_edits_are_those_whose_reference_leads_in_context(findings: Module
     assert findings.known_generalize({"lora_forecasts": [run]}) == (False, "50%, 50% otherwise")
 
 
-def test_a_repair_is_judged_by_each_seed_and_the_perplexity(findings: ModuleType) -> None:
-    def run(before: float, after: float, perplexity: float) -> dict[str, Any]:
-        stages = {"before": {"hallucinated": before}, "after": {"hallucinated": after}}
+def test_a_repair_is_judged_by_each_seed_and_what_else_it_changes(findings: ModuleType) -> None:
+    def run(before: float, after: float, perplexity: float, **changed: Any) -> dict[str, Any]:
+        same = {"source_learned": 1.0, "controls": {"color": 0.5}, "right_before": 0.0}
+        stages = {
+            "before": {"hallucinated": before, **same},
+            "after": {"hallucinated": after, **same, **changed},
+        }
         return {"held_out": stages, "perplexity": {"before": 10.0, "after": perplexity}}
 
     good, weak, costly = run(0.4, 0.2, 10.2), run(0.4, 0.25, 10.0), run(0.4, 0.1, 10.5)
     judge = findings.repair_halves
-    assert judge({"repair_edits_1": good}) == (True, "40% → 20%; perplexity +2.0%")
+    found = "40% → 20%; right without an edit 0%; perplexity +2.0%"
+    assert judge({"repair_edits_1": good}) == (True, found)
+    for changed in (
+        {"source_learned": 0.97}, {"controls": {"color": 0.44}}, {"right_before": 0.3},
+    ):  # fmt: skip
+        assert not judge({"repair_edits_1": run(0.4, 0.2, 10.2, **changed)})[0]
     assert not judge({"repair_edits_1": good, "repair_edits_2": weak})[0]
     assert not judge({"repair_edits_3": costly})[0]
     with pytest.raises(KeyError):

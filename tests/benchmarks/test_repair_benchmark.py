@@ -18,16 +18,17 @@ def repair(script: Script) -> ModuleType:
     return script("repair")
 
 
-def part(hallucinated: float, in_context: float) -> dict[str, Any]:
+def part(hallucinated: float, in_context: float, right_before: float) -> dict[str, Any]:
     return {
         "n": 75, "source_learned": 1.0, "generalized": 1 - hallucinated,
         "hallucinated": hallucinated, "in_context": in_context,
-        "controls": {"color": 0.25, "food": 0.5},
+        "controls": {"color": 0.25, "food": 0.5}, "right_before": right_before,
+        "new_targets": {"n": 5, "hallucinated": hallucinated / 2},
     }  # fmt: skip
 
 
 def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) -> None:
-    stages = {"before": part(0.5, 0.3), "after": part(0.2, 0.9)}
+    stages = {"before": part(0.52, 0.3, 0.0), "after": part(0.2, 0.9, 0.04)}
     points = [
         {"step": step, "pair": pair, "label_mean": r, "influenced": r}
         for step, r in ((0, 0.8), (7, 0.6))
@@ -39,13 +40,19 @@ def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) ->
     }  # fmt: skip
     (tmp_path / "some-lm").mkdir()
     file = tmp_path / "some-lm" / "repair_edits_0.json"
-    file.write_text(json.dumps({"results": results}))
+    file.write_text(json.dumps({"options": [], "results": results}))
+    older = file.with_name("repair_edits_unpreserved_0.json")
+    older.write_text(json.dumps({"options": [repair.UNPRESERVED], "results": results}))
     (tmp_path / "some-lm" / "repair_source_0.json").write_text(json.dumps({"error": "no memory"}))
-    _, _, first, second = repair.table(tmp_path).splitlines()
+    tables = repair.tables(tmp_path)
+    _, _, *rows = tables["repair_unpreserved"].splitlines()
+    assert all("edits unpreserved" in row for row in rows) and len(rows) == 2
+    _, _, first, second = tables["repair"].splitlines()
     cells = [cell.strip().replace("\\", "") for cell in first.split("|")[1:-1]]
     assert cells == [
-        "some-lm", "edits", "0", "75 shown", "100% → 100%", "50% → 80%", "50% ± 11 → 20% ± 9",
-        "25% → 25%", "50% → 50%", "30% → 90%", "0.80 → 0.60", "0.80 → 0.60", "40.0 → 41.0",
+        "some-lm", "edits", "0", "75 shown", "100% → 100%", "48% → 80%",
+        "52% (41–63) → 20% (13–30)", "26% → 10% (5 edits)", "0% → 4%", "25% → 25%", "50% → 50%",
+        "30% → 90%", "0.80 → 0.60", "0.80 → 0.60", "0.80 → 0.60", "40.0 → 41.0",
     ]  # fmt: skip
     assert "75 held out" in second
 
