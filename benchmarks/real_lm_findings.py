@@ -53,9 +53,7 @@ from lincorr_lightning.results.tables import markdown_table
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
-REPAIR = (
-    "a repair halves hallucinated edits of answers that it does not show, perplexity at most +3%"
-)
+REPAIR = "a repair halves hallucinated edits of answers not shown, and changes nothing else"
 FORECAST = "which edits generalize is forecast before training, by a fit on other LMs and relations"
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
