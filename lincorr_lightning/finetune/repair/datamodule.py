@@ -49,7 +49,7 @@ Choice = Literal["all", "wrong", "random"]
 MIN_ANSWERS = 4
 """Source labels with a reference that are needed to hold some out."""
 _TEXTS_PER_BATCH = 4
-_FITTED_SUBJECTS = 2000  # of the W that tells which answers are wrong
+_FITTED_SUBJECTS = 2000  # of the W that says which answers are wrong
 _SETTINGS = (
     "relation", "examples", "n_examples", "answers", "held_out", "n_edits", "edits_file",
     "batch_size", "preserve", "controls", "texts", "key", "sample_by", "n_texts",
