@@ -32,26 +32,33 @@ def maps_of(relation: str) -> str:
     return f"--trainer.callbacks={json.dumps([callback])}"
 
 
-UNPRESERVED = "--model.preserve_unedited=false"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "edits": (),
-    "edits_full": ("--model.method=full", "--model.learning_rate=5e-5"),
+    "edits_full": ("--model.method=full", "--model.learning_rate=2e-5"),
+    "edits_100": ("--data.n_examples=100", "--trainer.max_epochs=12",
+                  "--trainer.check_val_every_n_epoch=12"),
+    "edits_25": ("--data.n_examples=25", "--trainer.max_epochs=75",
+                 "--trainer.check_val_every_n_epoch=75"),
+    "edits_wrong": ("--data.answers=wrong",),
+    "edits_random": ("--data.answers=random",),
+    "language": ("--data.relation=country->language", maps_of("country->language")),
+    "company": ("--data.relation=ceo->company", maps_of("ceo->company")),
     "statements": ("--data.examples=statements", "--model.text_weight=1"),
     "source": ("--data.examples=source", "--model.text_weight=1"),
     "target": ("--data.examples=target", "--model.text_weight=1"),
-    "edits_unpreserved": (UNPRESERVED,),
-    "edits_unpreserved_full": ("--model.method=full", "--model.learning_rate=2e-5", UNPRESERVED),
-    "edits_weight_1": ("--model.preserve_weight=1", "--model.text_weight=1", UNPRESERVED),
-    "edits_100": ("--data.n_examples=100", "--trainer.max_epochs=12",
-                  "--trainer.check_val_every_n_epoch=12", UNPRESERVED),
-    "edits_25": ("--data.n_examples=25", "--trainer.max_epochs=75",
-                 "--trainer.check_val_every_n_epoch=75", UNPRESERVED),
-    "edits_wrong": ("--data.answers=wrong", UNPRESERVED),
-    "edits_random": ("--data.answers=random", UNPRESERVED),
-    "language": ("--data.relation=country->language", maps_of("country->language"), UNPRESERVED),
-    "company": ("--data.relation=ceo->company", maps_of("ceo->company"), UNPRESERVED),
 }  # fmt: skip
-LARGE = ("edits", "edits_unpreserved")  # 150 edits of each part
+# The same without preserving the subjects that are not edited.
+UNPRESERVED = "_unpreserved"
+VARIANTS |= {
+    f"{name}{UNPRESERVED}": (*options, "--model.preserve_unedited=false")
+    for name, options in {
+        **VARIANTS,
+        "edits_weight_1": ("--model.preserve_weight=1", "--model.text_weight=1"),
+    }.items()
+    if not any(option.startswith("--data.examples") for option in options)
+}
+# 150 edits of each part; all others measure 75.
+LARGE = (("smollm2-135m", "edits"), ("smollm2-135m", f"edits{UNPRESERVED}"))
 # Gemma's knowledge diverges by ten times as many nats under an edit.
 OF_LM: dict[str, tuple[str, ...]] = {
     "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
@@ -70,7 +77,7 @@ def plan(lm: str, texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
                  "--model.lm.attn_implementation=eager", "--matmul_precision=medium",
                  "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
                  "--data.controls=[color,food]", "--data.n_examples=400",
-                 f"--data.n_edits={150 if variant in LARGE else 75}",
+                 f"--data.n_edits={150 if (lm, variant) in LARGE else 75}",
                  f"--data.seed={seed}", *OF_LM.get(lm, ()), *options),
                 KEPT,
                 tables=("cases",),
@@ -87,7 +94,7 @@ def tables(results: Path) -> dict[str, str]:
     for file in sorted(results.glob("*/repair_*.json")):
         content = read_numbers(file)
         if "results" in content:
-            name = "repair_unpreserved" if UNPRESERVED in content["options"] else "repair"
+            name = "repair_unpreserved" if UNPRESERVED in file.stem else "repair"
             rows[name] += _rows(file, content["results"])
     columns = [
         "LM", "repair set", "seed", "edits", "learned", "generalized", "hallucinated (95 %)",
@@ -112,7 +119,7 @@ def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
         new = [one["new_targets"] for one in pairs if "new_targets" in one]
         yield [
             file.parent.name,
-            variant.replace("_", " "),
+            variant.removesuffix(UNPRESERVED).replace("_", " "),
             seed,
             f"{n} {part.replace('_', ' ')}",
             " → ".join(f"{one['source_learned']:.0%}" for one in pairs),
