@@ -188,8 +188,15 @@ def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer 
         )
 
 
-def save_merged(lm: LanguageModel, folder: Path) -> None:
+def save_merged(
+    lm: LanguageModel, folder: Path, config: Mapping[str, object] | None = None
+) -> None:
     """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
+
+    Args:
+        lm: The LM.
+        folder: Folder of the checkpoint.
+        config: Additional keys of its config.json.
 
     Raises:
         OutputError: The folder cannot be written.
@@ -204,6 +211,7 @@ def save_merged(lm: LanguageModel, folder: Path) -> None:
             setattr(parent, name.rpartition(".")[2], part.get_base_layer())
     # Otherwise transformers takes the LM for an adapter, and saves that alone.
     model._hf_peft_config_loaded = False
+    model.config.update(dict(config or {}))
     with atomic_folder(folder, ()) as new:
         model.save_pretrained(new)
         lm.tokenizer.save_pretrained(new)

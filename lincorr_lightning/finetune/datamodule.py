@@ -19,8 +19,10 @@ from lincorr_lightning.finetune.edits import (
     LeftOut,
     check_subjects,
     record_baseline,
+    repaired_subjects,
     resolve_labels,
     sample_edits,
+    without_repaired,
 )
 from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
@@ -37,7 +39,8 @@ class EditsDataModule(L.LightningDataModule):
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
     each asks for another target than the LM answers before training; or they are read from a file.
-    Every rank has the same edits, and a resumed run has those that it began with. The training
+    Every rank has the same edits, and a resumed run has those that it began with. Subjects that a
+    repaired LM (`Repair`) was repaired with are not edited; a warning names them. The training
     dataset is an `EditDataset`, its batches are `EditBatch`.
 
     Args:
@@ -178,20 +181,9 @@ class EditsDataModule(L.LightningDataModule):
             KnowledgeError: The relation has no reference among this LM's labels.
             ConfigError: There is no LM, or a checkpoint's edits belong to an LM with other labels.
         """
-        relation, lm, settings = self._resolve(), self._language_model, self.hparams
+        relation, lm = self._resolve(), self._language_model
         if self._edits is None:
-            self._edits = (
-                record_baseline(resolve_labels(self._raw, relation, lm.tokenizer), relation, lm)
-                if self._raw is not None
-                else sample_edits(
-                    relation,
-                    lm,
-                    settings["n_edits"],
-                    settings["subjects"],
-                    settings["seed"],
-                    settings["subject_kind"],
-                )
-            )
+            self._edits = self._make_edits(relation, lm)
             if self._leaves_out:
                 self._edits = self._without_risky(self._edits, relation, lm)
         elif self._restored_labels not in (None, _label_ids(relation)):
@@ -208,6 +200,20 @@ class EditsDataModule(L.LightningDataModule):
                 "count as generalized whatever training does."
             )
         return self._edits
+
+    def _make_edits(self, relation: TokenizedRelation, lm: LanguageModel) -> list[Edit]:
+        """Resolve the edits of the file, or sample some, but none of subjects of a repair."""
+        settings, subjects = self.hparams, self.hparams["subjects"]
+        if self._raw is not None:
+            named = [edit.subject for edit in self._raw]
+            raw = [self._raw[i] for i in without_repaired(named, lm, "data.edits_file")]
+            return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
+        if subjects is not None:
+            subjects = [subjects[i] for i in without_repaired(subjects, lm, "data.subjects")]
+        return sample_edits(
+            relation, lm, settings["n_edits"], subjects, settings["seed"],
+            settings["subject_kind"], excluding=repaired_subjects(lm),
+        )  # fmt: skip
 
     def _without_risky(
         self, edits: list[Edit], relation: TokenizedRelation, lm: LanguageModel

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES_PER_EDIT = 20
 """Subjects tried at most per edit; some subjects cannot be taught anything new."""
+
+
+REPAIRED_SUBJECTS = "repaired_subjects"
+"""Key of a repaired LM's config.json: the subjects that it was repaired with."""
 
 
 class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
@@ -84,6 +89,7 @@ def sample_edits(
     subject_kind: SubjectKind = "any",
     labels: Collection[int] | None = None,
     setting: str = "data.n_edits",
+    excluding: Collection[str] = (),
 ) -> list[Edit]:
     """Sample edits whose answers cover the source domain as evenly as possible.
 
@@ -91,6 +97,7 @@ def sample_edits(
     from what the LM answers for its subject, and the LM's target answer is not right for it.
     Each of `subjects` is used at most once; None samples some of `subject_kind`. `labels`
     restricts the source labels; None allows all. `setting` is the config key of `n`, for messages.
+    `excluding` are subjects that are not sampled.
 
     Raises:
         KnowledgeError: The relation has no reference among the LM's labels.
@@ -98,7 +105,9 @@ def sample_edits(
     """
     relation.require_reference()
     if subjects is None:
-        pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, seed=seed, kind=subject_kind)
+        pool = sample_up_to(
+            lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, subject_kind
+        )
         unknown = _unknown_subjects(pool, lm.tokenizer)
         pool = [subject for index, subject in enumerate(pool) if index not in unknown]
     else:
@@ -263,6 +272,36 @@ def leading_labels(
     source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
     target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     return source.argmax(1).tolist(), target.argmax(1).tolist()
+
+
+def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
+    """Return the subjects that a loaded LM was repaired with (`Repair`): edits of them are easy."""
+    return frozenset(getattr(lm.model.config, REPAIRED_SUBJECTS, ()))
+
+
+def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -> list[int]:
+    """Return the indices of the subjects that the LM was not repaired with; warn of the others.
+
+    Args:
+        subjects: Subjects that a user named.
+        lm: The LM, loaded.
+        setting: Config key that names them, for messages.
+
+    Raises:
+        SubjectsError: None remains.
+    """
+    repaired = repaired_subjects(lm)
+    kept = [index for index, subject in enumerate(subjects) if subject not in repaired]
+    if len(kept) < len(subjects):
+        first = next(subject for subject in subjects if subject in repaired)
+        message = (
+            f"{len(subjects) - len(kept)} of {len(subjects)} subjects of {setting}, such as "
+            f"{first!r}, were examples of the repair of {lm.config.name_or_path}"
+        )
+        if not kept:
+            raise SubjectsError(f"{message}. Name other subjects.")
+        rank_zero_warn(f"{message}. Their edits are left out.")
+    return kept
 
 
 def check_subjects(

@@ -25,8 +25,10 @@ from lincorr_lightning.finetune.edits import (
     Edit,
     prompts_in_context,
     reference_mask,
+    repaired_subjects,
     resolve_edits,
     sample_edits,
+    without_repaired,
 )
 from lincorr_lightning.finetune.repair.batches import (
     HELD_OUT,
@@ -211,7 +213,9 @@ class RepairDataModule(L.LightningDataModule):
         given = None
         if settings["edits_file"] is not None:
             given = resolve_edits(settings["edits_file"], relation, lm)
-        taken = [edit.subject for edit in given or ()]
+            named = [edit.subject for edit in given]
+            given = [given[i] for i in without_repaired(named, lm, "data.edits_file")]
+        taken = {edit.subject for edit in given or ()} | repaired_subjects(lm)
         n, n_edits = settings["n_examples"], settings["n_edits"] if given is None else 0
         sizes = [n, n_edits, n_edits]
         pool = sample_up_to(

@@ -26,6 +26,7 @@ from lincorr_lightning.finetune.adapters import (
     trained_names,
     without_adapter,
 )
+from lincorr_lightning.finetune.edits import REPAIRED_SUBJECTS, repaired_subjects
 from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.repair.batches import Prompts, RepairBatch, StatementBatch
@@ -417,9 +418,13 @@ class Repair(L.LightningModule):
             )
         if not self.trainer.is_global_zero:
             return
-        if self.hparams["save_model"]:
-            save_merged(self.lm, run_folder(self.trainer) / "model")
         settings, data = run_settings(self.trainer), getattr(self.trainer, "datamodule", None)
+        examples = data.examples if isinstance(data, RepairDataModule) else []
+        if self.hparams["save_model"]:
+            subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
+            save_merged(
+                self.lm, run_folder(self.trainer) / "model", {REPAIRED_SUBJECTS: sorted(subjects)}
+            )
         results = repair_results(
             self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
             self._lm_info, settings, self.global_step,

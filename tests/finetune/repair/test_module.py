@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
-from lincorr_lightning.finetune import Repair, RepairDataModule
+from lincorr_lightning.finetune import EditsDataModule, Repair, RepairDataModule
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.repair.results import (
     MeasuredEdit,
@@ -25,6 +26,7 @@ from lincorr_lightning.finetune.repair.results import (
     summarize_edits,
 )
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.repair.test_datamodule import SMALL
 
 EDITS = {
@@ -217,6 +219,42 @@ def test_the_saved_lm_is_the_repaired_one(repair: Callable[..., Any], method: st
     plain = AutoModelForCausalLM.from_pretrained(run.module.lm.config.name_or_path)
     with torch.no_grad():
         assert not torch.allclose(plain(ids).logits, theirs, atol=1e-2)
+
+
+def test_subjects_of_a_repair_are_not_edited_afterwards(
+    repair: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = repair({"n_examples": 40}, save_model=True)
+    examples = [edit.subject for edit in run.data.examples]
+    plain = EditsDataModule(run.module.lm, n_edits=100).prepare_edits()
+    overlap = {edit.subject for edit in plain} & set(examples)
+    assert overlap  # the same vocabulary and seed
+    lm = LanguageModel.from_pretrained(str(run.folder / "model"))
+    assert json.loads((run.folder / "model" / "config.json").read_text())[
+        "repaired_subjects"
+    ] == sorted(examples)
+    sampled = EditsDataModule(lm, n_edits=100).prepare_edits()
+    assert len(sampled) == 100
+    assert not {edit.subject for edit in sampled} & set(examples)
+    free = next(edit for edit in plain if edit.subject not in examples)
+    with pytest.warns(UserWarning, match="1 of 2 subjects of data.subjects"):
+        (kept,) = EditsDataModule(
+            lm, n_edits=1, subjects=[examples[0], free.subject]
+        ).prepare_edits()  # fmt: skip
+    assert kept.subject == free.subject
+    file = tmp_path / "edits.jsonl"
+    rows = [{"subject": x, "answer": free.answer} for x in (examples[0], free.subject)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match=re.escape(repr(examples[0]))):
+        (kept,) = EditsDataModule(lm, n_edits=None, edits_file=str(file)).prepare_edits()
+    assert kept.subject == free.subject
+    file.write_text(json.dumps(rows[0]))
+    with pytest.raises(SubjectsError, match="Name other subjects"):
+        EditsDataModule(lm, n_edits=None, edits_file=str(file)).prepare_edits()
+    again = RepairDataModule(lm, **SMALL)
+    again.prepare_edits()
+    measured = (edit for edits in again.measured.values() for edit in edits)
+    assert not {edit.subject for edit in (*again.examples, *measured)} & set(examples)
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
