@@ -10,11 +10,14 @@ is not repeated.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from documents import place_tables
 from jsonargparse import auto_cli
 from numbers_file import read_numbers
@@ -57,6 +60,7 @@ VARIANTS |= {
     }.items()
     if not any(option.startswith("--data.examples") for option in options)
 }
+TUNED_ON = "0"  # the seed that chose the weights
 # 150 edits of each part; all others measure 75.
 LARGE = (("smollm2-135m", "edits"), ("smollm2-135m", f"edits{UNPRESERVED}"))
 # Gemma's knowledge diverges by ten times as many nats under an edit.
@@ -64,6 +68,7 @@ OF_LM: dict[str, tuple[str, ...]] = {
     "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
                      "--model.learning_rate=2e-4", "--data.texts_per_step=6"),
 }  # fmt: skip
+N_RESAMPLES = 5000
 KEPT = ("shown", "held_out", "perplexity", "n_steps", "correlations")
 
 
@@ -88,7 +93,7 @@ def tables(results: Path) -> dict[str, str]:
     """Edits before and after, with all knowledge preserved, and without that of unedited subjects.
 
     Returns:
-        The tables ``repair`` and ``repair_unpreserved``.
+        The tables ``repair``, ``repair_unpreserved`` and ``repair_ratio``.
     """
     rows: dict[str, list[list[str]]] = {"repair": [], "repair_unpreserved": []}
     for file in sorted(results.glob("*/repair_*.json")):
@@ -101,7 +106,8 @@ def tables(results: Path) -> dict[str, str]:
         "new targets: hallucinated", "right before", "color unchanged", "food unchanged",
         "in context", "Hit@1 of W", "r", "r with color", "perplexity",
     ]  # fmt: skip
-    return {name: markdown_table(columns, own) for name, own in rows.items()}
+    found = {name: markdown_table(columns, own) for name, own in rows.items()}
+    return found | {"repair_ratio": _ratio_table(results)}
 
 
 def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
@@ -143,6 +149,54 @@ def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
 def _with_interval(summary: dict[str, Any]) -> str:
     low, high = hallucinated_interval(summary)
     return f"{summary['hallucinated']:.0%} ({100 * low:.0f}–{100 * high:.0f})"
+
+
+def _ratio_table(results: Path) -> str:
+    """Hallucinated edits after the repair per one before it, over all seeds of the report."""
+    files: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for file in sorted(results.glob("*/repair_*.csv")):
+        variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
+        if UNPRESERVED not in variant and seed != TUNED_ON:
+            files[file.parent.name, variant.replace("_", " ")].append(file)
+    rows = []
+    for (lm, variant), own in files.items():
+        for part in ("shown", "held_out"):
+            n, before, after, low, high = hallucination_ratio(own, part)
+            rows.append(
+                [lm, variant, str(len(own)), f"{n} {part.replace('_', ' ')}",
+                 f"{before} → {after}", f"{after / before:.2f} ({low:.2f}–{high:.2f})"]
+            )  # fmt: skip
+    columns = ["LM", "repair set", "seeds", "edits", "hallucinated", "after per before (95 %)"]
+    return markdown_table(columns, rows)
+
+
+def hallucination_ratio(files: Sequence[Path], part: str) -> tuple[int, int, int, float, float]:
+    """Count the hallucinated edits of a part before and after.
+
+    Args:
+        files: Tables of cases, one for each seed.
+        part: ``shown`` or ``held_out``.
+
+    Returns:
+        Number of edits, of hallucinated ones before and after, and the 95 % interval of the ratio
+        of after to before: percentiles of a bootstrap over the answers of each seed, since edits
+        that share an answer are not independent.
+    """
+    counts: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for seed, file in enumerate(files):
+        with file.open(newline="", encoding="utf-8") as lines:
+            for case in csv.DictReader(lines):
+                if case["part"] == part:
+                    count = counts[seed, case["source_answer"]]
+                    is_after = case["stage"] == "after"
+                    count[0] += not is_after
+                    count[1 + is_after] += case["outcome"] == "hallucinated"
+    found = np.array(list(counts.values()))
+    drawn = np.random.default_rng(0).integers(0, len(found), (N_RESAMPLES, len(found)))
+    _, before, after = found[drawn].sum(1).T
+    low, high = np.quantile(after / before, [0.025, 0.975])
+    n, n_before, n_after = found.sum(0).tolist()
+    return n, n_before, n_after, float(low), float(high)
 
 
 def main(

@@ -57,6 +57,26 @@ def test_the_table_shows_before_and_after(repair: ModuleType, tmp_path: Path) ->
     assert "75 held out" in second
 
 
+def test_the_ratio_counts_edits_of_all_seeds(repair: ModuleType, tmp_path: Path) -> None:
+    header = "part,stage,source_answer,outcome"
+    cases = [
+        ("before", ["Paris", "Paris", "Rome", "Oslo"], ["hallucinated"] * 4),
+        ("after", ["Paris", "Paris", "Rome", "Oslo"], ["hallucinated"] + ["generalized"] * 3),
+    ]  # fmt: skip
+    rows = [
+        f"held_out,{stage},{answer},{outcome}"
+        for stage, answers, outcomes in cases
+        for answer, outcome in zip(answers, outcomes, strict=True)
+    ]
+    files = [tmp_path / f"{seed}.csv" for seed in (1, 2)]
+    for file in files:
+        file.write_text("\n".join([header, *rows, "shown,before,Bern,hallucinated"]))
+    n, before, after, low, high = repair.hallucination_ratio(files, "held_out")
+    assert (n, before, after) == (8, 8, 2)
+    # At the ends, resamples have answers without a hallucination after, or only half of Paris.
+    assert 0 <= low < 0.25 < high <= 0.5
+
+
 def test_every_variant_is_a_command(
     repair: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
