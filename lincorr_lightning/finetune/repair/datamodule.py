@@ -381,7 +381,7 @@ class RepairDataModule(L.LightningDataModule):
 
         else:
             facts: Facts = "both" if kind == "statements" else kind
-            rows = lm.rows(statements(relation, self.examples, facts))
+            rows = _encode(lm, statements(relation, self.examples, facts))
 
             def make_batch(ids: Sequence[int], step: int) -> StatementBatch:  # type: ignore[misc]
                 return statement_batch([rows[i] for i in ids], self._preserved_texts(step))
@@ -497,5 +497,16 @@ class RepairDataModule(L.LightningDataModule):
 
 
 def _prompts(lm: LanguageModel, prompts: Sequence[str], domain: Domain) -> Prompts:
-    ids, mask = lm.pad(lm.rows(prompts))
+    ids, mask = lm.pad(_encode(lm, prompts))
     return Prompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))
+
+
+def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts, of which those that state both facts may be too long for the LM."""
+    try:
+        return lm.rows(texts)
+    except SubjectsError as error:
+        raise SubjectsError(
+            f"{error} A repair reads statements of both facts of data.relation in one text; "
+            "data.knowledge_files may give shorter templates."
+        ) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
@@ -51,6 +52,8 @@ from lincorr_lightning.results.run_folder import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MAX_UNLEARNED = 0.02
+"""Share of the edits by which fewer may be learned after a repair without a warning."""
 _SEEDS_PER_EPOCH = 1_000_000
 
 
@@ -399,7 +402,14 @@ class Repair(L.LightningModule):
             self.before = measured
             return
         self.after = measured
+        learned = {p: one["source_learned"] for p, one in summarize_edits(self.before).items()}
         for part, summary in summarize_edits(measured).items():
+            if summary["source_learned"] < learned.get(part, 0.0) - MAX_UNLEARNED:
+                rank_zero_warn(
+                    f"the repaired LM learns {summary['source_learned']:.0%} of the {part} edits, "
+                    f"and before the repair {learned[part]:.0%}: their outcomes cannot be "
+                    "compared. Lower model.learning_rate, or raise model.steps_per_edit."
+                )
             for name in ("source_learned", *Outcome):
                 self.log(f"val/{part}/{name}", summary[name])
         if losses:

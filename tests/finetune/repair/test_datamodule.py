@@ -13,6 +13,7 @@ from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.repair.statements import JOINED_BY, statements, target_answer
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.toys import save_toy_lm
 
 SMALL: dict[str, Any] = {
     "n_examples": 12, "n_edits": 4, "batch_size": 5, "n_texts": 3, "n_tokens": 8,
@@ -179,6 +180,14 @@ def test_settings_that_cannot_work_are_refused(
 def test_a_relation_without_reference_is_refused(lm: LanguageModel) -> None:
     with pytest.raises(KnowledgeError, match="has no reference"):
         prepared(lm, relation="city->color", preserve=[])
+
+
+@pytest.mark.parametrize("examples", ["statements", "edits"])
+def test_statements_longer_than_the_context_are_refused(tmp_path: Any, examples: str) -> None:
+    folder = save_toy_lm(tmp_path / "lm", max_position_embeddings=12)
+    data = prepared(LanguageModel.from_pretrained(str(folder)), examples=examples)
+    with pytest.raises(SubjectsError, match=r"positions for 12.*facts of data\.relation"):
+        data.train_dataloader().dataset[0]
 
 
 def test_too_few_answers_to_hold_some_out_are_refused(

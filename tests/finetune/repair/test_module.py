@@ -184,6 +184,13 @@ def test_a_repair_makes_shown_edits_generalize(repair: Callable[..., Any]) -> No
     assert after["generalized"] > before["generalized"] + 0.3
 
 
+def test_a_repair_that_edits_are_learned_less_after_warns(repair: Callable[..., Any]) -> None:
+    with pytest.warns(UserWarning, match="their outcomes cannot be compared"):
+        run = repair(edit_learning_rate=2e-2, steps_per_edit=5, learning_rate=2.0)
+    parts = [run.results[part] for part in ("shown", "held_out")]
+    assert any(part["after"]["source_learned"] < part["before"]["source_learned"] for part in parts)
+
+
 def test_statements_are_learned_with_all_weights(repair: Callable[..., Any]) -> None:
     run = repair(
         {"examples": "statements", "n_examples": 4, "batch_size": 4},
