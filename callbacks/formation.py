@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import RelationCallback
+from lincorr_lightning.callbacks.relation_callback import DEFAULT_RELATION, RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.functional import (
     LeastSquares,
@@ -29,6 +29,8 @@ from lincorr_lightning.results.training_curves import training_curves
 
 MIN_SUBJECTS = 20
 """Subjects that fitting and scoring a map needs."""
+UNRELATED = "color"
+"""Kind of knowledge that default pairs measure as a control."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,14 @@ class _Facts(NamedTuple):
     columns: Tensor
 
 
+def _default_pairs(trainer: L.Trainer) -> list[str]:
+    """Return the relation that a run is about, and a pair that should not be correlated."""
+    settings = getattr(getattr(trainer, "datamodule", None), "hparams", {})
+    relation = str(settings.get("relation") or DEFAULT_RELATION)
+    source = relation.partition("->")[0]
+    return [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
+
+
 class Formation(RelationCallback):
     """Fits and scores linear maps while any LightningModule trains a causal LM.
 
@@ -87,7 +97,8 @@ class Formation(RelationCallback):
     ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
-        pairs: Ordered pairs, as ``city->country``.
+        pairs: Ordered pairs, as ``city->country``; None takes the ``relation`` of the datamodule
+            (without one, ``city->country``), and its source with ``color``.
         n_subjects: Number of subjects, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements; the LM before and after training
             is always measured.
@@ -111,7 +122,7 @@ class Formation(RelationCallback):
 
     def __init__(
         self,
-        pairs: Sequence[str] = ("city->country", "city->color"),
+        pairs: Sequence[str] | None = None,
         n_subjects: int = 1000,
         every_n_steps: int = 100,
         control: str | None = "One day, {} saw a",
@@ -124,13 +135,13 @@ class Formation(RelationCallback):
         super().__init__(
             None, None, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files, seed
         )
-        if not pairs:
+        if pairs is not None and not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         if control is not None and control.count("{}") != 1:
             raise ConfigError(
                 f"Formation.control {control!r} must hold {{}} once, in place of the subject."
             )
-        self.pairs = list(dict.fromkeys(pairs))
+        self.pairs = pairs
         self.control = control
 
     def reset(self) -> None:
@@ -146,7 +157,8 @@ class Formation(RelationCallback):
         catalogue = self.load_catalogue(trainer)
         tokenizer = self.cache.lm.tokenizer
         self._relations = {
-            name: TokenizedRelation.of(name, catalogue, tokenizer) for name in self.pairs
+            name: TokenizedRelation.of(name, catalogue, tokenizer)
+            for name in dict.fromkeys(self.pairs or _default_pairs(trainer))
         }
         self._domains: dict[str, Domain] = {
             domain.knowledge.name: domain

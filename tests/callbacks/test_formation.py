@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
+from lincorr_lightning.callbacks.formation import _default_pairs
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects
@@ -113,6 +115,16 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert [float(row["label_mean"]) for row in rows] == [point.label_mean for point in by_step]
     assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(("relation", "pairs"), [
+    (None, ["city->country", "city->color"]),
+    ("country->continent", ["country->continent", "country->color"]),
+    ("color->city", ["color->city"]),
+])  # fmt: skip
+def test_pairs_are_those_of_the_run_by_default(relation, pairs):
+    data = None if relation is None else SimpleNamespace(hparams={"relation": relation})
+    assert _default_pairs(SimpleNamespace(datamodule=data)) == pairs
 
 
 def test_too_few_subjects_are_refused(naive, small_lm, make_trainer):

@@ -61,6 +61,15 @@ TAGS = {
 }  # fmt: skip
 
 
+def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, make_trainer):
+    module = naive.module(small_lm, lr=0.02)
+    module.backbone.config.repaired_subjects = [naive.edits[0]["subject"]]
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    with pytest.warns(UserWarning, match=r"1 of \d+ subjects of Generalization\.edits"):
+        make_trainer(count).fit(module, lessons)
+    assert count.results["n_edits"] == len(naive.edits) - 1
+
+
 def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, make_trainer):
     """Some of them as they are trained, all of them in the end."""
     module = naive.module(small_lm, lr=0.02)

@@ -161,16 +161,18 @@ class RepairDataModule(L.LightningDataModule):
             ("texts_per_step", texts_per_step),
         ):  # fmt: skip
             require(f"data.{name}", number, at_least=1)
+        # One token is read, and the next one predicted.
+        require("data.n_tokens", n_tokens, at_least=2)
         require("data.n_preserved_texts", n_preserved_texts, at_least=0)
         require("data.held_out", held_out, above=0, below=1)
         require_subject_kind(subject_kind)
+        for setting, names in (("preserve", preserve), ("controls", controls)):
+            own = [name for name in names if name in relation.split("->")]
+            if own:
+                raise ConfigError(
+                    f"data.{setting} names {own[0]!r}, which is a part of {relation}. Remove it."
+                )
         both = sorted(set(preserve) & set(controls))
-        own = [one for one in (*preserve, *controls) if one in relation.split("->")]
-        if own:
-            raise ConfigError(
-                f"data.preserve or data.controls names {own[0]!r}, which is a part of {relation}. "
-                "Remove it."
-            )
         if both:
             raise ConfigError(
                 f"data.preserve and data.controls both name {both[0]!r}: a control measures what "
