@@ -148,7 +148,7 @@ def _with_interval(summary: dict[str, Any]) -> str:
 
 
 def _ratio_table(results: Path) -> str:
-    """Hallucinated edits after the repair per one before it, over all seeds of the report."""
+    """Hallucinated edits before and after, and their ratio, over all seeds except `TUNED_ON`."""
     files: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for file in sorted(results.glob("*/repair_*.csv")):
         variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
@@ -158,11 +158,12 @@ def _ratio_table(results: Path) -> str:
     for (lm, variant), own in files.items():
         for part in ("shown", "held_out"):
             n, before, after, low, high = hallucination_ratio(own, part)
+            ratio = f"{after / before:.2f} ({low:.2f}–{high:.2f})" if before else ""
             rows.append(
                 [lm, variant, str(len(own)), f"{n} {part.replace('_', ' ')}",
-                 f"{before} → {after}", f"{after / before:.2f} ({low:.2f}–{high:.2f})"]
+                 f"{before} → {after}", ratio]
             )  # fmt: skip
-    columns = ["LM", "repair set", "seeds", "edits", "hallucinated", "after per before (95 %)"]
+    columns = ["LM", "repair set", "seeds", "edits", "hallucinated", "ratio (95 %)"]
     return markdown_table(columns, rows)
 
 
@@ -191,7 +192,8 @@ def hallucination_ratio(files: Sequence[Path], part: str) -> tuple[int, int, int
     drawn = np.random.default_rng(0).integers(0, len(found), (N_RESAMPLES, len(found)))
     _, before, after = found[drawn].sum(1).T
     some = before > 0
-    low, high = np.quantile(after[some] / before[some], [0.025, 0.975])
+    ratios = after[some] / before[some] if some.any() else [np.nan]
+    low, high = np.quantile(ratios, [0.025, 0.975])
     n, n_before, n_after = found.sum(0).tolist()
     return n, n_before, n_after, float(low), float(high)
 

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import DEFAULT_RELATION, RelationCallback
+from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.functional import (
     LeastSquares,
@@ -79,10 +79,8 @@ class _Facts(NamedTuple):
     columns: Tensor
 
 
-def _default_pairs(trainer: L.Trainer) -> list[str]:
+def _default_pairs(relation: str) -> list[str]:
     """Return the relation that a run is about, and a pair that should not be correlated."""
-    settings = getattr(getattr(trainer, "datamodule", None), "hparams", {})
-    relation = str(settings.get("relation") or DEFAULT_RELATION)
     source = relation.partition("->")[0]
     return [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
 
@@ -97,8 +95,9 @@ class Formation(RelationCallback):
     ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
-        pairs: Ordered pairs, as ``city->country``; None takes the ``relation`` of the datamodule
-            (without one, ``city->country``), and its source with ``color``.
+        pairs: Ordered pairs, as ``city->country``; None takes the relation that the datamodule or
+            the training dataset is about (without one, ``city->country``), and its source with
+            ``color``.
         n_subjects: Number of subjects, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements; the LM before and after training
             is always measured.
@@ -156,9 +155,11 @@ class Formation(RelationCallback):
         """Find the labels and the facts, and sample the subjects."""
         catalogue = self.load_catalogue(trainer)
         tokenizer = self.cache.lm.tokenizer
+        settings = getattr(getattr(trainer, "datamodule", None), "hparams", {})
+        relation = settings.get("relation") or self.relation_name(trainer)
         self._relations = {
             name: TokenizedRelation.of(name, catalogue, tokenizer)
-            for name in dict.fromkeys(self.pairs or _default_pairs(trainer))
+            for name in dict.fromkeys(self.pairs or _default_pairs(relation))
         }
         self._domains: dict[str, Domain] = {
             domain.knowledge.name: domain

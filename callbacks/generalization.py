@@ -16,12 +16,7 @@ from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
 from lincorr_lightning.finetune.edit_file import check_edits, read_edits
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    reference_mask,
-    resolve_edits,
-    without_repaired,
-)
+from lincorr_lightning.finetune.edits import Edit, reference_mask, resolve_edits
 from lincorr_lightning.finetune.results import cases_table, outcome_charts, outcome_figures
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
@@ -147,9 +142,7 @@ class Generalization(RelationCallback):
         edits: list[Edit] = []
         if self.edits is not None:
             lm = self.cache.lm
-            edits = resolve_edits(self.edits, self.tokenized, lm)
-            named = [edit.subject for edit in edits]
-            edits = [edits[i] for i in without_repaired(named, lm, "Generalization.edits")]
+            edits = resolve_edits(self.edits, self.tokenized, lm, "Generalization.edits")
         elif dataset is not None:
             edits = self._translate(dataset)
         if edits:

@@ -39,8 +39,8 @@ class EditsDataModule(L.LightningDataModule):
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
     each asks for another target than the LM answers before training; or they are read from a file.
-    Every rank has the same edits, and a resumed run has those that it began with. Subjects that a
-    repaired LM (`Repair`) was repaired with are not edited; a warning names them. The training
+    Every rank has the same edits, and a resumed run has those that it began with. Subjects that the
+    LM was repaired with (`Repair`) are left out, with a warning if they were named. The training
     dataset is an `EditDataset`, its batches are `EditBatch`.
 
     Args:
@@ -202,17 +202,19 @@ class EditsDataModule(L.LightningDataModule):
         return self._edits
 
     def _make_edits(self, relation: TokenizedRelation, lm: LanguageModel) -> list[Edit]:
-        """Resolve the edits of the file, or sample some, but none of subjects of a repair."""
-        settings, subjects = self.hparams, self.hparams["subjects"]
+        """Resolve or sample edits, but none of subjects that the LM was repaired with."""
+        settings = self.hparams
+        subjects, n = settings["subjects"], settings["n_edits"]
         if self._raw is not None:
-            named = [edit.subject for edit in self._raw]
-            raw = [self._raw[i] for i in without_repaired(named, lm, "data.edits_file")]
+            raw = without_repaired(self._raw, lm, "data.edits_file")
             return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
         if subjects is not None:
-            subjects = [subjects[i] for i in without_repaired(subjects, lm, "data.subjects")]
+            kept = without_repaired(subjects, lm, "data.subjects")
+            n = n if len(kept) == len(subjects) else min(n, len(kept))
+            subjects = kept
         return sample_edits(
-            relation, lm, settings["n_edits"], subjects, settings["seed"],
-            settings["subject_kind"], excluding=repaired_subjects(lm),
+            relation, lm, n, subjects, settings["seed"], settings["subject_kind"],
+            excluding=repaired_subjects(lm),
         )  # fmt: skip
 
     def _without_risky(

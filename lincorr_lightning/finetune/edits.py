@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -68,6 +68,9 @@ class LeftOut(NamedTuple):
     p_hallucinated: float
 
 
+Named = TypeVar("Named", str, RawEdit)
+
+
 class SourceAnswer(NamedTuple):
     """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
 
@@ -105,9 +108,9 @@ def sample_edits(
     """
     relation.require_reference()
     if subjects is None:
-        pool = sample_up_to(
-            lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, subject_kind
-        )
+        n_drawn = MAX_CANDIDATES_PER_EDIT * n + len(excluding)
+        drawn = sample_up_to(lm.tokenizer, n_drawn, seed=seed, kind=subject_kind)
+        pool = [subject for subject in drawn if subject not in excluding]
         unknown = _unknown_subjects(pool, lm.tokenizer)
         pool = [subject for index, subject in enumerate(pool) if index not in unknown]
     else:
@@ -200,6 +203,7 @@ def resolve_edits(
     edits: Sequence[Mapping[str, Any]] | str | Path,
     relation: TokenizedRelation,
     lm: LanguageModel,
+    setting: str | None = None,
 ) -> list[Edit]:
     """Find the labels of edits that a user wrote, and the LM's answers before training.
 
@@ -208,12 +212,16 @@ def resolve_edits(
             relation's; or a JSONL or CSV file with these fields. All are used, in their order.
         relation: The relation that the edits are about.
         lm: The LM before training.
+        setting: Config key of the edits: those of subjects that the LM was repaired with are left
+            out, see `without_repaired`. None keeps them.
 
     Raises:
         SubjectsError: A line is invalid, or see `resolve_labels`; the message says where.
         KnowledgeError: See `resolve_labels`.
     """
     raw = read_edits(edits) if isinstance(edits, (str, Path)) else check_edits(edits)
+    if setting is not None:
+        raw = without_repaired(raw, lm, setting)
     return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
 
 
@@ -275,15 +283,17 @@ def leading_labels(
 
 
 def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
-    """Return the subjects that a loaded LM was repaired with (`Repair`): edits of them are easy."""
+    """Return the subjects that a loaded LM was repaired with (`Repair`); empty if none."""
     return frozenset(getattr(lm.model.config, REPAIRED_SUBJECTS, ()))
 
 
-def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -> list[int]:
-    """Return the indices of the subjects that the LM was not repaired with; warn of the others.
+def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) -> list[Named]:
+    """Return the edits, or subjects, but those of subjects that the LM was repaired with.
+
+    A warning says how many are left out.
 
     Args:
-        subjects: Subjects that a user named.
+        edits: Edits or subjects that a user named.
         lm: The LM, loaded.
         setting: Config key that names them, for messages.
 
@@ -291,16 +301,17 @@ def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -
         SubjectsError: None remains.
     """
     repaired = repaired_subjects(lm)
-    kept = [index for index, subject in enumerate(subjects) if subject not in repaired]
-    if len(kept) < len(subjects):
-        first = next(subject for subject in subjects if subject in repaired)
+    names = [edit if isinstance(edit, str) else edit.subject for edit in edits]
+    kept = [edit for edit, name in zip(edits, names, strict=True) if name not in repaired]
+    if len(kept) < len(edits):
+        first = next(name for name in names if name in repaired)
         message = (
-            f"{len(subjects) - len(kept)} of {len(subjects)} subjects of {setting}, such as "
-            f"{first!r}, were examples of the repair of {lm.config.name_or_path}"
+            f"{len(edits) - len(kept)} of {len(edits)} subjects of {setting}, such as {first!r}, "
+            f"were examples of the repair of {lm.config.name_or_path}"
         )
         if not kept:
             raise SubjectsError(f"{message}. Name other subjects.")
-        rank_zero_warn(f"{message}. Their edits are left out.")
+        rank_zero_warn(f"{message}. They are left out of {setting}.")
     return kept
 
 

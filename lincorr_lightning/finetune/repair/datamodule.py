@@ -28,7 +28,6 @@ from lincorr_lightning.finetune.edits import (
     repaired_subjects,
     resolve_edits,
     sample_edits,
-    without_repaired,
 )
 from lincorr_lightning.finetune.repair.batches import (
     HELD_OUT,
@@ -214,9 +213,7 @@ class RepairDataModule(L.LightningDataModule):
         chosen = self._choose(relation, shown)
         given = None
         if settings["edits_file"] is not None:
-            given = resolve_edits(settings["edits_file"], relation, lm)
-            named = [edit.subject for edit in given]
-            given = [given[i] for i in without_repaired(named, lm, "data.edits_file")]
+            given = resolve_edits(settings["edits_file"], relation, lm, "data.edits_file")
         taken = {edit.subject for edit in given or ()} | repaired_subjects(lm)
         n, n_edits = settings["n_examples"], settings["n_edits"] if given is None else 0
         sizes = [n, n_edits, n_edits]
@@ -334,18 +331,19 @@ class RepairDataModule(L.LightningDataModule):
     ) -> RepairBatch:
         lm, subjects = self._language_model, [edit.subject for edit in edits]
         mask = reference_mask(edits, len(relation.target.labels))
-        sources = relation.source_prompts(subjects)
+        source = lm.rows(relation.source_prompts(subjects))
+        target = lm.rows(relation.target_prompts(subjects))
         domains = {name: self._domain(relation, name) for name in others}
         return RepairBatch(
             part,
-            edit_batch(edits, ids, lm.rows(sources)),
-            _prompts(lm, sources, relation.source),
-            _prompts(lm, relation.target_prompts(subjects), relation.target),
-            _prompts(lm, prompts_in_context(edits, relation), relation.target),
+            edit_batch(edits, ids, source),
+            _prompts(lm, source, relation.source),
+            _prompts(lm, target, relation.target),
+            _prompts(lm, _encode(lm, prompts_in_context(edits, relation)), relation.target),
             mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
             {
-                name: _prompts(lm, [domain.knowledge.prompt(x) for x in subjects], domain)
+                name: _prompts(lm, lm.rows([domain.knowledge.prompt(x) for x in subjects]), domain)
                 for name, domain in domains.items()
             },
             {},
@@ -498,13 +496,13 @@ class RepairDataModule(L.LightningDataModule):
         self._before = state_dict["before"]
 
 
-def _prompts(lm: LanguageModel, prompts: Sequence[str], domain: Domain) -> Prompts:
-    ids, mask = lm.pad(_encode(lm, prompts))
+def _prompts(lm: LanguageModel, rows: Sequence[Sequence[int]], domain: Domain) -> Prompts:
+    ids, mask = lm.pad(rows)
     return Prompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))
 
 
 def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts, of which those that state both facts may be too long for the LM."""
+    """Encode texts that state both facts, and may be too long for the LM."""
     try:
         return lm.rows(texts)
     except SubjectsError as error:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_UNLEARNED = 0.02
-"""Share of the edits by which fewer may be learned after a repair without a warning."""
+"""Largest drop in the share of learned edits without a warning."""
 _SEEDS_PER_EPOCH = 1_000_000
 
 
@@ -90,7 +90,8 @@ class Repair(L.LightningModule):
         steps_per_edit: Optimizer steps that teach an edit.
         edits_per_step: Edits that are taught side by side at most, on each rank.
         save_model: Whether to save the repaired LM, its adapter merged, as a Hugging Face
-            checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of.
+            checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of. Its
+            config.json lists the subjects of the examples of `RepairDataModule`.
 
     Attributes:
         before: The measured edits before the repair.
@@ -432,9 +433,8 @@ class Repair(L.LightningModule):
         examples = data.examples if isinstance(data, RepairDataModule) else []
         if self.hparams["save_model"]:
             subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
-            save_merged(
-                self.lm, run_folder(self.trainer) / "model", {REPAIRED_SUBJECTS: sorted(subjects)}
-            )
+            config = {REPAIRED_SUBJECTS: sorted(subjects)} if subjects else {}
+            save_merged(self.lm, run_folder(self.trainer) / "model", config)
         results = repair_results(
             self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
             self._lm_info, settings, self.global_step,

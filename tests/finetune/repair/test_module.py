@@ -246,7 +246,7 @@ def test_subjects_of_a_repair_are_not_edited_afterwards(
     free = next(edit for edit in plain if edit.subject not in examples)
     with pytest.warns(UserWarning, match="1 of 2 subjects of data.subjects"):
         (kept,) = EditsDataModule(
-            lm, n_edits=1, subjects=[examples[0], free.subject]
+            lm, n_edits=2, subjects=[examples[0], free.subject]
         ).prepare_edits()  # fmt: skip
     assert kept.subject == free.subject
     file = tmp_path / "edits.jsonl"
