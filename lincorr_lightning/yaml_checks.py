@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -9,6 +10,7 @@ import yaml
 
 # C code that builds deeper values overflows its stack.
 _MAX_DEPTH = 64
+_TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 # Aliases can make a few lines stand for billions of values.
 _MAX_NODES = 1_000_000
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -36,10 +38,10 @@ def check_yaml(text: str) -> None:
     """
     stack: list[_Collection] = []
     sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader=SafeLoader):
+    for event in _events(text):
         if isinstance(event, yaml.CollectionStartEvent):
             if len(stack) == _MAX_DEPTH:
-                _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
+                _refuse(_TOO_DEEP, event)
             stack.append(_Collection(isinstance(event, yaml.MappingStartEvent), event.anchor))
             continue
         if isinstance(event, yaml.CollectionEndEvent):
@@ -57,6 +59,16 @@ def check_yaml(text: str) -> None:
             sizes[anchor] = n_nodes
         if stack:
             _add_child(stack[-1], event, n_nodes)
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        # The libyaml of PyYAML 6.0.4 reads ahead, and has a higher limit of its own.
+        if error.problem != "exceeded maximum nesting depth":
+            raise
+        raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=error.problem_mark) from None
 
 
 def load_yaml(text: str, loader: Any = SafeLoader) -> Any:
