@@ -104,9 +104,15 @@ def tables(results: Path) -> dict[str, str]:
     return found | {"repair_ratio": _ratio_table(results)}
 
 
+def _variant_of(file: Path) -> tuple[str, str]:
+    """Return the variant and the seed of a run's file, ``repair_VARIANT_SEED``."""
+    variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
+    return variant, seed
+
+
 def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each part of the edits."""
-    variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
+    variant, seed = _variant_of(file)
     correlations = results["correlations"]
     # Of each stage, first the relation, then the pair that should not be correlated.
     maps = {
@@ -151,7 +157,7 @@ def _ratio_table(results: Path) -> str:
     """Hallucinated edits before and after, and their ratio, over all seeds except `TUNED_ON`."""
     files: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for file in sorted(results.glob("*/repair_*.csv")):
-        variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
+        variant, seed = _variant_of(file)
         if UNPRESERVED not in variant and seed != TUNED_ON:
             files[file.parent.name, variant.replace("_", " ")].append(file)
     rows = []
