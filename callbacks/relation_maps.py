@@ -9,11 +9,14 @@ from torch import Tensor
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import maps_of_rows, relation_layout
+from lincorr_lightning.linear_map.fitting import (
+    maps_of_rows,
+    relation_layout,
+    sample_fitted_subjects,
+)
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.row_reader import shared_row_reader
 from lincorr_lightning.lm.query_cache import QueryCache
-from lincorr_lightning.lm.vocabulary import sample_up_to
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def _fit_on(
     cache: QueryCache, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
 ) -> tuple[JointLayout, list[str]]:
     """Return the layout and the subjects that the maps of a relation are fitted on."""
-    subjects = sample_up_to(cache.lm.tokenizer, n_subjects, held_out)
+    subjects = sample_fitted_subjects(cache.lm.tokenizer, n_subjects, held_out)
     return relation_layout(relation), subjects
 
 

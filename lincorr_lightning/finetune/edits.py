@@ -108,9 +108,8 @@ def sample_edits(
     """
     relation.require_reference()
     if subjects is None:
-        n_drawn = MAX_CANDIDATES_PER_EDIT * n + len(excluding)
-        drawn = sample_up_to(lm.tokenizer, n_drawn, seed=seed, kind=subject_kind)
-        pool = [subject for subject in drawn if subject not in excluding]
+        n_drawn = MAX_CANDIDATES_PER_EDIT * n
+        pool = sample_up_to(lm.tokenizer, n_drawn, excluding, seed, subject_kind)
         unknown = _unknown_subjects(pool, lm.tokenizer)
         pool = [subject for index, subject in enumerate(pool) if index not in unknown]
     else:

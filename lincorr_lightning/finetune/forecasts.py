@@ -24,10 +24,13 @@ from lincorr_lightning.functional import (
 )
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import maps_of_rows, relation_layout
+from lincorr_lightning.linear_map.fitting import (
+    maps_of_rows,
+    relation_layout,
+    sample_fitted_subjects,
+)
 from lincorr_lightning.linear_map.row_reader import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.numbers import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
@@ -190,7 +193,7 @@ def forecast_edits(
     elif not ridges:
         maps = {}
     else:
-        others = sample_up_to(lm.tokenizer, n_subjects, excluding=subjects)
+        others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)
         layout = relation_layout(relation)
         rows = (reader or RowReader(lm)).read(layout, others)
         fitted = maps_of_rows(lm, layout, rows, ridges)

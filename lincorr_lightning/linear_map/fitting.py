@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -20,6 +22,13 @@ from lincorr_lightning.linear_map.solver import (
     tuning_rows,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import sample_up_to
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MIN_FITTED = 10
+"""Subjects that must remain to fit a map on, besides those that it is applied to."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,24 @@ def fit_linear_maps(
     """
     layout = relation_layout(relation)
     return maps_of_rows(lm, layout, read_rows(lm, layout, subjects), ridges, tolerance)
+
+
+def sample_fitted_subjects(
+    tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
+) -> list[str]:
+    """Sample up to n subjects to fit a map on, none of those that it is applied to.
+
+    Raises:
+        SubjectsError: Fewer than ten subjects remain.
+    """
+    others = sample_up_to(tokenizer, n, excluding=applied_to)
+    if applied_to and len(others) < min(n, MIN_FITTED):
+        raise SubjectsError(
+            f"a linear map must not be fitted on the {len(set(applied_to))} subjects that it is "
+            f"applied to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer "
+            "subjects or edits, or pass a fitted map as linear_map."
+        )
+    return others
 
 
 def relation_layout(relation: TokenizedRelation) -> JointLayout:

@@ -16,9 +16,6 @@ from lincorr_lightning.errors import ConfigError, SubjectsError, require
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MIN_FITTED = 10
-"""Subjects that must remain to fit a map on, where some are excluded."""
-
 SubjectKind = Literal["any", "words", "names"]
 
 _BROKEN_CHARACTER = "\ufffd"
@@ -194,24 +191,14 @@ def sample_up_to(
     Args:
         tokenizer: Tokenizer whose vocabulary is sampled.
         n: Number of subjects.
-        excluding: Subjects to leave out, such as those that a linear map is applied to.
+        excluding: Subjects to leave out.
         seed: Seed of the sample.
         kind: Which strings subjects are, see `sample_subjects`.
-
-    Raises:
-        SubjectsError: Fewer than ten subjects remain.
     """
     excluded = set(excluding)
     parts = _parts(tokenizer, 1, kind)
     sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)
-    others = [subject for subject in sample if subject not in excluded]
-    if excluded and len(others) < MIN_FITTED:
-        raise SubjectsError(
-            f"a linear map must not be fitted on the {len(excluded)} subjects that it is applied "
-            f"to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer subjects "
-            "or edits, or pass a fitted map as linear_map."
-        )
-    return others[:n]
+    return [subject for subject in sample if subject not in excluded][:n]
 
 
 def _sample(population: int, n: int, seed: int) -> Iterator[int]:

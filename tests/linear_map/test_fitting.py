@@ -11,16 +11,16 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.errors import NonFiniteError, SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.linear_map.fitting import fit_linear_maps, sample_fitted_subjects
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import quiet_trainer
+from tests.toys import quiet_trainer, word_tokenizer
 
 PAIR = "city->country"
 
@@ -140,3 +140,12 @@ def test_an_lm_that_answers_nan_is_refused(small_lm: str, relation: TokenizedRel
         next(broken.model.parameters()).fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="lives in the city of"):
         fit_linear_maps(broken, relation, ["Paris", "London"])
+
+
+def test_subjects_to_fit_on_are_others_than_those_that_the_map_is_applied_to() -> None:
+    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
+    applied_to = [f"w{i}" for i in range(50)]
+    fitted = sample_fitted_subjects(tokenizer, 30, applied_to)
+    assert sorted(fitted) == sorted(f"w{i}" for i in range(50, 60))
+    with pytest.raises(SubjectsError, match=r"the 55 subjects.* only 5 others remain; it needs 10"):
+        sample_fitted_subjects(tokenizer, 30, [f"w{i}" for i in range(55)])

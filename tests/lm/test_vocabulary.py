@@ -148,12 +148,6 @@ def test_sample_without_some_is_the_sample_without_them() -> None:
     assert sample_up_to(tokenizer, 99) == sample_subjects(tokenizer, 60)
 
 
-def test_nothing_is_left_to_fit_a_map_on() -> None:
-    tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
-    with pytest.raises(SubjectsError, match=r"the 55 subjects.* only 5 others remain; it needs 10"):
-        sample_up_to(tokenizer, 30, excluding=[f"w{i}" for i in range(55)])
-
-
 @pytest.mark.parametrize("mark", ["Ġ", "▁"])
 def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
     words = ["<end>", f"{mark}Paris", "Paris", "ris", f"{mark}a", f"{mark}b2", f"{mark}Köln", mark]
