@@ -28,14 +28,9 @@ def mixup_cross_entropy(
 
 
 def off_target_penalty(
-    logits: Tensor,
-    targets: Tensor,
-    second_targets: Tensor,
-    knowledge: Tensor,
-    answers: Tensor,
-    weights: Tensor,
+    logits: Tensor, targets: Tensor, second_targets: Tensor, knowledge: Tensor, answers: Tensor
 ) -> Tensor:
-    """Return the weighted mean square of the logits of a domain's other answers.
+    """Return the mean square of the logits of a domain's other answers.
 
     Only rows whose target is an answer count.
 
@@ -45,7 +40,6 @@ def off_target_penalty(
         second_targets: Second target tokens or `IGNORED`, ``(n,)``.
         knowledge: Index of the kind of knowledge of an answer, or `IGNORED`, ``(n,)``.
         answers: 1 where a token is an answer of a kind of knowledge, ``(n_knowledge, n_tokens)``.
-        weights: Weight of each kind of knowledge, ``(n_knowledge,)``.
     """
     is_answer = knowledge != IGNORED
     logits, targets, second, knowledge = (
@@ -54,4 +48,4 @@ def off_target_penalty(
     second = torch.where(second == IGNORED, targets, second)
     wrong = answers[knowledge].scatter(1, torch.stack([targets, second], 1), 0.0)
     squares = (logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)
-    return (squares * weights[knowledge]).mean()
+    return squares.mean()

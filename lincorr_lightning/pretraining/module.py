@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -61,8 +60,6 @@ class Pretraining(L.LightningModule):
             domain's other answers; it grows from 0. Cross-entropy leaves these logits free as long
             as they are low; a factor specific to each subject then affects all of them, in all
             kinds of knowledge.
-        off_target_penalties: Knowledge -> a weight of its own instead. With a low weight of a
-            source, W of plain least squares is imprecise, as in pretrained LMs.
         mixing_epochs: Number of final epochs in which subjects are mixed, in a learning-rate cycle
             of their own. Without mixing, answers' logits are steps: an edit to a new city then
             removes the old country, but brings no new one.
@@ -83,7 +80,6 @@ class Pretraining(L.LightningModule):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.3,
         off_target_penalty: float = 0.1,
-        off_target_penalties: dict[str, float] | None = None,
         mixing_epochs: int = 2,
         mixing_learning_rate: float = 1e-3,
         warmup: float = 0.1,
@@ -100,8 +96,6 @@ class Pretraining(L.LightningModule):
         require("model.mixing_learning_rate", mixing_learning_rate, above=0)
         require("model.weight_decay", weight_decay, at_least=0)
         require("model.off_target_penalty", off_target_penalty, at_least=0)
-        for name, weight in (off_target_penalties or {}).items():
-            require(f"model.off_target_penalties.{name}", weight, at_least=0)
         require("model.mixing_epochs", mixing_epochs, at_least=0)
         require("model.warmup", warmup, at_least=0, at_most=1)
         self.save_hyperparameters(ignore=["size"])
@@ -110,8 +104,6 @@ class Pretraining(L.LightningModule):
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
-        self._penalties: Tensor
-        self._is_penalized = False
         self._loss = MeanMetric()
         self._recall: dict[str, float] = {}
         self._started = 0.0
@@ -151,20 +143,6 @@ class Pretraining(L.LightningModule):
         for row, token_ids in zip(answers, corpus.answers, strict=True):
             row[token_ids] = 1.0
         self.register_buffer("_answers", answers, persistent=False)
-        penalties = self._penalties_of(corpus.knowledge)
-        self.register_buffer("_penalties", torch.tensor(penalties), persistent=False)
-        self._is_penalized = any(penalties)
-
-    def _penalties_of(self, knowledge: Sequence[str]) -> list[float]:
-        """Return the penalty of each kind of knowledge."""
-        own = self.hparams["off_target_penalties"] or {}
-        for name in own:
-            if name not in knowledge:
-                raise ConfigError(
-                    f"model.off_target_penalties names {name!r}, which is not stated; add it to "
-                    f"data.knowledge. Stated are {', '.join(knowledge)}."
-                )
-        return [float(own.get(name, self.hparams["off_target_penalty"])) for name in knowledge]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return AdamW and the schedule over all steps."""
@@ -241,12 +219,12 @@ class Pretraining(L.LightningModule):
         self.log(
             "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
         )
-        if self._is_penalized:
-            penalty = off_target_penalty(
-                logits, targets, second, knowledge, self._answers, self._penalties
-            )
+        if self.hparams["off_target_penalty"]:
+            penalty = off_target_penalty(logits, targets, second, knowledge, self._answers)
             # At full weight from the start it would prevent learning.
-            loss = loss + done**2 * penalty * weight_of_answers
+            loss = loss + self.hparams["off_target_penalty"] * done**2 * (
+                penalty * weight_of_answers
+            )
         return loss
 
     def _weights(self, batch: PackedBatch, *counts: Tensor) -> Tensor:
