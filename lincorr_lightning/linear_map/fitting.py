@@ -144,14 +144,14 @@ def sample_fitted_subjects(
     Raises:
         SubjectsError: Fewer than ten subjects remain.
     """
-    others = sample_up_to(tokenizer, n, excluding=applied_to)
-    if applied_to and len(others) < min(n, MIN_FITTED):
+    others = sample_up_to(tokenizer, max(n, MIN_FITTED), excluding=applied_to)
+    if applied_to and len(others) < MIN_FITTED:
         raise SubjectsError(
             f"a linear map must not be fitted on the {len(set(applied_to))} subjects that it is "
             f"applied to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer "
             "subjects or edits, or pass a fitted map as linear_map."
         )
-    return others
+    return others[:n]
 
 
 def relation_layout(relation: TokenizedRelation) -> JointLayout:

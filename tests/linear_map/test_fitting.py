@@ -147,5 +147,8 @@ def test_subjects_to_fit_on_are_others_than_those_that_the_map_is_applied_to() -
     applied_to = [f"w{i}" for i in range(50)]
     fitted = sample_fitted_subjects(tokenizer, 30, applied_to)
     assert sorted(fitted) == sorted(f"w{i}" for i in range(50, 60))
+    assert sample_fitted_subjects(tokenizer, 5, applied_to) == fitted[:5]
     with pytest.raises(SubjectsError, match=r"the 55 subjects.* only 5 others remain; it needs 10"):
         sample_fitted_subjects(tokenizer, 30, [f"w{i}" for i in range(55)])
+    with pytest.raises(SubjectsError, match=r"only 5 others remain; it needs 10"):
+        sample_fitted_subjects(tokenizer, 5, [f"w{i}" for i in range(55)])
