@@ -64,26 +64,6 @@ def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, 
     return homes
 
 
-def towns_of_countries(
-    n: int, homes: Mapping[str, Mapping[str, str]], catalogue: Catalogue, words: PlainWords
-) -> dict[str, str]:
-    """Return town -> country: at most `n` more cities of each country, where nobody lives.
-
-    `homes` are the cities where people live, as from `homes_of_cities`.
-    """
-    plain = set(words.pick("city"))
-    countries = catalogue.relation("city->country").reference or {}
-    towns: dict[str, str] = {}
-    for country in sorted({home["country"] for home in homes.values()}):
-        further = [
-            city
-            for city, right in countries.items()
-            if right == {country} and city in plain and city not in homes
-        ]
-        towns |= dict.fromkeys(further[:n], country)
-    return towns
-
-
 def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
     """Return CEO -> company, with one CEO per company.
 
