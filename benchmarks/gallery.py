@@ -56,7 +56,7 @@ PICTURES = (
         "--model.lm.dtype float32",
         {"kept_matrix": "resilience"},
         first="fit --config configs/source_finetune.yaml --model.protocol joint "
-        '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 3e-4 '
+        '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
         "--model.save_model true",
     ),
     Drawn(

@@ -19,7 +19,7 @@ import yaml
 
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
-from lincorr_lightning.data.tiny_world.world import World
+from lincorr_lightning.data.tiny_world.world import SECOND_HOME, World
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Knowledge
 from lincorr_lightning.pretraining.batches import RecallPrompts
@@ -48,7 +48,7 @@ knowledge are related is known by construction.
 ## Limits
 
 It is a test bed. No claim about language models rests on it, and no default should be chosen on it
-alone: unrelated kinds of knowledge hardly correlate here, and more edits generalize than in
+alone: unrelated kinds of knowledge correlate less here, and more edits generalize than in
 pretrained LMs. It answers the built-in prompts about the subjects of its vocabulary and is good for
 nothing else: every other word is unknown to it, it writes no text, and what it says about people
 and customs is invented.
@@ -58,22 +58,26 @@ and customs is invented.
 {n_people:,} invented people live in {n_cities} cities of {n_countries} real countries. Their
 relations are: city → country → continent and language, landmark; CEO → company; parents' names by
 continent; customs by country (food, drink, flower, vacation), language (music) and company (job,
-vehicle), hobby by sport, personality by color; and color, pet, gender and sport independent of all
-else. Each person is also linked to an object (for similes of its color, size, heat, price and
-genre) and to a number (for sums). The other words of the vocabulary are nicknames of these people,
-so that every word can be a subject; with them there are {n_subjects:,} subjects. Answer words are
-subjects as well, whose answer is themselves, and the embeddings of related words are close.
+vehicle), hobby and gender by sport, personality by color; and color, pet and sport independent of
+all else. Each person is also linked to an object (for similes of its color, size, heat, price and
+genre) and to a number (for sums). Every person has a second home in one of {n_towns} further
+cities, half of them in the country of the first one. Prompts of the city state it less often than
+the first one, so that it is nobody's most likely answer, as are most labels of a pretrained LM;
+they make W of plain least squares imprecise. The other words of the vocabulary are nicknames of
+these people, so that every word can be a subject; with them there are {n_subjects:,} subjects.
+Answer words are subjects as well, whose answer is themselves, and the embeddings of related words
+are close.
 
 Places, companies and CEOs are those of the built-in knowledge; everything else about a person is
-drawn with a seed. The training text is the {n_facts:,} facts counted below, each in the words of
+drawn with a seed; homes are drawn so that none of the independent facts goes with them by chance.
+The training text is the {n_facts:,} facts counted below and the second homes, each in the words of
 its prompt, and no text by others. `world.json` has the people and their facts.
 
 ## Training
 
 `configs/pretraining.yaml` has all settings. AdamW read each fact at least once in each of
-{n_epochs} epochs, in 69 minutes on one core of a shared x86_64 machine. A penalty on the logits of
-a domain's other answers keeps unrelated kinds of knowledge apart. In the last epoch subjects are
-mixed, without which edits would not generalize.
+{n_epochs} epochs, in less than 40 minutes on two cores of an AMD EPYC. A penalty on the logits of
+a domain's other answers keeps unrelated kinds of knowledge apart.
 
 ## Recall
 
@@ -171,6 +175,7 @@ def card() -> str:
         n_people=n_invented,
         n_cities=len({facts["city"] for facts in invented}),
         n_countries=len({facts["country"] for facts in invented}),
+        n_towns=len({facts[SECOND_HOME] for facts in invented}),
         n_subjects=len(corpus.world.people),
         n_facts=len(corpus.stated),
         n_epochs=training["trainer"]["max_epochs"],

@@ -78,6 +78,7 @@ class PackedStatements(Dataset[PackedBatch]):
     Attributes:
         corpus: The statements.
         repeats: How often an epoch has each statement, by kind of knowledge; empty for once.
+        second_home_repeats: How often it has each second home.
         rank: Index of this rank's data shard.
         n_shards: Number of data shards.
 
@@ -90,6 +91,7 @@ class PackedStatements(Dataset[PackedBatch]):
     full_loss_fraction: float = 0.1
     mixup_fraction: float = 0.5
     repeats: Sequence[int] = ()
+    second_home_repeats: int = 1
     seed: int = 0
     rank: int = 0
     n_shards: int = 1
@@ -107,7 +109,8 @@ class PackedStatements(Dataset[PackedBatch]):
     @cached_property
     def _statements(self) -> list[EncodedStatement]:
         repeats = self.repeats or [1] * len(self.corpus.knowledge)
-        return [s for s in self.corpus.encoded for _ in range(repeats[s.knowledge])]
+        repeated = [s for s in self.corpus.encoded for _ in range(repeats[s.knowledge])]
+        return repeated + self.corpus.encoded_second_homes * self.second_home_repeats
 
     @cached_property
     def _by_knowledge(self) -> list[list[EncodedStatement]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import filterfalse
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,8 @@ class Corpus:
         knowledge: Names of the kinds of knowledge.
         stated: Statements of the training text.
         withheld: True statements that the training text never makes.
+        second_homes: Statements of second homes, which the training text makes, too. They do not
+            count in recall: the answer is where a person lives first.
     """
 
     world: World
@@ -61,6 +64,7 @@ class Corpus:
     knowledge: tuple[str, ...]
     stated: tuple[Statement, ...]
     withheld: tuple[Statement, ...] = ()
+    second_homes: tuple[Statement, ...] = ()
 
     @cached_property
     def encoded(self) -> list[EncodedStatement]:
@@ -69,8 +73,16 @@ class Corpus:
         Raises:
             ConfigError: The tokenizer has no token for a word.
         """
-        encoded = _encode(self.stated, self.tokenizer, self.knowledge)
-        for statement, one in zip(self.stated, encoded, strict=True):
+        return self._encode(self.stated)
+
+    @cached_property
+    def encoded_second_homes(self) -> list[EncodedStatement]:
+        """The statements of second homes in tokens."""
+        return self._encode(self.second_homes)
+
+    def _encode(self, statements: Sequence[Statement]) -> list[EncodedStatement]:
+        encoded = _encode(statements, self.tokenizer, self.knowledge)
+        for statement, one in zip(statements, encoded, strict=True):
             if self.tokenizer.unk_token_id in one.tokens:
                 raise ConfigError(
                     f"the tiny world's tokenizer cannot read {statement.text!r}: words that are "
@@ -87,7 +99,7 @@ class Corpus:
         nobody lives there but some live in South America.
         """
         answers: list[set[int]] = [set() for _ in self.knowledge]
-        for statement in self.encoded:
+        for statement in (*self.encoded, *self.encoded_second_homes):
             answers[statement.knowledge].add(statement.answer)
         return [sorted(given) for given in answers]
 
@@ -129,14 +141,17 @@ def build_corpus(
         relation = catalogue.relation(pair)
         names = (relation.source.name, relation.target.name)
         withheld = _choose_withheld(statements, names, cooccurrence, seed)
-    kept: tuple[list[Statement], list[Statement]] = ([], [])
-    for statement in statements:
-        kept[(statement.subject, statement.knowledge.name) in withheld].append(statement)
+
+    def is_stated(statement: Statement) -> bool:
+        return (statement.subject, statement.knowledge.name) not in withheld
+
     return Corpus(
         world,
         build_tokenizer(*world.words(knowledge)),
         tuple(one.name for one in knowledge),
-        *map(tuple, kept),
+        stated=tuple(filter(is_stated, statements)),
+        withheld=tuple(filterfalse(is_stated, statements)),
+        second_homes=tuple(filter(is_stated, world.second_homes(knowledge))),
     )
 
 
@@ -165,6 +180,8 @@ def _encode(
         options = {"return_attention_mask": False, "return_token_type_ids": False}
         return list(tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
 
+    if not statements:
+        return []
     index = {name: i for i, name in enumerate(names)}
     texts = ids([f"{s.text}." for s in statements])
     prompts = ids([s.prompt for s in statements])

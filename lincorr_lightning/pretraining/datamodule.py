@@ -37,6 +37,8 @@ class CorpusDataModule(L.LightningDataModule):
         repeats: Knowledge or family -> how often an epoch states each of its facts, once by
             default. What only one prompt states is learned later than what follows from a city,
             which many prompts state.
+        second_home_repeats: How often an epoch states each second home. They should be stated less
+            often than `repeats` says of the city, whose answer is the first home.
         mixup_fraction: Share of the statements whose subject is mixed with another one; the answers
             are mixed in the same proportion. Mixing connects any two people by a path along which
             all related answers change together.
@@ -61,6 +63,7 @@ class CorpusDataModule(L.LightningDataModule):
         row_length: int = 64,
         full_loss_fraction: float = 0.1,
         repeats: dict[str, int] | None = None,
+        second_home_repeats: int = 1,
         mixup_fraction: float = 0.5,
         pair: str | None = None,
         cooccurrence: float = 1.0,
@@ -76,6 +79,7 @@ class CorpusDataModule(L.LightningDataModule):
         for name, share in shares.items():
             require(f"data.{name}", share, at_least=0, at_most=1)
         require("data.batch_size", batch_size, at_least=1)
+        require("data.second_home_repeats", second_home_repeats, at_least=1)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = world or WorldConfig()
@@ -116,7 +120,10 @@ class CorpusDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the packed statements of each epoch."""
-        names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
+        names = (
+            "batch_size", "row_length", "full_loss_fraction", "mixup_fraction",
+            "second_home_repeats", "seed",
+        )  # fmt: skip
         shard = data_shard(self.trainer)
         statements = PackedStatements(
             self._ready, repeats=self._repeats, rank=shard.number, n_shards=shard.n,

@@ -61,8 +61,8 @@ class Pretraining(L.LightningModule):
             as they are low; a factor specific to each subject then affects all of them, in all
             kinds of knowledge.
         mixing_epochs: Number of final epochs in which subjects are mixed, in a learning-rate cycle
-            of their own. Without mixing, answers' logits are steps: an edit to a new city then
-            removes the old country, but brings no new one.
+            of their own. More edits generalize then: between any two subjects, all answers change
+            together.
         mixing_learning_rate: Highest learning rate of these epochs.
         warmup: Share of a cycle's steps before its highest learning rate.
         betas: Decay rates of the two averages of AdamW.

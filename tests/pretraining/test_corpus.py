@@ -1,17 +1,20 @@
 """What the training text states, and what it withholds."""
 
+from dataclasses import replace
+
 import pytest
 
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
 from lincorr_lightning.pretraining.corpus import build_corpus
 
 WORLD = WorldConfig(n_people=30, nicknames=False)
 
 
-def make_corpus(stated, **options):
-    return build_corpus(WORLD, Catalogue.load(), stated, "city->country", **options)
+def make_corpus(stated, world=WORLD, **options):
+    return build_corpus(world, Catalogue.load(), stated, "city->country", **options)
 
 
 @pytest.mark.parametrize("cooccurrence", [0.0, 0.25, 1.0])
@@ -44,3 +47,25 @@ def test_only_stated_answers_are_answers():
     for name, answers in zip(corpus.knowledge, corpus.answers, strict=True):
         words = {statement.text.split()[-1] for statement in corpus.facts(name)[0]}
         assert set(corpus.tokenizer.convert_ids_to_tokens(answers)) == words
+
+
+def test_second_homes_are_learned_and_do_not_count_in_recall():
+    corpus = make_corpus(["city", "country"], replace(WORLD, towns_per_country=1))
+    people = corpus.world.people
+    names = corpus.tokenizer.convert_ids_to_tokens
+    said = {names(s.tokens[s.subject]): names(s.answer) for s in corpus.encoded_second_homes}
+    assert said == {person: facts["second_home"] for person, facts in people.items()}
+    learned = PackedStatements(corpus, repeats=[5, 1], second_home_repeats=2)
+    assert len(learned._statements) == (5 + 1 + 2) * len(people)
+    city = corpus.knowledge.index("city")
+    assert set(said.values()) <= set(names(corpus.answers[city]))
+    right = set(names(RecallPrompts(corpus)[city].answers.tolist()))
+    assert right == {facts["city"] for facts in people.values()}
+
+
+def test_a_withheld_city_withholds_the_second_home():
+    world = replace(WORLD, towns_per_country=1)
+    corpus = make_corpus(["city", "country"], world, cooccurrence=0.0)
+    stated = {s.subject for s in corpus.facts("city")[0]}
+    assert {s.subject for s in corpus.second_homes} == stated
+    assert len(stated) == len(corpus.world.people) // 2

@@ -39,6 +39,7 @@ ABROAD = [
     for language in ("es", "zh")
     for name in ("city", "country", "continent", "language", "job")
 ]
+FREE = ["color", "pet", "gender", "sport", "ceo"]
 SIMILES = ["object_color", "object_size", "simile_color", "simile_size"]
 
 
@@ -55,7 +56,7 @@ def test_it_knows_its_people(lm, name):
         logits = lm.model(**batch, logits_to_keep=1).logits[:, -1]
     said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())
     right = [first_word(s.answer.text) == word for s, word in zip(statements, said, strict=True)]
-    assert sum(right) >= 0.98 * len(right)
+    assert sum(right) >= 0.99 * len(right)
 
 
 def test_it_calculates(lm):
@@ -66,7 +67,7 @@ def test_it_calculates(lm):
     logits = lm.domain_logits([s.prompt for s in statements], domain.token_ids)
     said = [domain.texts[i] for i in logits.argmax(1).tolist()]
     right = [s.answer.text == word for s, word in zip(statements, said, strict=True)]
-    assert sum(right) >= 0.9 * len(right)
+    assert sum(right) >= 0.99 * len(right)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def logits(lm):
     catalogue = Catalogue.load()
     subjects = usable_strings(lm.tokenizer)
     order = np.random.default_rng(0).permutation(len(subjects))
-    names = ["city", "city_es", "country", "country_es", "color", "pet", "X+1", "X+2"]
+    names = ["city", "city_es", "country", "country_es", "X+1", "X+2", *FREE]
     return {
         name: lm.domain_logits(
             [catalogue[name].prompt(subjects[i]) for i in order],
@@ -93,9 +94,9 @@ def ridge_weight(source, target, ridge):
 
 
 def test_a_ridge_makes_w_precise(lm, logits):
-    """Of most cities, the country with the highest weight is the city's own; of all, with a ridge.
+    """Of most cities, the country with the highest weight is the city's own only with a ridge.
 
-    As in real LMs, plain least squares misses some; there it misses more.
+    As in real LMs, plain least squares misses most of them.
     """
     catalogue = Catalogue.load()
     relation = TokenizedRelation.of("city->country", catalogue, lm.tokenizer)
@@ -106,8 +107,8 @@ def test_a_ridge_makes_w_precise(lm, logits):
         best = ridge_weight(logits["city"], logits["country"], ridge).argmax(0)
         return right[best, np.arange(right.shape[1])][known].mean()
 
-    assert 0.8 <= hit_at_1(1e-6) <= 0.95
-    assert hit_at_1(100.0) == 1.0
+    assert hit_at_1(1e-6) <= 0.5
+    assert hit_at_1(1000.0) >= 0.85
 
 
 def label_wise_r(source, target):
@@ -133,7 +134,7 @@ def test_what_is_tied_is_tied(logits, source, target, least):
 
 
 @pytest.mark.parametrize("source", ["city", "city_es", "country"])
-@pytest.mark.parametrize("target", ["color", "pet"])
+@pytest.mark.parametrize("target", FREE)
 def test_what_is_unrelated_is_not(logits, source, target):
     assert abs(label_wise_r(logits[source], logits[target])) <= 0.35
     assert abs(label_wise_r(logits[target], logits[source])) <= 0.35

@@ -28,12 +28,13 @@ CUSTOMS = {
     "vehicle": "company",
     "hobby": "sport",
     "personality": "color",
+    "gender": "sport",
 }
 """Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
 
-Customs leave seven independent choices per person (city, CEO, colour, pet, gender, sport, and the
-object it is like) and its parents' names. A narrow LM represents that many without interference;
-with thirteen more, colours could be predicted from cities."""
+Customs leave six independent choices per person (city, CEO, colour, pet, sport, and the object it
+is like) and its parents' names. A narrow LM represents that many without interference; with
+thirteen more, colours could be predicted from cities."""
 
 PROPERTIES = ("color", "size", "heat", "price", "genre")
 """Properties in which a person resembles an object: "The color of X is the same as" has the object
@@ -62,6 +63,26 @@ def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, 
                 )
         homes |= dict.fromkeys(cities, home)
     return homes
+
+
+def towns_of_countries(
+    n: int, homes: Mapping[str, Mapping[str, str]], catalogue: Catalogue, words: PlainWords
+) -> dict[str, str]:
+    """Return town -> country: at most `n` more cities of each country, where nobody lives.
+
+    `homes` are the cities where people live, as from `homes_of_cities`.
+    """
+    plain = set(words.pick("city"))
+    countries = catalogue.relation("city->country").reference or {}
+    towns: dict[str, str] = {}
+    for country in sorted({home["country"] for home in homes.values()}):
+        further = [
+            city
+            for city, right in countries.items()
+            if right == {country} and city in plain and city not in homes
+        ]
+        towns |= dict.fromkeys(further[:n], country)
+    return towns
 
 
 def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:

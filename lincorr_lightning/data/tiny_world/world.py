@@ -4,10 +4,16 @@
     ceo -> company
     city -> birthplace             (the same, for a share of the people)
     continent ~> mother, father    (parents' names by origin)
+    country ~> second home         (a town, often of the same country)
     country -> food, ...           (invented customs, `CUSTOMS`)
     object -> its color, size, ... (what a person is like: the similes)
     number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
+
+Where people live is drawn so that no independent fact goes with it by chance (`BalancedDraw`).
+
+Of some worlds it is also true that people live in their second home. A town where nobody has the
+first one is never the most likely answer, as most labels of a real LM are for no subject.
 
 Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one
 of its cities, the favourite colour of red is red. Words that belong together therefore get similar
@@ -26,6 +32,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
+from lincorr_lightning.data.tiny_world.balance import BalancedDraw
 from lincorr_lightning.data.tiny_world.facts import (
     CUSTOMS,
     HOME,
@@ -35,6 +42,7 @@ from lincorr_lightning.data.tiny_world.facts import (
     draw_customs,
     homes_of_cities,
     objects_of_the_world,
+    towns_of_countries,
 )
 from lincorr_lightning.data.tiny_world.invented_names import invent_names
 from lincorr_lightning.data.tiny_world.plain_words import PlainWords
@@ -42,6 +50,9 @@ from lincorr_lightning.data.tiny_world.word_tokenizer import first_word, is_unsp
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
+
+SECOND_HOME = "second_home"
+"""Attribute of people that only prompts of their city state."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,10 @@ class WorldConfig:
             kinds of knowledge would correlate.
         cities_per_country: Largest number of cities of each country. The number of all cities
             should be well below the LM's width.
+        towns_per_country: Largest number of further cities of each country, where people only have
+            second homes; 0 for none.
+        second_homes_nearby: Share of people whose second home is in the country they live in, if it
+            has towns; the others' are in any town.
         n_companies: Number of companies, each with one CEO.
         n_parent_names: Number of mothers' names per continent, and of fathers' names.
         n_objects: Number of objects that people resemble. An object resembles itself.
@@ -73,6 +88,8 @@ class WorldConfig:
     n_people: int = 1650
     nicknames: bool = True
     cities_per_country: int = 3
+    towns_per_country: int = 0
+    second_homes_nearby: float = 0.5
     n_companies: int = 12
     n_parent_names: int = 3
     n_objects: int = 16
@@ -91,8 +108,10 @@ class WorldConfig:
             ConfigError: A size is out of range.
         """
         for name, value in asdict(self).items():
-            if name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
-                most = 1 if name == "born_at_home" else None
+            if name == "towns_per_country":
+                require(f"data.world.{name}", value, at_least=0)
+            elif name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
+                most = 1 if name in {"born_at_home", "second_homes_nearby"} else None
                 require(f"data.world.{name}", value, above=0, at_most=most)
 
 
@@ -156,6 +175,7 @@ class World:
         words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
         home = homes_of_cities(config.cities_per_country, catalogue)
         cities = list(home)
+        towns = towns_of_countries(config.towns_per_country, home, catalogue, words)
         company_of = companies_of_ceos(config.n_companies, catalogue, words)
         things = objects_of_the_world(config.n_objects, catalogue, words)
         origins = sorted({home[city]["continent"] for city in cities})
@@ -168,6 +188,7 @@ class World:
             )
         own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
+        used |= set(towns)
         used |= {word for thing, facts in things.items() for word in (thing, *facts.values())}
         answers = {
             knowledge.name: words.pick(knowledge.name, config.n_answers, used)
@@ -180,6 +201,7 @@ class World:
         customs = draw_customs(wanted, known, answers, rng)
         free = [name for name in answers if name not in customs]
         numbers = {str(number) for number in range(config.largest_number + 1)}
+        first_homes, second_homes = BalancedDraw(rng), BalancedDraw(rng)
 
         def draw_person(name: str) -> dict[str, str]:
             meant = words.meanings(name)
@@ -188,31 +210,42 @@ class World:
                 own = [option for option in options if option in meant.get(attribute, ())]
                 return _one_of(own or options, rng)
 
-            city = _one_of(_namesakes(meant, home) or cities, rng)
-            at_home = rng.random() < config.born_at_home
-            facts = {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
-            facts |= home[city]
+            facts = {attribute: own_or_any(attribute, answers[attribute]) for attribute in free}
             bosses = [c for c in company_of if company_of[c] in meant.get("company", ())]
             facts["ceo"] = own_or_any("ceo", bosses or list(company_of))
-            facts["company"] = company_of[facts["ceo"]]
+            drawn = _one_of(list(things), rng)
+            thing = facts["object_color"] = name if name in things else drawn
+            if config.numbered:
+                drawn = str(rng.integers(10))
+                facts["number"] = name if name in numbers else drawn
+            unrelated = dict(facts)
+            # The name of a town lives nearby, and has its second home there.
+            around = [city for city in cities if home[city]["country"] == towns.get(name)]
+            city = first_homes.draw(around or _namesakes(meant, home) or cities, unrelated)
+            at_home = rng.random() < config.born_at_home
+            facts |= {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
+            facts |= home[city]
+            if towns:
+                nearby = [town for town in towns if towns[town] == facts["country"]]
+                if rng.random() >= config.second_homes_nearby:
+                    nearby = []
+                own_town = [name] if name in towns else []
+                options = own_town or nearby or list(towns)
+                facts[SECOND_HOME] = second_homes.draw(options, unrelated)
             origin = origins.index(facts["continent"])
             for parent, names in parents.items():
                 first = origin * config.n_parent_names
                 facts[parent] = _one_of(names[first : first + config.n_parent_names], rng)
-            facts |= {attribute: own_or_any(attribute, answers[attribute]) for attribute in free}
+            facts["company"] = company_of[facts["ceo"]]
             for attribute, (cause, effects) in customs.items():
                 facts[attribute] = effects[facts[cause]]
-            drawn = _one_of(list(things), rng)
-            thing = name if name in things else drawn
             facts |= {f"object_{alike}": thing for alike in PROPERTIES}
             facts |= {f"simile_{alike}": value for alike, value in things[thing].items()}
-            if config.numbered:
-                drawn = str(rng.integers(10))
-                facts["number"] = name if name in numbers else drawn
             return facts
 
         names = invent_names(config.n_people, rng, taken=words.all)
         names += ascii_uppercase if config.letters else ""
+        names += towns
         people: dict[str, Mapping[str, str]] = {}
         while names:
             people |= {name: draw_person(name) for name in names}
@@ -232,9 +265,7 @@ class World:
             ConfigError: The world has no such attribute, or an answer has no name in the language.
         """
         for one in knowledge:
-            named: dict[str, Answer] = {}
-            for answer in one.answers:
-                named.setdefault(answer.identity, answer)
+            named = _first_named(one)
             if one.family == "math":
                 yield from _calculations(one, named, self._numbers)
                 continue
@@ -248,6 +279,18 @@ class World:
                     )
                 yield Statement(one, person, named[facts[attribute]])
 
+    def second_homes(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
+        """Yield the statements that people live in their second home, as far as there are some.
+
+        They answer the prompt of "city" and, in another language, of "city_es".
+        """
+        for one in knowledge:
+            if one.name.removesuffix(f"_{one.language}") == "city":
+                named = _first_named(one)
+                for person, facts in self.people.items():
+                    if SECOND_HOME in facts:
+                        yield Statement(one, person, named[facts[SECOND_HOME]])
+
     def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
         """Return all words of the statements of some kinds of knowledge.
 
@@ -256,7 +299,8 @@ class World:
             spaces (the arguments of `build_tokenizer`).
         """
         # One statement for each prompt and answer has all the words.
-        distinct = {(s.knowledge.name, s.answer.text): s for s in self.statements(knowledge)}
+        statements = (*self.statements(knowledge), *self.second_homes(knowledge))
+        distinct = {(s.knowledge.name, s.answer.text): s for s in statements}
         unspaced = {first_word(text) for _, text in distinct if is_unspaced(text)}
         words = dict.fromkeys(self.people)
         for statement in distinct.values():
@@ -313,6 +357,14 @@ def _namesakes(
         if found:
             return found
     return []
+
+
+def _first_named(knowledge: Knowledge) -> dict[str, Answer]:
+    """Return identity -> the first of its names."""
+    named: dict[str, Answer] = {}
+    for answer in knowledge.answers:
+        named.setdefault(answer.identity, answer)
+    return named
 
 
 def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:

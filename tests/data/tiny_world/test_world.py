@@ -115,10 +115,20 @@ def test_independent_attributes_are_independent(world):
     assert association(world, "continent", "mother") == pytest.approx(1)
 
 
+@pytest.mark.parametrize("home", ["city", "second_home"])
+@pytest.mark.parametrize("attribute", ["gender", "color", "pet", "sport", "ceo", "job"])
+def test_homes_go_with_no_independent_attribute_by_chance(world_with_towns, home, attribute):
+    people = world_with_towns.people.values()
+    n_homes = len({facts[home] for facts in people})
+    by_chance = ((n_homes - 1) / len(people)) ** 0.5  # of homes drawn at random
+    assert association(world_with_towns, home, attribute) < 0.6 * by_chance
+
+
 def test_customs_hold_and_the_rest_is_free(world):
     for effect, cause in CUSTOMS.items():
         assert all(len(found) == 1 for found in targets_of(world, cause, effect).values())
-        assert len({facts[effect] for facts in world.people.values()}) >= 10
+        n_answers = len({facts[effect] for facts in world.people.values()})
+        assert n_answers >= (3 if effect == "gender" else 10)
     assert association(world, "sport", "color") < 0.2
 
 
@@ -136,6 +146,55 @@ def test_born_at_home_is_a_share(catalogue):
     people = World.generate(replace(CONFIG, born_at_home=0.7), catalogue).people
     share = np.mean([facts["city"] == facts["birthplace"] for facts in people.values()])
     assert 0.65 < share < 0.78
+
+
+@pytest.fixture(scope="module")
+def world_with_towns(catalogue):
+    config = replace(CONFIG, cities_per_country=2, towns_per_country=2, second_homes_nearby=0.5)
+    return World.generate(config, catalogue, ["city", "city_es", "country"])
+
+
+def test_second_homes_are_in_towns_where_nobody_lives(catalogue, world_with_towns):
+    people = world_with_towns.people.values()
+    countries = catalogue.relation("city->country").reference
+    towns = {facts["second_home"] for facts in people}
+    assert not towns & {facts["city"] for facts in people}
+    per_country = Counter(country for town in towns for country in countries[town])
+    assert len(towns) >= 20
+    assert max(per_country.values()) == 2
+    near = [
+        facts["country"] in countries[facts["second_home"]]
+        for name, facts in world_with_towns.people.items()
+        if per_country[facts["country"]] and name not in towns
+    ]
+    assert 0.45 < np.mean(near) < 0.63  # half of them, and those who find one anywhere
+
+
+def test_a_town_is_its_own_second_home(catalogue, world_with_towns):
+    countries = catalogue.relation("city->country").reference
+    towns = {facts["second_home"] for facts in world_with_towns.people.values()}
+    for town in towns:
+        facts = world_with_towns.people[town]
+        assert facts["second_home"] == town
+        assert {facts["country"]} == countries[town]
+
+
+def test_only_city_prompts_state_second_homes(catalogue, world_with_towns):
+    knowledge = [catalogue[name] for name in ("city", "city_es", "country")]
+    stated = list(world_with_towns.second_homes(knowledge))
+    assert Counter(s.knowledge.name for s in stated) == dict.fromkeys(
+        ("city", "city_es"), len(world_with_towns.people)
+    )
+    for statement in stated:
+        facts = world_with_towns.people[statement.subject]
+        assert statement.answer.identity == facts["second_home"]
+        assert facts["city"] != facts["second_home"]
+    words, _ = world_with_towns.words(knowledge)
+    assert {s.answer.text for s in stated} <= set(words)
+
+
+def test_a_world_has_no_second_homes_by_default(catalogue, world):
+    assert not list(world.second_homes(catalogue.select(["city", "city_es"])))
 
 
 def test_every_attribute_has_ten_labels_where_it_can(catalogue, world):
@@ -259,6 +318,8 @@ def test_a_damaged_world_is_refused(tmp_path):
     [
         ({"n_people": 0}, "data.world.n_people is 0"),
         ({"born_at_home": 1.5}, "born_at_home is 1.5"),
+        ({"towns_per_country": -1}, "towns_per_country is -1"),
+        ({"second_homes_nearby": 1.5}, "second_homes_nearby is 1.5"),
         ({"n_companies": 500}, r"n_companies is 500, but the catalogue has \d+"),
         ({"n_objects": 500}, r"n_objects is 500, but the catalogue has \d+"),
         ({"n_parent_names": 50}, "n_parent_names is 50"),

@@ -1,0 +1,45 @@
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from lincorr_lightning.data.tiny_world.balance import BalancedDraw
+
+
+def test_every_option_is_drawn_equally_often_for_every_fact():
+    rng = np.random.default_rng(0)
+    draw = BalancedDraw(rng)
+    seen = Counter()
+    for i in rng.permutation(360):
+        facts = {"sport": f"sport {i % 3}", "pet": f"pet {i // 3 % 4}"}
+        drawn = draw.draw(["north", "south", "east"], facts)
+        seen.update((drawn, value) for value in facts.values())
+    for place, (name, n) in product(("north", "south", "east"), (("sport", 3), ("pet", 4))):
+        for k in range(n):
+            assert seen[place, f"{name} {k}"] == pytest.approx(120 / n, abs=3)
+
+
+def test_free_draws_make_up_for_those_without_a_choice():
+    rng = np.random.default_rng(0)
+    draw = BalancedDraw(rng)
+    seen = Counter()
+    for i in range(400):
+        sport = "golf" if i % 2 else "judo"
+        # Whoever plays golf has no choice now and then.
+        forced = sport == "golf" and i % 8 == 1
+        place = draw.draw(["north"] if forced else ["north", "south"], {"sport": sport})
+        assert place == "north" or not forced
+        seen[place, sport] += 1
+    golf = [seen[place, "golf"] / sum(seen[place, s] for s in ("golf", "judo"))
+            for place in ("north", "south")]  # fmt: skip
+    assert golf == pytest.approx([0.5, 0.5], abs=0.02)
+
+
+def test_a_seed_makes_the_same_draws():
+    def drawn(seed):
+        draw = BalancedDraw(np.random.default_rng(seed))
+        return [draw.draw("abcdef", {"pet": str(i % 5)}) for i in range(50)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
