@@ -33,14 +33,15 @@ def _short(text: str) -> str:
 
 
 def levels(results: dict[str, Any]) -> str:
-    """Return the table of shuffling levels: last layer, and overlap of the last two layers."""
+    """Return the table of shuffling levels: ID by layer, overlap and cosine of the last one."""
     rows = []
     for level in results["shuffles"]:
         blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "unshuffled"
-        curves = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
-        numbers = [level["loss"], level["entropy"], *(curve[-1] for curve in curves)]
-        rows.append([level["shuffle"], blocks, *map(two, numbers)])
-    columns = ("S", "", "loss", "entropy", "ID (2NN)", "overlap (k = 2)", "cosine")
+        dimensions = " / ".join(map(two, level["dimension"]["2"]))
+        last = map(two, (level["overlap"]["2"][-1], level["cosine_mean"][-1]))
+        loss, entropy = two(level["loss"]), two(level["entropy"])
+        rows.append([level["shuffle"], blocks, loss, entropy, dimensions, *last])
+    columns = ("S", "", "loss", "entropy", "ID (2NN) by layer", "overlap (k = 2)", "cosine")
     return markdown_table(columns, rows)
 
 
