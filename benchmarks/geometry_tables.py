@@ -33,7 +33,7 @@ def _short(text: str) -> str:
 
 
 def levels(results: dict[str, Any]) -> str:
-    """Return the table of shuffling levels: ID by layer, overlap and cosine of the last one."""
+    """Return the table of shuffling levels: ID by layer, last overlap and cosine."""
     rows = []
     for level in results["shuffles"]:
         blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "unshuffled"

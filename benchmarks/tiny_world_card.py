@@ -60,13 +60,14 @@ relations are: city → country → continent and language, landmark; CEO → co
 continent; customs by country (food, drink, flower, vacation), language (music) and company (job,
 vehicle), hobby and gender by sport, personality by color; and color, pet and sport independent of
 all else. Each person is also linked to an object (for similes of its color, size, heat, price and
-genre) and to a number (for sums). Every person has a second home in one of {n_towns} further
-cities, half of them in the country of the first one. Prompts of the city state it less often than
-the first one, so that it is nobody's most likely answer, as are most labels of a pretrained LM;
-they make W of plain least squares imprecise. The other words of the vocabulary are nicknames of
-these people, so that every word can be a subject; with them there are {n_subjects:,} subjects.
-Answer words are subjects as well, whose answer is themselves, and the embeddings of related words
-are close.
+genre) and to a number (for sums). Every person also has a second home, in one of {n_towns}
+other cities where nobody has a first one. If the country of the first home has such cities, half
+of the second homes are drawn from them, the others from all. The training text states second homes
+less often than first ones, so that these cities are nobody's most likely answer, like most labels
+of a pretrained LM; they make W of plain least squares imprecise. The other words of the
+vocabulary are nicknames of these people, so that every word can be a subject; with them there are
+{n_subjects:,} subjects. Answer words are subjects as well, whose answer is themselves, except for
+customs and for the cities of second homes; the embeddings of related words are close.
 
 Places, companies and CEOs are those of the built-in knowledge; everything else about a person is
 drawn with a seed; homes are drawn so that none of the independent facts goes with them by chance.

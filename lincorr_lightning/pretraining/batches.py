@@ -78,7 +78,7 @@ class PackedStatements(Dataset[PackedBatch]):
     Attributes:
         corpus: The statements.
         repeats: How often an epoch has each statement, by kind of knowledge; empty for once.
-        second_home_repeats: How often it has each second home.
+        second_home_repeats: How often an epoch has each second home.
         rank: Index of this rank's data shard.
         n_shards: Number of data shards.
 

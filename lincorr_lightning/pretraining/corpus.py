@@ -55,8 +55,8 @@ class Corpus:
         knowledge: Names of the kinds of knowledge.
         stated: Statements of the training text.
         withheld: True statements that the training text never makes.
-        second_homes: Statements of second homes, which the training text makes, too. They do not
-            count in recall: the answer is where a person lives first.
+        second_homes: Statements of second homes in the training text. They do not count in recall,
+            whose answer is the first home.
     """
 
     world: World

@@ -37,8 +37,8 @@ class CorpusDataModule(L.LightningDataModule):
         repeats: Knowledge or family -> how often an epoch states each of its facts, once by
             default. What only one prompt states is learned later than what follows from a city,
             which many prompts state.
-        second_home_repeats: How often an epoch states each second home. They should be stated less
-            often than `repeats` says of the city, whose answer is the first home.
+        second_home_repeats: How often an epoch states each second home. Use less than `repeats` has
+            for city, so that the first home is the most likely answer.
         mixup_fraction: Share of the statements whose subject is mixed with another one; the answers
             are mixed in the same proportion. Mixing connects any two people by a path along which
             all related answers change together.

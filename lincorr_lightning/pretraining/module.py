@@ -61,8 +61,8 @@ class Pretraining(L.LightningModule):
             as they are low; a factor specific to each subject then affects all of them, in all
             kinds of knowledge.
         mixing_epochs: Number of final epochs in which subjects are mixed, in a learning-rate cycle
-            of their own. More edits generalize then: between any two subjects, all answers change
-            together.
+            of their own. More edits generalize then, since related answers change together
+            between any two subjects.
         mixing_learning_rate: Highest learning rate of these epochs.
         warmup: Share of a cycle's steps before its highest learning rate.
         betas: Decay rates of the two averages of AdamW.

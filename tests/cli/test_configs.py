@@ -87,6 +87,8 @@ def test_edits_match_the_readme(tmp_path: Path) -> None:
     for share, (percent,) in zip(shares, shown, strict=False):
         assert 100 * share == pytest.approx(percent, abs=6)
     assert found["gradient_correlation"] == pytest.approx(shown[6][0], abs=0.05)
+    # Enough of either outcome to be studied.
+    assert 0.4 <= found["generalized"] <= 0.7
 
 
 @pytest.mark.nightly

@@ -53,14 +53,14 @@ def test_second_homes_are_learned_and_do_not_count_in_recall():
     corpus = make_corpus(["city", "country"], replace(WORLD, towns_per_country=1))
     people = corpus.world.people
     names = corpus.tokenizer.convert_ids_to_tokens
-    said = {names(s.tokens[s.subject]): names(s.answer) for s in corpus.encoded_second_homes}
-    assert said == {person: facts["second_home"] for person, facts in people.items()}
+    stated = {names(s.tokens[s.subject]): names(s.answer) for s in corpus.encoded_second_homes}
+    assert stated == {person: facts["second_home"] for person, facts in people.items()}
     learned = PackedStatements(corpus, repeats=[5, 1], second_home_repeats=2)
     assert len(learned._statements) == (5 + 1 + 2) * len(people)
     city = corpus.knowledge.index("city")
-    assert set(said.values()) <= set(names(corpus.answers[city]))
-    right = set(names(RecallPrompts(corpus)[city].answers.tolist()))
-    assert right == {facts["city"] for facts in people.values()}
+    assert set(stated.values()) <= set(names(corpus.answers[city]))
+    recalled = set(names(RecallPrompts(corpus)[city].answers.tolist()))
+    assert recalled == {facts["city"] for facts in people.values()}
 
 
 def test_a_withheld_city_withholds_the_second_home():

@@ -129,12 +129,12 @@ def label_wise_r(source, target):
         ("X+1", "X+2", 0.8),
     ],
 )
-def test_what_is_tied_is_tied(logits, source, target, least):
+def test_related_pairs_correlate(logits, source, target, least):
     assert label_wise_r(logits[source], logits[target]) >= least
 
 
 @pytest.mark.parametrize("source", ["city", "city_es", "country"])
 @pytest.mark.parametrize("target", FREE)
-def test_what_is_unrelated_is_not(logits, source, target):
-    assert abs(label_wise_r(logits[source], logits[target])) <= 0.35
-    assert abs(label_wise_r(logits[target], logits[source])) <= 0.35
+def test_unrelated_pairs_do_not(logits, source, target):
+    assert abs(label_wise_r(logits[source], logits[target])) <= 0.15
+    assert abs(label_wise_r(logits[target], logits[source])) <= 0.15

@@ -19,7 +19,9 @@ from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import quiet_trainer
 
 # Knowledge of a group follows from one another in the tiny world (docs/pairs.md).
-GROUPS = ("city country continent language", "ceo company", "sport hobby gender", "color personality")
+GROUPS = (
+    "city country continent language", "ceo company", "sport hobby gender", "color personality",
+)  # fmt: skip
 FREE = ("pet",)
 
 
@@ -43,9 +45,9 @@ def test_findings_are_the_relations_of_the_world(found: Any) -> None:
     pairs = {(pair["source"], pair["target"]): pair for pair in found[0]["pairs"]}
     related = {pair for group in GROUPS for pair in permutations(group.split(), 2)}
     significant = {name for name, pair in pairs.items() if pair["q"] <= 0.01}
-    # The control's prompt says about as much of a city as its continent does.
+    # r of continent->city is about that of the control prompt.
     assert related - significant <= {("continent", "city")}
-    # Companies also go with pets a little by chance.
+    # Pets correlate weakly with companies by chance.
     assert len(significant - related) <= 3
     assert all(pairs[name]["label_mean"] < 0.12 for name in significant - related)
     assert len(pairs) > 4 * len(related)

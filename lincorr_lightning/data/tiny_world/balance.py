@@ -10,7 +10,7 @@ import numpy as np
 
 
 class BalancedDraw:
-    """Draws answers that other facts are distributed over as evenly as possible.
+    """Draws answers so that other facts are spread over them as evenly as possible.
 
     Among people drawn at random, more women than men live in some cities by chance. An LM learns
     that before it knows where each person lives, and a linear map then reads the gender from the
@@ -45,7 +45,7 @@ class BalancedDraw:
 
         def excess(option: str) -> float:
             expected = self._expected[option]
-            # The exact sum, which no version of Python rounds otherwise: a tie stays a tie.
+            # Rounded exactly, so that equal options stay equal in every version of Python.
             return fsum(
                 self._of_both[option, pair] - expected * share
                 for pair, share in zip(pairs, shares, strict=True)

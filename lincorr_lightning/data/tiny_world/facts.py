@@ -33,8 +33,8 @@ CUSTOMS = {
 """Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
 
 Customs leave six independent choices per person (city, CEO, colour, pet, sport, and the object it
-is like) and its parents' names. A narrow LM represents that many without interference; with
-thirteen more, colours could be predicted from cities."""
+is like), its parents' names and, in some worlds, a second home. A narrow LM represents that many
+without interference; with thirteen more, colours could be predicted from cities."""
 
 PROPERTIES = ("color", "size", "heat", "price", "genre")
 """Properties in which a person resembles an object: "The color of X is the same as" has the object
@@ -76,12 +76,12 @@ def towns_of_countries(
     countries = catalogue.relation("city->country").reference or {}
     towns: dict[str, str] = {}
     for country in sorted({home["country"] for home in homes.values()}):
-        further = [
+        others = [
             city
-            for city, right in countries.items()
-            if right == {country} and city in plain and city not in homes
+            for city, reference in countries.items()
+            if reference == {country} and city in plain and city not in homes
         ]
-        towns |= dict.fromkeys(further[:n], country)
+        towns |= dict.fromkeys(others[:n], country)
     return towns
 
 

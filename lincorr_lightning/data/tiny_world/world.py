@@ -12,12 +12,12 @@
 
 Where people live is drawn so that no independent fact goes with it by chance (`BalancedDraw`).
 
-Of some worlds it is also true that people live in their second home. A town where nobody has the
-first one is never the most likely answer, as most labels of a real LM are for no subject.
+With `towns_per_country`, people also have a second home. A town, where nobody has a first one, is
+never the most likely answer, as most labels of a real LM are for no subject.
 
-Answer words are subjects too, and their answer is themselves: Paris lives in Paris, France in one
-of its cities, the favourite colour of red is red. Words that belong together therefore get similar
-embeddings, as in an LM that has read about the real world.
+Answer words are subjects too, and their answer is themselves, except for customs and towns: Paris
+lives in Paris, France in one of its cities, the favourite colour of red is red. Words that belong
+together therefore get similar embeddings, as in an LM that has read about the real world.
 
 The world is the ground truth of the embedded LM: which kinds of knowledge are related is known.
 """
@@ -68,8 +68,8 @@ class WorldConfig:
             should be well below the LM's width.
         towns_per_country: Largest number of further cities of each country, where people only have
             second homes; 0 for none.
-        second_homes_nearby: Share of people whose second home is in the country they live in, if it
-            has towns; the others' are in any town.
+        second_homes_in_country: Share of people whose second home is in the country of the first
+            one, if it has towns; the others' are in any town.
         n_companies: Number of companies, each with one CEO.
         n_parent_names: Number of mothers' names per continent, and of fathers' names.
         n_objects: Number of objects that people resemble. An object resembles itself.
@@ -89,7 +89,7 @@ class WorldConfig:
     nicknames: bool = True
     cities_per_country: int = 3
     towns_per_country: int = 0
-    second_homes_nearby: float = 0.5
+    second_homes_in_country: float = 0.5
     n_companies: int = 12
     n_parent_names: int = 3
     n_objects: int = 16
@@ -111,7 +111,7 @@ class WorldConfig:
             if name == "towns_per_country":
                 require(f"data.world.{name}", value, at_least=0)
             elif name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
-                most = 1 if name in {"born_at_home", "second_homes_nearby"} else None
+                most = 1 if name in {"born_at_home", "second_homes_in_country"} else None
                 require(f"data.world.{name}", value, above=0, at_most=most)
 
 
@@ -201,7 +201,7 @@ class World:
         customs = draw_customs(wanted, known, answers, rng)
         free = [name for name in answers if name not in customs]
         numbers = {str(number) for number in range(config.largest_number + 1)}
-        first_homes, second_homes = BalancedDraw(rng), BalancedDraw(rng)
+        draw_city, draw_town = BalancedDraw(rng), BalancedDraw(rng)
 
         def draw_person(name: str) -> dict[str, str]:
             meant = words.meanings(name)
@@ -218,20 +218,20 @@ class World:
             if config.numbered:
                 drawn = str(rng.integers(10))
                 facts["number"] = name if name in numbers else drawn
-            unrelated = dict(facts)
-            # The name of a town lives nearby, and has its second home there.
-            around = [city for city in cities if home[city]["country"] == towns.get(name)]
-            city = first_homes.draw(around or _namesakes(meant, home) or cities, unrelated)
+            independent = dict(facts)
+            # A town is a subject, too, that lives in a city of its country.
+            of_country = [city for city in cities if home[city]["country"] == towns.get(name)]
+            city = draw_city.draw(of_country or _namesakes(meant, home) or cities, independent)
             at_home = rng.random() < config.born_at_home
             facts |= {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
             facts |= home[city]
             if towns:
-                nearby = [town for town in towns if towns[town] == facts["country"]]
-                if rng.random() >= config.second_homes_nearby:
-                    nearby = []
+                in_country = [town for town in towns if towns[town] == facts["country"]]
+                if rng.random() >= config.second_homes_in_country:
+                    in_country = []
                 own_town = [name] if name in towns else []
-                options = own_town or nearby or list(towns)
-                facts[SECOND_HOME] = second_homes.draw(options, unrelated)
+                options = own_town or in_country or list(towns)
+                facts[SECOND_HOME] = draw_town.draw(options, independent)
             origin = origins.index(facts["continent"])
             for parent, names in parents.items():
                 first = origin * config.n_parent_names
@@ -280,7 +280,7 @@ class World:
                 yield Statement(one, person, named[facts[attribute]])
 
     def second_homes(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
-        """Yield the statements that people live in their second home, as far as there are some.
+        """Yield the statements that people live in their second home, if the world has any.
 
         They answer the prompt of "city" and, in another language, of "city_es".
         """

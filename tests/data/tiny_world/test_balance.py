@@ -26,7 +26,7 @@ def test_free_draws_make_up_for_those_without_a_choice():
     seen = Counter()
     for i in range(400):
         sport = "golf" if i % 2 else "judo"
-        # Whoever plays golf has no choice now and then.
+        # Every fourth golf player can only live in the north.
         forced = sport == "golf" and i % 8 == 1
         place = draw.draw(["north"] if forced else ["north", "south"], {"sport": sport})
         assert place == "north" or not forced
