@@ -77,7 +77,7 @@ its prompt, and no text by others. `world.json` has the people and their facts.
 ## Training
 
 `configs/pretraining.yaml` has all settings. AdamW read each fact at least once in each of
-{n_epochs} epochs, in less than 40 minutes on two cores of an AMD EPYC. A penalty on the logits of
+{n_epochs} epochs, in 36 minutes on two cores of an AMD EPYC. A penalty on the logits of
 a domain's other answers keeps unrelated kinds of knowledge apart.
 
 ## Recall
