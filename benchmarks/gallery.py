@@ -49,8 +49,9 @@ PICTURES = (
     ),
     Drawn(
         "fit --config configs/linear_probe.yaml --model.ridge auto",
-        {"weights_city-country": "weights", "ridge_path": "ridge_path", "nulls": "nulls"},
+        {"weights_city-country": "weights", "ridge_path": "ridge_path"},
     ),
+    Drawn("fit --config configs/linear_probe.yaml", {"nulls": "nulls"}),
     Drawn(
         "test --config configs/resilience.yaml --model.lm.name_or_path TAUGHT "
         "--model.lm.dtype float32",
