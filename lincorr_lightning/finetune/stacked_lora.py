@@ -67,7 +67,7 @@ class StackedLoRA(nn.Module):
         'model.layers.0.self_attn.q_proj'
         >>> with adapters.rows([0, 1, 1, -1]):  # -1: the LM itself
         ...     lm.model(input_ids=torch.ones(4, 3, dtype=torch.long)).logits.shape
-        torch.Size([4, 3, 2349])
+        torch.Size([4, 3, 2418])
     """
 
     def __init__(

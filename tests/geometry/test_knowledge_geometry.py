@@ -150,7 +150,7 @@ def test_beside_a_finished_probe(finished, small_lm, tmp_path):
 def test_correlated_knowledge_of_the_tiny_world_is_close(tmp_path):
     """The world's own graph: who lives where goes with the country, not with the pet."""
     cli = main(["test", "--config", "knowledge_geometry.yaml", "--data.n_subjects=600",
-                "--model.knowledge=[city,country,language,company,ceo,pet,color]",
+                "--model.knowledge=[city,country,language,landmark,company,ceo,job,pet,color]",
                 f"--trainer.default_root_dir={tmp_path}", "--model.n_permutations=5040",
                 "--trainer.enable_progress_bar=false"])  # fmt: skip
     found = cli.model.closeness
@@ -162,11 +162,11 @@ def test_correlated_knowledge_of_the_tiny_world_is_close(tmp_path):
     related = [("city", "country"), ("country", "language"), ("company", "ceo")]
     assert min(overlap[pair] for pair in related) > 0.4
     # It takes layers to get there.
-    assert min(first[pair] for pair in related) < 0.2
+    assert min(first[pair] for pair in related) < 0.3
     assert max(overlap[pair] for pair in (("city", "pet"), ("ceo", "color"))) < 0.2
     assert overlap["city", "ceo"] < 3 * chance
     test = found.test("overlap", "k=10", "r")
-    assert (test.n_pairs, test.n_permutations) == (21, 5040)
+    assert (test.n_pairs, test.n_permutations) == (36, 5040)
     assert test.spearman > 0.5 and test.p < 0.05
     folder = Path(cli.trainer.log_dir)
     with (folder / "tables" / "closeness.csv").open() as file:

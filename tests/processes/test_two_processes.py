@@ -170,7 +170,8 @@ def test_pretraining_and_formation(one_and_two):
     folders = one_and_two(
         "fit", "--config", "pretraining.yaml", "--data.world.n_people=31",
         "--data.world.nicknames=false", "--data.world.letters=false",
-        "--data.world.numbered=false", "--data.knowledge=[city,country]", "--data.repeats={}",
+        "--data.world.numbered=false", "--data.world.towns_per_country=0",
+        "--data.knowledge=[city,country]", "--data.repeats={}", "--data.mixup_fraction=0.7",
         "--model.size.hidden_size=32",
         "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
         "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
