@@ -73,23 +73,12 @@ class Corpus:
         Raises:
             ConfigError: The tokenizer has no token for a word.
         """
-        return self._encode(self.stated)
+        return _encode(self.stated, self.tokenizer, self.knowledge)
 
     @cached_property
     def encoded_second_homes(self) -> list[EncodedStatement]:
         """The statements of second homes in tokens."""
-        return self._encode(self.second_homes)
-
-    def _encode(self, statements: Sequence[Statement]) -> list[EncodedStatement]:
-        encoded = _encode(statements, self.tokenizer, self.knowledge)
-        for statement, one in zip(statements, encoded, strict=True):
-            if self.tokenizer.unk_token_id in one.tokens:
-                raise ConfigError(
-                    f"the tiny world's tokenizer cannot read {statement.text!r}: words that are "
-                    "adjacent there are one word elsewhere. Remove "
-                    f"{statement.knowledge.name!r} from data.knowledge, or change its prompt."
-                )
-        return encoded
+        return _encode(self.second_homes, self.tokenizer, self.knowledge)
 
     @cached_property
     def answers(self) -> list[list[int]]:
@@ -184,6 +173,13 @@ def _encode(
         return []
     index = {name: i for i, name in enumerate(names)}
     texts = ids([f"{s.text}." for s in statements])
+    for statement, tokens in zip(statements, texts, strict=True):
+        if tokenizer.unk_token_id in tokens:
+            raise ConfigError(
+                f"the tiny world's tokenizer cannot read {statement.text!r}: words that are "
+                "adjacent there are one word elsewhere. Remove "
+                f"{statement.knowledge.name!r} from data.knowledge, or change its prompt."
+            )
     prompts = ids([s.prompt for s in statements])
     # A subject is one token, after the prompt's words before it.
     knowledge = list({s.knowledge.name: s.knowledge for s in statements}.values())

@@ -226,10 +226,9 @@ class World:
             facts |= {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
             facts |= home[city]
             if towns:
-                in_country = [town for town in towns if towns[town] == facts["country"]]
-                if rng.random() >= config.second_homes_in_country:
-                    in_country = []
                 own_town = [name] if name in towns else []
+                country = facts["country"] if rng.random() < config.second_homes_in_country else ""
+                in_country = [town for town in towns if towns[town] == country]
                 options = own_town or in_country or list(towns)
                 facts[SECOND_HOME] = draw_town.draw(options, independent)
             origin = origins.index(facts["continent"])
