@@ -54,8 +54,14 @@ LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
 ROUNDING = 2e-4
+R = "city→country: r exceeds the control prompt's"
+FEW_PAIRS = "most pairs, which are unrelated, do not exceed the control"
+RIDGE = "a ridge raises Hit@1 of city→country"
+GENERALIZES = "edits of city→country generalize more often than random labels"
+FORECAST = "a fit on other LMs and relations forecasts which edits generalize"
+IN_CONTEXT = "edits whose reference the LM gives in context generalize twice as often"
 REPAIR = "a repair halves hallucinated edits of answers not shown, and changes nothing else"
-FORECAST = "which edits generalize is forecast before training, by a fit on other LMs and relations"
+VOCABULARY = "from the vocabulary alone, cities compose to countries above permuted pairs"
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -299,16 +305,16 @@ def closeness(runs: Runs) -> tuple[bool, str]:
 
 
 FINDINGS = (
-    Finding("city→country: r exceeds the control prompt's", above_control("city->country")),
+    Finding(R, above_control("city->country")),
     Finding("ceo→company: r exceeds the control prompt's", above_control("ceo->company")),
     Finding("X+1→X+2: r exceeds the control prompt's", above_control("X+1->X+2")),
     Finding("city→color is no more correlated than the control", at_control("city->color")),
-    Finding("only related pairs of 20 kinds of knowledge exceed the control", few_above_control),
-    Finding("a ridge makes W precise (Hit@1 of city→country)", ridge_helps),
-    Finding("… and not a map of permuted subjects", chance_is_imprecise),
-    Finding("W predicts how an edit changes target logits (gradient r)", gradient),
-    Finding("edits of city→country generalize", generalizes),
-    Finding("edits of X+1→X+2 do not (imprecise W)", hallucinates),
+    Finding(FEW_PAIRS, few_above_control),
+    Finding(RIDGE, ridge_helps),
+    Finding("… above that of a map of permuted subjects", chance_is_imprecise),
+    Finding("W predicts how an edit's first step changes target logits (gradient r)", gradient),
+    Finding(GENERALIZES, generalizes),
+    Finding("edits of X+1→X+2 do not", hallucinates),
     Finding(
         "W of ridge auto forecasts outcomes better than the plain W",
         forecasts_better("map_auto", "map_0"),
@@ -318,17 +324,12 @@ FINDINGS = (
         forecasts_better("optimizer_step", "gradient_similarity"),
     ),
     Finding(FORECAST, forecasts_well),
-    Finding(
-        "edits generalize where the LM concludes the reference from the source in context",
-        known_generalize,
-    ),
+    Finding(IN_CONTEXT, known_generalize),
     Finding(REPAIR, repair_halves),
-    Finding(
-        "the vocabulary alone composes cities to countries: above letters", vocabulary("letters")
-    ),
-    Finding("… and above permuted pairs", vocabulary("permuted")),
+    Finding(VOCABULARY, vocabulary("permuted")),
+    Finding("… and above letters", vocabulary("letters")),
     Finding("permuted pairs are the worst mapping, as in the paper", letters_above_permuted),
-    Finding("correlated prompts have the same neighbors, wording partialled out", closeness),
+    Finding("correlated prompts have the same 10 neighbors, wording partialled out", closeness),
     Finding("cutting matched predecessors switches features off (3 times the control)", cutting),
     Finding("intrinsic dimension peaks in early to middle layers", dimension_peak),
     Finding("shuffled tokens have more dimensions", shuffling),
@@ -354,16 +355,7 @@ def read_lms(results: Path, forecast_runs: Sequence[ForecastRun] = ()) -> LMRuns
     return found
 
 
-SUMMARY = (
-    "city→country: r exceeds the control prompt's",
-    "only related pairs of 20 kinds of knowledge exceed the control",
-    "a ridge makes W precise (Hit@1 of city→country)",
-    "edits of city→country generalize",
-    "edits generalize where the LM concludes the reference from the source in context",
-    FORECAST,
-    REPAIR,
-    "the vocabulary alone composes cities to countries: above letters",
-)
+SUMMARY = (R, FEW_PAIRS, RIDGE, GENERALIZES, FORECAST, REPAIR, VOCABULARY)
 """Claims that README.md shows."""
 
 

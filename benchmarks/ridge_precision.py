@@ -1,4 +1,4 @@
-"""How the ridge makes W precise, by the number of subjects: plain, auto and the best of the path.
+"""Hit@1 of W by ridge and number of subjects: plain, auto and the best of the path.
 
     python benchmarks/ridge_precision.py --lm FOLDER --n_subjects 10000 --output FOLDER
 
@@ -164,7 +164,7 @@ def draw(lm: str, results: Sequence[dict[str, Any]]) -> Figure:
     figure = new_figure(
         9.6,
         2.7 * -(-len(shown) // 3),
-        f"The ridge makes W precise, more subjects do not: {lm}",
+        f"Hit@1 rises with the ridge, not with more subjects: {lm}",
         "Solid: Hit@1 of influenced targets. Dashed: r of other subjects. Darker: more subjects. "
         "Band: 95 % over bootstrap samples of the most subjects. Dotted: what auto takes.",
     )
