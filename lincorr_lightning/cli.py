@@ -19,7 +19,7 @@ from lincorr_lightning.version import __version__
 # Commands that are no Trainer method: name -> (module, function, help).
 COMMANDS = {
     "audit": (
-        "lincorr_lightning.knowledge.audit_command",
+        "lincorr_lightning.knowledge.audit",
         "audit",
         "Show which answers are labels of an LM's tokenizer, and why others are not.",
     ),

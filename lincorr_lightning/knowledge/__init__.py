@@ -7,19 +7,18 @@ from lincorr_lightning.knowledge.answer_tokens import (
     unknown_words,
 )
 from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.audit import audit_details, audit_domains, audit_table
-from lincorr_lightning.knowledge.audit_command import audit
+from lincorr_lightning.knowledge.audit import audit, audit_details, audit_domains, audit_table
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
     Domain,
     Dropped,
     Label,
+    TokenizedRelation,
     ambiguous_matrix,
     build_domain,
     reference_matrix,
 )
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
-from lincorr_lightning.knowledge.tokenized_relation import TokenizedRelation
 
 __all__ = [
     "FAMILIES",

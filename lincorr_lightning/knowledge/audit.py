@@ -1,28 +1,80 @@
-"""Tables of which answers are labels under a tokenizer."""
+"""Which answers are labels under a tokenizer: tables, and the command ``lincorr audit``.
+
+jsonargparse runs the imports under `TYPE_CHECKING` of a command's module; here, there are none, so
+that ``lincorr audit --help`` does not import transformers.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
-from lincorr_lightning.knowledge.domain import Domain, Label, label_answers
-from lincorr_lightning.knowledge.schema import Knowledge
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from lincorr_lightning.knowledge.catalogue import Catalogue, split_names
+from lincorr_lightning.knowledge.domain import Domain, label_answers
+from lincorr_lightning.knowledge.schema import Answer, Knowledge
 
 _CAPTION = "answers = labels + merged + dropped; paper: size of the domain in the paper"
 
 
-def audit_domains(
-    knowledge: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase
-) -> list[Domain]:
+def audit(
+    lm: str = "tiny-world",
+    knowledge: list[str] | str = "all",
+    knowledge_files: list[str] = [],  # noqa: B006
+    revision: str | None = None,
+    details: bool = False,
+) -> None:
+    """Show which answers are labels under an LM's tokenizer, without loading the LM's weights.
+
+    Args:
+        lm: A folder (a tokenizer is enough), a .gguf file, a hub id or tiny-world.
+        knowledge: Names of kinds of knowledge or families, such as city or [city,math].
+        knowledge_files: Your own knowledge files, in addition to the built-in ones.
+        revision: Branch, tag or commit of a hub id.
+        details: Whether to list every label and every dropped answer as well.
+
+    Raises:
+        KnowledgeError: A name is unknown or a file is not valid.
+        LanguageModelError: The LM's tokenizer cannot be read.
+    """
+    selected = Catalogue.load(*knowledge_files).select(split_names(knowledge))
+    domains = audit_domains(selected, _load_tokenizer(lm, revision))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a pipe or file has room for whole lines
+    if details:
+        for domain in domains:
+            console.print(audit_details(domain))
+    console.print(audit_table(domains, title=f"Knowledge under the tokenizer of {lm}"))
+
+
+def _load_tokenizer(lm: str, revision: str | None) -> Any:
+    # Imported here: nothing else of this package needs transformers.
+    from lincorr_lightning.lm.config import LMConfig
+    from lincorr_lightning.lm.language_model import LanguageModel
+
+    folder = Path(lm)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise LanguageModelError(
+            f"{folder} has neither an LM (config.json) nor a tokenizer that can be read "
+            f"(tokenizer.json, or tokenizer_config.json with its vocabulary): {error}"
+        ) from error
+
+
+def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain]:
     """Return the domain of each kind of knowledge, also of those without any label."""
     reader = TokenReader(tokenizer)
     return [label_answers(each, reader) for each in knowledge]
@@ -61,16 +113,14 @@ def audit_details(domain: Domain) -> Table:
     for heading in ("label", "id", "is", "answers"):
         table.add_column(heading, justify="right" if heading == "id" else "left")
     for label in domain.labels:
-        text, answers = escape(label.text), escape(_answers(label))
-        table.add_row(text, str(label.token_id), str(label.completeness), answers)
+        answers = escape(", ".join(map(_shown, label.answers)))
+        completeness = str(label.completeness)
+        table.add_row(escape(label.text), str(label.token_id), completeness, answers)
     for dropped in domain.dropped:
         tokens = f"{dropped.answer.text}  ({' + '.join(dropped.tokens)})"
         table.add_row("–", "", dropped.reason, escape(tokens), style="dim")
     return table
 
 
-def _answers(label: Label) -> str:
-    return ", ".join(
-        answer.text if answer.text == answer.identity else f"{answer.text} ({answer.identity})"
-        for answer in label.answers
-    )
+def _shown(answer: Answer) -> str:
+    return answer.text + (f" ({answer.identity})" if answer.text != answer.identity else "")

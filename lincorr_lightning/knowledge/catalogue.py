@@ -9,10 +9,11 @@ from pathlib import Path
 
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.merging import Entities, merge_files
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
 from lincorr_lightning.knowledge.yaml_file import (
+    Entities,
     KnowledgeFile,
+    merge_files,
     parse_knowledge_file,
     read_knowledge_file,
     suggest,
@@ -164,35 +165,36 @@ class Catalogue(Mapping[str, Knowledge]):
             }
         return reference or None
 
+    def _facts_of(self, source: Knowledge) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """Return the facts of the entities that are answers of a kind of knowledge."""
+        entities = self._entities.get(source.kind, {})
+        identities = dict.fromkeys(answer.identity for answer in source.answers)
+        return {name: entities[name].facts for name in identities if name in entities}
+
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         """Return the facts of the source's entities that the target has answers for."""
         if source.alike not in (None, target.kind):
             return {}
-        answers = _identities(target)
-        entities = self._entities.get(source.kind, {})
-        reference = {}
-        for identity in dict.fromkeys(answer.identity for answer in source.answers):
-            facts = entities[identity].facts if identity in entities else {}
-            known = answers.intersection(facts.get(target.kind, ()))
-            if known:
-                reference[identity] = known
-        return reference
+        answers, facts = _identities(target), self._facts_of(source).items()
+        known = {
+            name: answers.intersection(by_kind.get(target.kind, ())) for name, by_kind in facts
+        }
+        return {name: right for name, right in known.items() if right}
 
     def _other_facts(self, source: Knowledge, target: Knowledge) -> dict[str, tuple[str, ...]]:
         """Return the names of the facts of other kinds than the target's, by source identity."""
         if source.alike is not None or source.kind == target.kind:
             return {}
-        entities = self._entities.get(source.kind, {})
-        names = {}
-        for identity in dict.fromkeys(answer.identity for answer in source.answers):
-            facts = entities[identity].facts if identity in entities else {}
-            names[identity] = tuple(
+        names = {
+            identity: tuple(
                 text
-                for kind, others in facts.items()
+                for kind, others in by_kind.items()
                 if kind != target.kind
                 for other in others
                 for text in self._entities[kind][other].texts(target.language)
             )
+            for identity, by_kind in self._facts_of(source).items()
+        }
         return {identity: texts for identity, texts in names.items() if texts}
 
 

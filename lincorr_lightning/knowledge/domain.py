@@ -1,5 +1,7 @@
 """Domains: the labels that stand for the answers of a kind of knowledge under a tokenizer.
 
+A `TokenizedRelation` has those of its source and target, and the reference over the labels.
+
 The rule is the paper's (appendix E): a label is the first token of an answer in running text, and
 only if that token is not a part of a word. In scripts without spaces, where no space says what a
 word is, that is a token of whole characters. Appendix K (table 18) compares labels by how
@@ -9,7 +11,7 @@ completely they say their answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from lincorr_lightning.knowledge.answer_tokens import (
     TokenReader,
     answer_tokens,
 )
+from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.schema import UNSPACED_LANGUAGES, Answer, Knowledge, Relation
 
 if TYPE_CHECKING:
@@ -221,12 +224,7 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
     for row, label in enumerate(target.labels):
         for answer in label.answers:
             rows.setdefault(answer.identity, []).append(row)
-    matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
-    for column, label in enumerate(source.labels):
-        for answer in label.answers:
-            for identity in relation.reference.get(answer.identity, ()):
-                matrix[rows.get(identity, []), column] = True
-    return matrix
+    return _label_matrix(source, target, relation.reference, rows)
 
 
 def ambiguous_matrix(
@@ -238,31 +236,113 @@ def ambiguous_matrix(
     answer for Atlanta it cannot be judged. " New" stands for New Zealand, and
     begins the name of the state New Mexico.
 
-    Args:
-        relation: A relation with or without a reference.
-        source: Domain of the source.
-        target: Domain of the target.
-        tokenizer: Tokenizer of both domains.
-
     Returns:
         ``(n_target_labels, n_source_labels)`` like W; False where the reference is True.
     """
-    matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
     names = list(dict.fromkeys(name for names in relation.other_facts.values() for name in names))
-    if not names:
-        return matrix
     others = replace(relation.target, answers=tuple(Answer(name, name) for name in names))
-    rows = {label.token_id: row for row, label in enumerate(target.labels)}
-    first = {
-        name: rows[ids[0]]
-        for name, ids in zip(names, answer_tokens(others, tokenizer), strict=True)
-        if ids and ids[0] in rows
+    row_of = {token: row for row, token in enumerate(target.token_ids)}
+    rows = {
+        name: [row_of[ids[0]]]
+        for name, ids in zip(names, answer_tokens(others, tokenizer) if names else (), strict=True)
+        if ids and ids[0] in row_of
     }
-    for column, label in enumerate(source.labels):
-        for answer in label.answers:
-            for name in relation.other_facts.get(answer.identity, ()):
-                if name in first:
-                    matrix[first[name], column] = True
+    matrix = _label_matrix(source, target, relation.other_facts, rows)
     if relation.reference is not None:
         matrix &= ~reference_matrix(relation, source, target)
     return matrix
+
+
+def _label_matrix(
+    source: Domain,
+    target: Domain,
+    facts: Mapping[str, Iterable[str]],
+    rows: Mapping[str, list[int]],
+) -> npt.NDArray[np.bool_]:
+    """Return a matrix like W: True at the rows of the facts about each source identity."""
+    matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
+    for column, label in enumerate(source.labels):
+        for answer in label.answers:
+            for fact in facts.get(answer.identity, ()):
+                matrix[rows.get(fact, []), column] = True
+    return matrix
+
+
+@dataclass(frozen=True)
+class TokenizedRelation:
+    """A relation with the domains of its source and target under one tokenizer.
+
+    Attributes:
+        relation: The pair of kinds of knowledge.
+        source: Domain of the source, with ``n_source`` labels.
+        target: Domain of the target, with ``n_target`` labels.
+        reference_mask: ``(n_target, n_source)`` bool like W: which target labels are right for each
+            source label; all False if no reference is known.
+        ambiguous_mask: ``(n_target, n_source)`` bool like W: which target labels may stand for
+            another fact about the source label, see `ambiguous_matrix`.
+    """
+
+    relation: Relation
+    source: Domain
+    target: Domain
+    reference_mask: npt.NDArray[np.bool_]
+    ambiguous_mask: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        catalogue: Catalogue,
+        tokenizer: PreTrainedTokenizerBase,
+        subwords: bool = False,
+    ) -> TokenizedRelation:
+        """Look up a relation and tokenize its answers.
+
+        Args:
+            name: Name of the relation, such as ``city->country``.
+            catalogue: Catalogue that has the relation.
+            tokenizer: Tokenizer of the LM.
+            subwords: Whether the target's domain also has labels that are beginnings of words.
+
+        Raises:
+            KnowledgeError: There is no such relation.
+            DomainError: Source or target has no label in this vocabulary.
+        """
+        relation = catalogue.relation(name)
+        source = build_domain(relation.source, tokenizer)
+        keep = tuple(Completeness) if subwords else WHOLE_WORDS
+        target = build_domain(relation.target, tokenizer, keep)
+        if relation.reference is None:
+            mask = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
+        else:
+            mask = reference_matrix(relation, source, target)
+        ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
+        return cls(relation, source, target, mask, ambiguous)
+
+    @property
+    def name(self) -> str:
+        """Name of the relation, such as ``city->country``."""
+        return self.relation.name
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether any label has a reference."""
+        return bool(self.reference_mask.any())
+
+    def require_reference(self) -> None:
+        """Raise a `KnowledgeError` if no label has a reference."""
+        if not self.has_reference:
+            target, source = self.relation.target.name, self.relation.source.name
+            raise KnowledgeError(
+                f"{self.name} has no reference among this LM's labels: no file says which {target} "
+                f"belongs to which {source}. Choose a relation that has a reference, such as "
+                "city->country, or add the facts to a YAML file and pass it as knowledge_files."
+            )
+
+    def source_prompts(self, subjects: Sequence[str]) -> list[str]:
+        """Return the source prompt of each subject."""
+        return [self.relation.source.prompt(subject) for subject in subjects]
+
+    def target_prompts(self, subjects: Sequence[str]) -> list[str]:
+        """Return the target prompt of each subject."""
+        return [self.relation.target.prompt(subject) for subject in subjects]

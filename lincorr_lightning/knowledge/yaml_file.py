@@ -1,34 +1,46 @@
-"""Read and check one knowledge file.
+"""Read, check and merge knowledge files.
 
 A file is accepted or refused as a whole. Every message has the form `file: key: reason`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.io import regular_file
-from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, UNSPACED_LANGUAGES
-from lincorr_lightning.yaml_checks import SafeLoader, load_yaml
+from lincorr_lightning.knowledge.arithmetic import KIND
+from lincorr_lightning.knowledge.schema import (
+    FAMILIES,
+    LANGUAGES,
+    UNSPACED_LANGUAGES,
+    Answer,
+    Knowledge,
+)
+from lincorr_lightning.yaml_checks import SafeLoader, check_yaml
+
+T = TypeVar("T")
 
 VERSION = 1
 """Version of the schema that this package reads."""
-
-RESERVED_KINDS = frozenset({"number"})
-"""Kinds of entities that are computed, not listed in a file."""
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "template", "answers")
 _KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike", "paper_size")
 _MAX_DIGITS = 9
 _FORBIDDEN_IN_NAMES = ("->", ".", ",", '"', "'", "[", "]", "{", "}")
+_TAG = "tag:yaml.org,2002:"
+_MEANINGS = {"bool": "a boolean", "int": "a number", "float": "a number", "timestamp": "a date",
+             "null": "nothing"}  # fmt: skip
+_KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +65,22 @@ class Entity:
         return self.names.get(language, default)
 
 
-@dataclass(frozen=True, slots=True)
-class RawKnowledge:
-    """An entry under `knowledge` in a file, before its answers are looked up.
-
-    Attributes:
-        name: Key of the entry.
-        origin: File that has the entry.
-        answers: A kind of entity, or the answers themselves.
-
-    The other attributes are those of `Knowledge`.
-    """
-
-    name: str
-    origin: str
-    family: str
-    language: str
-    template: str
-    answers: str | tuple[str, ...]
-    leading_space: bool
-    printed_template: str | None
-    alike: str | None
-    paper_size: int | None
+Entities = Mapping[str, Mapping[str, Entity]]
+"""Entities by kind and identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeFile:
-    """Checked content of one file: its source, entities by kind and identity, entries by name."""
+    """Checked content of one file.
 
+    An entry of `knowledge` has its answers if the file lists them; else they are the names of the
+    entities of its kind, which other files may add to, and are looked up in `merge_files`.
+    """
+
+    origin: str
     source: str
-    entities: Mapping[str, Mapping[str, Entity]]
-    knowledge: Mapping[str, RawKnowledge]
+    entities: Entities
+    knowledge: Mapping[str, Knowledge]
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:
@@ -100,182 +97,129 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
+# -- reading ---------------------------------------------------------------------------------
+
+
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check one knowledge file, in UTF-8.
 
     Facts that refer to entities of other files are checked when the files are merged.
-
-    Raises:
-        KnowledgeError: The file cannot be read or breaks the schema.
     """
     try:
         text = regular_file(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise KnowledgeError(
-            f"{path}: cannot be read as a knowledge file ({error.strerror})"
-        ) from error
+        fail(str(path), "", f"cannot be read as a knowledge file ({error.strerror})")
     except UnicodeDecodeError as error:
-        raise KnowledgeError(f"{path}: is not UTF-8 text ({error})") from error
+        fail(str(path), "", f"is not UTF-8 text ({error})")
     return parse_knowledge_file(text, str(path))
 
 
 def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
-    r"""Parse and check the text of one knowledge file, which messages call `origin`.
-
-    Raises:
-        KnowledgeError: The text is not YAML or breaks the schema.
-
-    Example:
-        >>> file = parse_knowledge_file("version: 1\nentities: {pet: [dog, cat]}", "mine.yaml")
-        >>> list(file.entities["pet"])
-        ['dog', 'cat']
-        >>> try:
-        ...     parse_knowledge_file("version: 1\nentities: {pet: [dog, no]}", "mine.yaml")
-        ... except KnowledgeError as error:
-        ...     print(error)
-        mine.yaml: entities.pet: no (line 2) reads as a boolean, not as text; quote it: "no"
-    """
-    root = _Node(origin, "", _load_yaml(text, origin))
-    root.require_mapping(f"must be a mapping with the keys {', '.join(_TOP_LEVEL_KEYS)}")
-    root.refuse_other_keys(_TOP_LEVEL_KEYS)
-    version = root["version"]
-    if version is None:
+    """Parse and check the text of one knowledge file, which messages call `origin`."""
+    root = _Value(origin, "", _load_yaml(text, origin))
+    keys = ", ".join(_TOP_LEVEL_KEYS)
+    parts = root.mapping(f"must be a mapping with the keys {keys}", _TOP_LEVEL_KEYS)
+    if "version" not in parts:
         fail(origin, "version", f"is missing; write `version: {VERSION}`")
-    if str(version.value) != str(VERSION):
-        shown = "a list" if isinstance(version.value, list) else "a mapping"
-        if isinstance(version.value, (str, _Unquoted)):
-            shown = str(version.value)[:20]
+    version = parts["version"]
+    if version.node.value != str(VERSION):
+        shown = f"a {version.kind}" if version.kind != "text" else version.node.value[:20]
         version.fail(f"is {shown}; this package reads version {VERSION}")
-    source, entities, knowledge = (root[key] for key in _TOP_LEVEL_KEYS[1:])
+    reason = "must map each kind to its entities"
+    kinds = parts["entities"].mapping(reason, names=True) if "entities" in parts else {}
+    reason = "must map each name to its family, language, template, answers"
+    entries = parts["knowledge"].mapping(reason, names=True) if "knowledge" in parts else {}
     return KnowledgeFile(
-        source=source.text() if source else "",
-        entities=_parse_entities(entities) if entities else {},
-        knowledge=_parse_knowledge(knowledge) if knowledge else {},
+        origin=origin,
+        source=parts["source"].text() if "source" in parts else "",
+        entities={kind: _entities(kind, members) for kind, members in kinds.items()},
+        knowledge={name: _entry(name, entry) for name, entry in entries.items()},
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Unquoted:
-    """A scalar that YAML reads as something other than text."""
-
-    written: str
-    meaning: str
-    line: int
-
-    def __str__(self) -> str:
-        return self.written
-
-    __repr__ = __str__
-
-
-class _Loader(SafeLoader):  # type: ignore[misc]
-    """Safe loader that keeps unquoted scalars as they are written."""
-
-
-def _construct_unquoted(meaning: str) -> Any:
-    def construct(loader: _Loader, node: yaml.ScalarNode) -> _Unquoted:
-        return _Unquoted(str(node.value), meaning, node.start_mark.line + 1)
-
-    return construct
-
-
-for _tag, _meaning in {
-    "bool": "a boolean",
-    "int": "a number",
-    "float": "a number",
-    "timestamp": "a date",
-    "null": "nothing",
-}.items():
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_unquoted(_meaning))
-
-
-def _load_yaml(text: str, origin: str) -> Any:
+def _load_yaml(text: str, origin: str) -> yaml.Node:
     try:
-        return load_yaml(text, _Loader)
+        check_yaml(text)
+        return yaml.compose(text, Loader=SafeLoader) or yaml.ScalarNode(f"{_TAG}null", "")
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise KnowledgeError(f"{origin}:{line} {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise KnowledgeError(f"{origin}: is not YAML ({' '.join(str(error).split())})") from error
+    except yaml.YAMLError as error:
+        fail(origin, "", f"is not YAML ({' '.join(str(error).split())})")
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _Value:
     """A value of a file, with the file and the key that messages name."""
 
     origin: str
     key: str
-    value: Any
+    node: yaml.Node
 
-    def __getitem__(self, name: str) -> _Node | None:
-        """Return the value under a key of the mapping; None if the mapping lacks it."""
-        return self.child(name, self.value[name]) if name in self.value else None
+    def fail(self, reason: str, child: str = "") -> NoReturn:
+        fail(self.origin, ".".join(filter(None, (self.key, child))), reason)
 
-    def child(self, name: str, value: Any) -> _Node:
-        return _Node(self.origin, f"{self.key}.{name}" if self.key else name, value)
-
-    def sibling(self, value: Any) -> _Node:
-        """Return another value, such as a list item or a key, that messages locate here."""
-        return _Node(self.origin, self.key, value)
-
-    def fail(self, reason: str) -> NoReturn:
-        fail(self.origin, self.key, reason)
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(type(self.node), "text")
 
     @property
     def is_null(self) -> bool:
-        unquoted_null = isinstance(self.value, _Unquoted) and self.value.meaning == "nothing"
-        return self.value is None or unquoted_null
+        return bool(self.node.tag == f"{_TAG}null")
 
-    def require_mapping(self, reason: str) -> None:
-        if not isinstance(self.value, dict):
+    @property
+    def is_empty(self) -> bool:
+        return self.is_null or not self.node.value
+
+    def mapping(
+        self, reason: str, known: Iterable[str] = (), *, names: bool = False
+    ) -> dict[str, _Value]:
+        """Return the values of a mapping, none for null; else fail for the reason."""
+        if self.is_null and self.key:
+            return {}
+        if not isinstance(self.node, yaml.MappingNode):
             self.fail(reason)
+        _CONSTRUCTOR.flatten_mapping(self.node)  # merge keys, <<
+        values = {}
+        for key_node, node in self.node.value:
+            key = _Value(self.origin, self.key, key_node).text(is_name=names)
+            if known and key not in known:
+                hint = suggest(key, known, f" Known: {', '.join(known)}.")
+                self.fail(f"unknown key.{hint}", key)
+            values[key] = _Value(self.origin, f"{self.key}.{key}" if self.key else key, node)
+        return values
 
-    def refuse_other_keys(self, known: Collection[str]) -> None:
-        for key in self.value:
-            if key not in known:
-                hint = suggest(str(key), known, f" Known: {', '.join(known)}.")
-                self.child(str(key), None).fail(f"unknown key.{hint}")
-
-    def text(self) -> str:
-        value = self.value
-        if isinstance(value, _Unquoted):
-            if not value.written:
-                self.fail(f"is empty (line {value.line}); a text is needed")
-            self.fail(
-                f"{value.written} (line {value.line}) reads as {value.meaning}, not as text; "
-                f'quote it: "{value.written}"'
-            )
-        if not isinstance(value, str):
-            self.fail(f"must be a text, not a {type(value).__name__}")
+    def text(self, *, is_name: bool = False) -> str:
+        """Return a text; a name must also be usable in `a->b`, in config keys and in lists."""
+        value, line = self.node.value, self.node.start_mark and self.node.start_mark.line + 1
+        if self.kind != "text":
+            self.fail(f"must be a text, not a {self.kind}")
+        if self.node.tag != f"{_TAG}str":
+            if not value:
+                self.fail(f"is empty (line {line}); a text is needed")
+            meaning = _MEANINGS.get(self.node.tag.removeprefix(_TAG), self.node.tag)
+            self.fail(f'{value} (line {line}) reads as {meaning}, not as text; quote it: "{value}"')
         if not value.strip():
             self.fail("is an empty text")
         if value != value.strip() or "\n" in value:
             self.fail(f"{value!r} has space around it or a line break in it")
-        return value
+        for forbidden in filter(value.__contains__, _FORBIDDEN_IN_NAMES if is_name else ()):
+            self.fail(f"a name must not contain {forbidden!r}", value)
+        if is_name and any(character.isspace() for character in value):
+            self.fail("a name must not contain a space; write an underscore instead", value)
+        return str(value)
 
     def texts(self) -> tuple[str, ...]:
         """Return the items of a list without repetitions; a text counts as a list of one."""
-        if not isinstance(self.value, list):
+        if self.kind != "list":
             return (self.text(),)
-        if not self.value:
+        if self.is_empty:
             self.fail("is an empty list")
-        texts = tuple(self.sibling(item).text() for item in self.value)
+        texts = tuple(_Value(self.origin, self.key, item).text() for item in self.node.value)
         if len(set(texts)) < len(texts):
             repeated = next(text for text in texts if texts.count(text) > 1)
             self.fail(f"{repeated!r} is listed twice")
         return texts
-
-    def name(self) -> str:
-        """Return a name that can be used in `a->b`, in config keys and in lists."""
-        name = self.text()
-        for forbidden in _FORBIDDEN_IN_NAMES:
-            if forbidden in name:
-                self.child(name, None).fail(f"a name must not contain {forbidden!r}")
-        if any(character.isspace() for character in name):
-            self.child(name, None).fail(
-                "a name must not contain a space; write an underscore instead"
-            )
-        return name
 
     def choice(self, known: tuple[str, ...]) -> str:
         text = self.text()
@@ -284,19 +228,20 @@ class _Node:
         return text
 
     def flag(self) -> bool:
-        written = str(self.value).lower() if isinstance(self.value, _Unquoted) else ""
-        if written not in ("true", "false"):
+        written = str(self.node.value).lower()
+        if self.node.tag != f"{_TAG}bool" or written not in ("true", "false"):
             self.fail("must be true or false")
         return written == "true"
 
     def count(self) -> int:
-        if not str(self.value).isdecimal() or len(str(self.value)) > _MAX_DIGITS:
+        written = str(self.node.value)
+        if not written.isdecimal() or len(written) > _MAX_DIGITS:
             self.fail("must be a whole number")
-        return int(str(self.value))
+        return int(written)
 
     def template(self) -> str:
-        if isinstance(self.value, str) and self.value != self.value.rstrip():
-            self.fail(f"{self.value!r} ends in a space; the space belongs to the answer")
+        if str(self.node.value).endswith(" "):
+            self.fail(f"{self.node.value!r} ends in a space; the space belongs to the answer")
         template = self.text()
         count = template.count("{}")
         if count != 1:
@@ -304,78 +249,172 @@ class _Node:
         return template
 
 
-def _parse_entities(node: _Node) -> dict[str, dict[str, Entity]]:
-    if node.is_null:
-        return {}
-    node.require_mapping("must map each kind to its entities")
-    entities: dict[str, dict[str, Entity]] = {}
-    for raw_kind, value in node.value.items():
-        kind = node.sibling(raw_kind).name()
-        members = node.child(kind, value)
-        if kind in LANGUAGES:
-            members.fail("is the name of a language and cannot be a kind")
-        if kind in RESERVED_KINDS:
-            members.fail("is a computed kind; choose another name")
-        if members.is_null or not value:
-            members.fail("has no entities")
-        if isinstance(value, list):
-            parsed = [Entity(identity, node.origin) for identity in members.texts()]
-        elif isinstance(value, dict):
-            parsed = [_parse_entity(members, identity, body) for identity, body in value.items()]
-        else:
-            members.fail("must be a list of names or a mapping from name to facts")
-        entities[kind] = {entity.identity: entity for entity in parsed}
+def _entities(kind: str, value: _Value) -> dict[str, Entity]:
+    if kind in LANGUAGES:
+        value.fail("is the name of a language and cannot be a kind")
+    if kind == KIND:
+        value.fail("is a computed kind; choose another name")
+    if value.is_empty:
+        value.fail("has no entities")
+    if value.kind == "list":
+        return {identity: Entity(identity, value.origin) for identity in value.texts()}
+    entities = {}
+    reason = "must be a list of names or a mapping from name to facts"
+    for identity, body in value.mapping(reason).items():
+        names: dict[str, tuple[str, ...]] = {}
+        facts: dict[str, tuple[str, ...]] = {}
+        reason = "must be a mapping of names by language and facts by kind"
+        for name, texts in body.mapping(reason).items():
+            (names if name in LANGUAGES else facts)[name] = texts.texts()
+        entities[identity] = Entity(identity, value.origin, names, facts)
     return entities
 
 
-def _parse_entity(members: _Node, raw_identity: Any, body: Any) -> Entity:
-    identity = members.sibling(raw_identity).text()
-    node = members.child(identity, body)
-    if node.is_null:
-        return Entity(identity, node.origin)
-    node.require_mapping("must be a mapping of names by language and facts by kind")
-    names: dict[str, tuple[str, ...]] = {}
-    facts: dict[str, tuple[str, ...]] = {}
-    for raw_name, value in body.items():
-        name = node.sibling(raw_name).text()
-        (names if name in LANGUAGES else facts)[name] = node.child(name, value).texts()
-    return Entity(identity, node.origin, names, facts)
-
-
-def _parse_knowledge(node: _Node) -> dict[str, RawKnowledge]:
-    if node.is_null:
-        return {}
-    node.require_mapping("must map each name to its family, language, template, answers")
-    names = {raw_name: node.sibling(raw_name).name() for raw_name in node.value}
-    return {
-        name: _parse_entry(name, node.child(name, node.value[raw_name]))
-        for raw_name, name in names.items()
-    }
-
-
-def _parse_entry(name: str, node: _Node) -> RawKnowledge:
+def _entry(name: str, value: _Value) -> Knowledge:
     if name in (*FAMILIES, "all"):
-        node.fail("is the name of a family and cannot name a kind of knowledge")
-    node.require_mapping(f"must be a mapping with {', '.join(_REQUIRED_KEYS)}")
-    node.refuse_other_keys(_KNOWLEDGE_KEYS)
+        value.fail("is the name of a family and cannot name a kind of knowledge")
+    parts = value.mapping(f"must be a mapping with {', '.join(_REQUIRED_KEYS)}", _KNOWLEDGE_KEYS)
     for key in _REQUIRED_KEYS:
-        if key not in node.value:
-            node.child(key, None).fail("is missing")
-    family, language, template, answers = (
-        node.child(key, node.value[key]) for key in _REQUIRED_KEYS
-    )
-    if answers.is_null or answers.value == []:
+        if key not in parts:
+            value.fail("is missing", key)
+    answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
+    if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
-    space, printed, alike, size = (node[key] for key in _KNOWLEDGE_KEYS[len(_REQUIRED_KEYS) :])
-    return RawKnowledge(
+    listed = answers.texts() if answers.kind == "list" else ()
+
+    def optional(key: str, read: Callable[[_Value], T], default: T) -> T:
+        return read(parts[key]) if key in parts else default
+
+    return Knowledge(
         name=name,
-        origin=node.origin,
-        language=language.choice(LANGUAGES),
-        family=family.choice(FAMILIES),
-        template=template.template(),
-        answers=answers.texts() if isinstance(answers.value, list) else answers.text(),
-        leading_space=space.flag() if space else language.value not in UNSPACED_LANGUAGES,
-        printed_template=printed.text() if printed else None,
-        alike=alike.text() if alike else None,
-        paper_size=size.count() if size else None,
+        family=parts["family"].choice(FAMILIES),
+        language=language,
+        template=parts["template"].template(),
+        # Listed answers share no entity with any kind: a kind's name contains no space.
+        kind=f"answers of {name}" if listed else answers.text(),
+        answers=tuple(Answer(text, text) for text in listed),
+        leading_space=optional("space", _Value.flag, language not in UNSPACED_LANGUAGES),
+        printed_template=optional("printed", _Value.text, None),
+        alike=optional("alike", _Value.text, None),
+        paper_size=optional("paper_size", _Value.count, None),
     )
+
+
+# -- merging ---------------------------------------------------------------------------------
+
+
+def merge_files(
+    files: Iterable[KnowledgeFile], reserved: Mapping[str, str]
+) -> tuple[list[Knowledge], Entities]:
+    """Merge the entities and entries of several files.
+
+    A later file may add entities to a kind, and names and facts to an entity. It may not restate
+    what an earlier file says: that would be either redundant or a contradiction. `reserved` are
+    names that no file may use, with their owner.
+
+    Returns:
+        The kinds of knowledge in the order of the files, and the entities by kind.
+
+    Raises:
+        KnowledgeError: A name is already taken, an entity is restated, a fact or a domain refers to
+            an unknown kind or entity, or a domain is empty or ambiguous.
+    """
+    entities: dict[str, dict[str, Entity]] = {}
+    entries: dict[str, Knowledge] = {}
+    owners = dict(reserved)
+    for file in files:
+        for kind, members in file.entities.items():
+            known = entities.setdefault(kind, {})
+            for identity, entity in members.items():
+                is_new = identity not in known
+                known[identity] = entity if is_new else _extend(known[identity], entity, kind)
+        for name, entry in file.knowledge.items():
+            if name in owners:
+                reason = f"the name is already taken by {owners[name]}"
+                fail(file.origin, f"knowledge.{name}", reason)
+            entries[name], owners[name] = entry, file.origin
+    _check_facts(entities)
+    return [_resolve(entry, owners[name], entities) for name, entry in entries.items()], entities
+
+
+def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
+    """Add the names and facts that a later file gives to an entity."""
+    key = f"entities.{kind}.{entity.identity}"
+    restated = [*(known.names.keys() & entity.names), *(known.facts.keys() & entity.facts)]
+    if restated:
+        reason = "is already given; a file may add to it, not restate"
+        fail(entity.origin, f"{key}.{min(restated)}", reason)
+    if not entity.names and not entity.facts:
+        fail(entity.origin, key, "is already an entity of this kind; leave it out")
+    return Entity(
+        identity=known.identity,
+        origin=f"{known.origin} and {entity.origin}",  # either may be at fault from now on
+        names={**known.names, **entity.names},
+        facts={**known.facts, **entity.facts},
+    )
+
+
+def _check_facts(entities: Entities) -> None:
+    """Refuse facts that refer to an unknown kind or entity."""
+    for kind, members in entities.items():
+        for entity in members.values():
+            for other_kind, identities in entity.facts.items():
+                key = f"entities.{kind}.{entity.identity}.{other_kind}"
+                if other_kind not in entities:
+                    languages, hint = ", ".join(LANGUAGES), suggest(other_kind, entities)
+                    reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
+                    fail(entity.origin, key, reason)
+                known = entities[other_kind]
+                for identity in identities:
+                    if identity not in known:
+                        named = (e.identity for e in known.values() if identity in e.texts("en"))
+                        alias = next(named, None)
+                        hint = suggest(identity, known) if alias is None else f" Write {alias!r}."
+                        fail(entity.origin, key, f"there is no {other_kind} {identity!r}.{hint}")
+
+
+def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
+    """Look up the answers of an entry."""
+    key = f"knowledge.{entry.name}"
+    if entry.alike is not None and entry.alike not in entities:
+        hint = suggest(entry.alike, entities)
+        fail(origin, f"{key}.alike", f"{entry.alike!r} is no kind of entity.{hint}")
+    members = entities.get(entry.kind)
+    if not entry.answers:
+        if members is None:
+            hint = suggest(entry.kind, entities)
+            fail(origin, f"{key}.answers", f"there is no kind {entry.kind!r}.{hint}")
+        answers = tuple(
+            Answer(identity, text)
+            for identity, entity in members.items()
+            for text in entity.texts(entry.language)
+        )
+        if not answers:
+            reason = f"the domain is empty: no {entry.kind} has a name under {entry.language!r}"
+            fail(origin, f"{key}.answers", reason)
+        entry = replace(entry, answers=answers)
+    _refuse_ambiguous(entry, origin, members or {})
+    return entry
+
+
+def _refuse_ambiguous(entry: Knowledge, origin: str, entities: Mapping[str, Entity]) -> None:
+    """Refuse texts that read alike.
+
+    An LM's answer could not be attributed to one of two entities, and two spellings of one entity
+    that differ only in case would be counted as two answers.
+    """
+
+    def describe(answer: Answer) -> str:
+        owner = "" if answer.text == answer.identity else f" of {answer.identity!r}"
+        known = entities.get(answer.identity)
+        return f"{answer.text!r}{owner} ({known.origin if known else origin})"
+
+    first_with: dict[str, Answer] = {}
+    for answer in entry.answers:
+        folded = unicodedata.normalize("NFKC", answer.text).casefold()
+        first = first_with.setdefault(folded, answer)
+        if first != answer:
+            is_alias = first.identity == answer.identity
+            way_out = "" if is_alias else ", or make one an alias of the other"
+            reason = f"{describe(answer)} and {describe(first)} read alike; keep one{way_out}"
+            fail(origin, f"knowledge.{entry.name}.answers", reason)

@@ -94,7 +94,7 @@ def _audit_with_a_finalizer(arguments: list[str], stderr: Path) -> None:
         while True:
             monotonic()
 
-    pkgutil.resolve_name("lincorr_lightning.knowledge.audit_command").audit = audit
+    pkgutil.resolve_name("lincorr_lightning.knowledge.audit").audit = audit
     _program(arguments, stderr, "time:monotonic", 0, 0)
 
 

@@ -72,7 +72,7 @@ def test_names_of_one_entity_that_differ_only_in_case_are_refused(tmp_path, agai
         "  town: {family: attribute, language: en, template: '{} is in', answers: town}\n",
         encoding="utf-8",
     )
-    with pytest.raises(KnowledgeError, match=r"knowledge\.town\.answers: .* differ only in case"):
+    with pytest.raises(KnowledgeError, match=r"knowledge\.town\.answers: .* read alike; keep one$"):
         Catalogue.load(file)
 
 

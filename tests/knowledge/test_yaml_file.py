@@ -83,7 +83,7 @@ def test_a_good_file_is_read_as_written(write):
     assert file.knowledge["realm"].leading_space is True
     assert file.knowledge["realm_zh"].leading_space is False
     greeting = file.knowledge["greeting"]
-    assert greeting.answers == ("hello", "good morning")
+    assert [answer.text for answer in greeting.answers] == ["hello", "good morning"]
     assert greeting.leading_space is False
     assert greeting.printed_template == "{} say"
 
@@ -127,7 +127,7 @@ BAD = {
     "date": (changed("[hello,", "[2001-12-14,"), ["2001-12-14", "a date", '"2001-12-14"']),
     "impossible date": (changed("[hello,", "[2001-13-45,"), ["2001-13-45", "a date"]),
     "null": (changed("[hello,", "[~,"), ["greeting.answers", "~", "nothing"]),
-    "mapping as answer": (changed("[hello,", "[{a: b},"), ["greeting.answers", "text", "dict"]),
+    "mapping as answer": (changed("[hello,", "[{a: b},"), ["greeting.answers", "text", "mapping"]),
     "empty text": (changed("[hello,", '["",'), ["greeting.answers", "empty text"]),
     "space around": (changed("[hello,", '["hello ",'), ["greeting.answers", "'hello '", "space"]),
     "empty list": (changed("[hello, good morning]", "[]"), ["greeting.answers", "empty"]),
