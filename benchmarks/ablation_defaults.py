@@ -21,7 +21,7 @@ from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 VARIANTS = {
     "default": [],

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, embedding_bag
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 EPOCHS, BATCH = 10, 256
 

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 CUTS = {
     "none": "nothing",

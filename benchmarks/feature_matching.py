@@ -20,7 +20,7 @@ from jsonargparse import auto_cli
 from torch import Tensor
 
 from lincorr_lightning.flow.matching import match_features
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 
 def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:

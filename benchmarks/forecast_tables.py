@@ -27,7 +27,7 @@ from numbers_file import read_numbers
 
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.style import GREY, finish, new_figure, plain_axes
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 LIMITS = (0.7, 0.5, 0.3)
 Costs = Mapping[tuple[str, str], Mapping[str, float]]

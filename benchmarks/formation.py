@@ -20,7 +20,7 @@ from jsonargparse import auto_cli
 
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.results.style import to_picture
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 from lincorr_lightning.results.training_curves import training_curves
 
 PAIR = "city->country"

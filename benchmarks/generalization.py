@@ -22,7 +22,7 @@ from typing import Any, Literal
 from jsonargparse import auto_cli
 
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 RELATIONS = (
     "city->country",

@@ -17,7 +17,7 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 

@@ -28,7 +28,7 @@ import torch
 from jsonargparse import auto_cli
 from numbers_file import read_numbers, write_numbers
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "gpu.json"

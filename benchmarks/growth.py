@@ -29,7 +29,7 @@ from lincorr_lightning.functional import LeastSquares
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 PARTS = ("reading", "second moments", "solving")
 LARGE = {"8B": 8.0e9, "70B": 70.6e9}

@@ -26,7 +26,7 @@ from lincorr_lightning.knowledge import (
     audit_domains,
 )
 from lincorr_lightning.knowledge.catalogue import built_in_files
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:

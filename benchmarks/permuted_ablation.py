@@ -20,7 +20,7 @@ from numbers_file import read_numbers, write_numbers
 
 from lincorr_lightning.ablation.batches import TextBatch
 from lincorr_lightning.cli import main as lincorr
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 MAPPINGS = ("reference", "permuted")
 SHARES = ("source_learned", "generalized", "std", "unrestricted", "says_source", "random")

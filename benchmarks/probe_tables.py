@@ -23,7 +23,7 @@ from documents import all_text, place_tables, placed
 from jsonargparse import auto_cli
 
 from lincorr_lightning.probe.significance import FINDING
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
 FAMILIES = (

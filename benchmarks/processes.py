@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from jsonargparse import auto_cli
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 # Each half of these subjects has a batch for two processes.
 _FEWEST = 80

@@ -33,7 +33,7 @@ from numbers_file import read_numbers, write_numbers
 from sampler import Sampler, Stack
 from torch import Tensor, nn
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "profile_studies.json"

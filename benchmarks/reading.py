@@ -29,7 +29,7 @@ from torch import Tensor
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm.vocabulary import sample_subjects
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 COLUMNS = (
     "way", "prompts", "prompts/s", "faster", "by processor time", "of bare", "memory", "differs",

@@ -48,7 +48,7 @@ from scipy.stats import binomtest
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.style import BLUE, ORANGE, finish, new_figure, plain_axes
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05

@@ -10,7 +10,7 @@ from typing import Any
 from numbers_file import read_numbers
 
 from lincorr_lightning.ablation.results import PAPER
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
 RISK_RELATION, RISK_LIMITS = "landmark->country", (None, 0.5)

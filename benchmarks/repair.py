@@ -24,7 +24,7 @@ from real_lms import RESULTS, Run, execute
 
 from lincorr_lightning.finetune.repair.results import hallucinated_interval
 from lincorr_lightning.lm.config import TINY_WORLD
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "edits": (),

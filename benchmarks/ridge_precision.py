@@ -43,7 +43,7 @@ from lincorr_lightning.results.style import (
     panels_of,
     plain_axes,
 )
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 RELATIONS = (
     "city->country", "birthplace->country", "landmark->country", "company->country",

@@ -21,7 +21,7 @@ from jsonargparse import auto_cli
 from torch import Tensor
 
 from lincorr_lightning.functional import LeastSquares
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 
 def timed(work: Callable[[], Tensor], repeats: int, device: str) -> tuple[Tensor, float]:

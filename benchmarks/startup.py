@@ -29,7 +29,7 @@ from documents import place_tables
 from jsonargparse import auto_cli
 from numbers_file import read_numbers, write_numbers
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "startup.json"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from jsonargparse import auto_cli
 
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 COMMANDS = {
     "linear_probe": "fit",

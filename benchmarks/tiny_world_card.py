@@ -24,7 +24,7 @@ from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Knowledge
 from lincorr_lightning.pretraining.batches import RecallPrompts
 from lincorr_lightning.pretraining.corpus import Corpus
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pretraining.yaml"

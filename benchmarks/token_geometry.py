@@ -36,7 +36,7 @@ from lincorr_lightning.geometry.intrinsic_dimension import (
     intrinsic_dimension,
 )
 from lincorr_lightning.geometry.neighborhoods import consecutive_overlap
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 # Runs under the other interpreter.
 DADAPY = """

@@ -17,7 +17,7 @@ from jsonargparse import auto_cli
 
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import DomainError
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 RELATIONS = ("city->country", "country->continent", "ceo->company", "X+1->X+2")
 MAPPINGS = ("reference", "permuted", "letters")

@@ -25,7 +25,7 @@ from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Res
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.losses import answer_losses
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 
 
 class Plain(L.LightningModule):

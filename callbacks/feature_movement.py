@@ -14,7 +14,8 @@ from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.results.results import Column, Results, Table
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Column, Table
 from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -279,7 +280,7 @@ class FeatureMovement(RelationCallback):
                     **self._scalars(hook_point, sums),
                     "top": [dict(zip(COLUMNS[3:], row[3:], strict=True)) for row in own],
                 }
-        table = Table(
+        table = Table.from_rows(
             self.study,
             [*COLUMNS[:5], *(Column(key, format=".3g") for key in COLUMNS[5:])],
             [row for top in tops.values() for row in top],

@@ -24,7 +24,8 @@ from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 from lincorr_lightning.results.training_curves import training_curves
 
 MIN_SUBJECTS = 20

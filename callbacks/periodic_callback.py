@@ -12,8 +12,9 @@ from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.lm.query_cache import QueryCache, close_query_caches, get_query_cache
 from lincorr_lightning.results.loggers import log_scalars
-from lincorr_lightning.results.results import Results, Table
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_callback_results
+from lincorr_lightning.results.table import Table
 
 
 class PeriodicCallback(L.Callback):
@@ -201,7 +202,7 @@ class PeriodicCallback(L.Callback):
         columns = {key: dict(points) for key, points in self.history.items()}
         steps = sorted({step for points in columns.values() for step in points})
         rows = [[step, *(points.get(step) for points in columns.values())] for step in steps]
-        return Table(self.study, ["step", *columns], rows, caption)
+        return Table.from_rows(self.study, ["step", *columns], rows, caption)
 
     # -- resuming ----------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from lincorr_lightning.data.tokenized_texts import read_prompts
 from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.history import history_figure
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 
 
 class TokenGeometryMonitor(PeriodicCallback):
@@ -167,7 +168,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         ]
         texts = f"{len(self._text_names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
-        table = Table(
+        table = Table.from_rows(
             self.study, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
         )
         draw = partial(history_figure, curves, f"{texts}; one column per measurement")

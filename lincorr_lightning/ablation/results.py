@@ -14,8 +14,9 @@ from lincorr_lightning.ablation.figures import generalization_bars
 from lincorr_lightning.ablation.paired_texts import COLUMNS
 from lincorr_lightning.ablation.scores import CASE_COLUMNS, Baselines, RunScores
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.table import Column, Table
 from lincorr_lightning.results.training_curves import History, training_curves
 
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -138,11 +139,11 @@ def ablation_results(
             headline=True,
         ),
         Table.from_dicts("runs", runs, _RUNS, caption="Shares of the new subjects, by network"),
-        Table(
+        Table.from_rows(
             "cases", CASE_COLUMNS, [list(row) for row in cases],
             caption="New subjects of the first seed",
         ),
-        Table(
+        Table.from_rows(
             "texts", COLUMNS, list(corpus.texts[0].rows(corpus.labels)),
             caption="Texts of the first seed, a valid data.texts_file",
         ),

@@ -21,7 +21,8 @@ from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 
 _LOGITS = dict.fromkeys(("prior_reference", "prior_winner"), ".2f")
 _WEIGHTS = dict.fromkeys(("weight_reference", "weight_answer", "weight_max"), ".3f")
@@ -54,7 +55,7 @@ def cases_table(
     headings = _HEADINGS | {"source_answer": "taught" if taught else "source answer"}
     columns = [Column(name, headings.get(name, ""), formats.get(name, "")) for name in names]
     what = "each edit" if taught else "training"
-    return Table(
+    return Table.from_rows(
         f"cases{suffix}", columns, [astuple(case) for case in cases],
         f"What {what} did to the target of {relation} (paper, table 6).",
         "W stands in the column of the source answer; logits are those before training.",
@@ -158,7 +159,7 @@ def forecast_table(
     if answers_after is not None and outcomes is not None:
         cells[Column("answer_after", "after")] = answers_after
         cells[Column("outcome")] = outcomes
-    return Table(
+    return Table.from_rows(
         "forecast", list(cells), list(zip(*cells.values(), strict=True)),
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
         "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
@@ -178,7 +179,7 @@ def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int =
     p = forecasts.probability(Outcome.HALLUCINATED)
     answers = forecasts.answers(forecasts.default)
     rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
-    return Table(
+    return Table.from_rows(
         "riskiest",
         ["subject", Column("source_answer", "new answer"), "reference",
          Column("answer", "expected answer"), Column("p_hallucinated", "p hallucinated", ".0%"),
@@ -193,7 +194,7 @@ def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int =
 
 def left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
     """Return the table ``left_out``: the edits above ``data.max_risk``."""
-    return Table(
+    return Table.from_rows(
         "left_out",
         [
             "subject",
@@ -420,7 +421,7 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
          source[one.source_before], target[one.target_before])
         for one in edits
     ]  # fmt: skip
-    return Table(
+    return Table.from_rows(
         "edits",
         ["subject", "answer", "reference", "source_before", "target_before"],
         rows,

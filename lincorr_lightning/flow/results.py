@@ -16,7 +16,8 @@ from lincorr_lightning.flow.relation_flow import RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.io import safe_names, write_json
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
 
@@ -268,7 +269,9 @@ def _table_of(
 ) -> Table:
     keys = [field.name for field in fields(row_type)]
     columns = [Column(key, format=formats.get(key, "")) for key in keys]
-    return Table(name, columns, [[getattr(row, key) for key in keys] for row in rows], caption)
+    return Table.from_rows(
+        name, columns, [[getattr(row, key) for key in keys] for row in rows], caption
+    )
 
 
 def _relation_tables(found: RelationFlow) -> Iterable[Table]:
@@ -287,7 +290,7 @@ def _relation_tables(found: RelationFlow) -> Iterable[Table]:
         note="Control: other features of the same hook points, as many and about as often active.",
         headline=True,
     )  # fmt: skip
-    yield Table(
+    yield Table.from_rows(
         "answer_features",
         ["side", "label", "hook_point", "feature", Column("auroc", "AUROC", ".3f")],
         [
@@ -298,7 +301,7 @@ def _relation_tables(found: RelationFlow) -> Iterable[Table]:
         ],
         "Feature of each hook point that best predicts an answer, judged on other subjects.",
     )
-    yield Table(
+    yield Table.from_rows(
         "answer_pairs",
         ["source", "target", "same_carrier", "shared_flow"],
         [

@@ -20,8 +20,9 @@ from lincorr_lightning.geometry.mantel import (
 )
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.table import Column, Table
 
 Row = dict[str, Any]
 
@@ -229,7 +230,7 @@ def _prompt_table(profiles: TokenProfiles) -> Table:
     columns: list[Column | str] = ["prompt", "corpus", "shuffle", Column("loss", format=_TWO),
                                    Column("entropy", format=_TWO), *logits]  # fmt: skip
     caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
-    return Table("prompts", columns, rows, caption)
+    return Table.from_rows("prompts", columns, rows, caption)
 
 
 def _profile_table(profiles: TokenProfiles) -> Table:
@@ -245,7 +246,9 @@ def _profile_table(profiles: TokenProfiles) -> Table:
     ]  # fmt: skip
     columns: list[Column | str] = ["prompt", "shuffle", "layer"]
     columns += [Column(name, format=_THREE) for name in names]
-    return Table("profiles", columns, rows, "All observables by prompt, shuffling level and layer")
+    return Table.from_rows(
+        "profiles", columns, rows, "All observables by prompt, shuffling level and layer"
+    )
 
 
 def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
@@ -322,7 +325,7 @@ def knowledge_geometry_results(
             ["a", "b", *(Column(key, format=_TWO) for key in list(pairs[0])[2:])],
             caption="Closeness of two kinds of knowledge and scores of the maps between them",
         ),
-        Table(
+        Table.from_rows(
             "dimension",
             ["knowledge", "layer", "n2", Column("dimension", format=_TWO)],
             [
@@ -333,7 +336,7 @@ def knowledge_geometry_results(
             ],
             "Intrinsic dimension of each kind of knowledge's prompts",
         ),
-        Table(
+        Table.from_rows(
             "overlap",
             ["a", "b", "layer", "k", Column("overlap", format=_THREE)],
             [

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lincorr_lightning.pretraining.corpus import Corpus
-from lincorr_lightning.results.results import Column, Results, Table
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Column, Table
 
 
 def pretraining_results(
@@ -23,7 +24,7 @@ def pretraining_results(
 ) -> Results:
     """Build the results of a run."""
     n_prompts = {name: len(corpus.facts(name)[0]) for name in recall}
-    table = Table(
+    table = Table.from_rows(
         "recall",
         [Column("knowledge"), Column("recall", format=".1%"), Column("n_prompts", "prompts", ",")],
         [(name, value, n_prompts[name]) for name, value in recall.items()],

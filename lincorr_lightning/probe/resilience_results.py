@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from lincorr_lightning.results.pair_matrix import PairMatrix
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 
 # Below this r a fraction of it means nothing.
 _MIN_R = 0.2

@@ -18,7 +18,8 @@ from lincorr_lightning.probe.scores import PairScore, rank_pairs
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 from lincorr_lightning.results.pair_matrix import PairMatrix
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # A run over all knowledge has thousands of pairs with a reference.
@@ -193,7 +194,9 @@ def probe_results(
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
     """Return the table of all subjects and their halves."""
     rows = [(subject, half) for half, members in subjects.items() for subject in members]
-    return Table("subjects", ("subject", "half"), rows, "Subjects, and the half each one is in")
+    return Table.from_rows(
+        "subjects", ("subject", "half"), rows, "Subjects, and the half each one is in"
+    )
 
 
 # -- scalars ---------------------------------------------------------------------------------
@@ -221,13 +224,13 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
     hits = [f"{way}_{n}" for way in _WAYS for n in (*_RANKS, "n")]
     plain = [key for key in entries[0] if key not in ("precision", "completeness")]
     yield _summary(scores, found.n_test)
-    yield Table(
+    yield Table.from_rows(
         "pairs",
         [*plain, *hits],
         [[*(e[key] for key in plain), *_hits(e["precision"])] for e in entries],
         "Every score of every pair",
     )
-    yield Table(
+    yield Table.from_rows(
         "label_wise",
         ("pair", "label", "r"),
         [
@@ -245,7 +248,7 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
         if name == "correlation_matrix" or not matrix.is_empty:
             yield matrix.table(name, what)
     if found.paths:
-        yield Table(
+        yield Table.from_rows(
             "ridge_path",
             ["pair", "ridge", "label_mean", *hits],
             [
@@ -261,7 +264,7 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
         caption = "Pairs by how far r lies above its control"
         yield Table.from_dicts("ranking", ranked, _RANKING, caption=caption)
     if any(score.completeness for score in scores):
-        yield Table(
+        yield Table.from_rows(
             "completeness",
             ["pair", "completeness", "n_labels", "label_mean", *hits[: len(_RANKS) + 1]],
             [
@@ -276,7 +279,7 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
         composed = [one.to_json() for one in found.compositions]
         caption = "Composed maps beside the map of the pair"
         yield Table.from_dicts("transitivity", composed, list(composed[0]), caption=caption)
-    yield Table(
+    yield Table.from_rows(
         "influences",
         ("pair", *Influence._fields),
         [

@@ -14,7 +14,7 @@ from lincorr_lightning.reproduce.items import edit_run
 from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.results.paper import PaperInfluences, PaperNumber, Quantity
 from lincorr_lightning.results.report.text import PageTable
-from lincorr_lightning.results.results import Column
+from lincorr_lightning.results.table import Column
 
 _MIN_RANKED = 5
 _SIGNIFICANT = 0.05

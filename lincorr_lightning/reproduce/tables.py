@@ -28,8 +28,8 @@ from lincorr_lightning.results.paper import (
     paper_settings,
 )
 from lincorr_lightning.results.report.text import PageTable
-from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Column
 
 _N_CASES = 4
 # The paper has these as the r of the logits, once.

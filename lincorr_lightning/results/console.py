@@ -11,8 +11,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.results.results import Table
 from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Table
 
 MAX_ROWS = 20
 _WIDTH = 110

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,10 +82,7 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
 def _log_to_mlflow(logger: Any, results: Results) -> None:
     client, run = logger.experiment, logger.run_id
     for table in results.tables:
-        # MLflow's own tables need pandas; it shows CSV files too.
-        text = io.StringIO()
-        csv.writer(text).writerows([table.keys, *table.rows])
-        client.log_text(run, text.getvalue(), f"tables/{table.name}.csv")
+        client.log_text(run, table.frame.to_csv(index=False), f"tables/{table.name}.csv")
     for figure in results.figures:
         client.log_image(run, _pixels(figure.picture), f"figures/{figure.name}.png")
 
@@ -96,8 +92,8 @@ def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> N
         _add_charts(writer, results.charts)
     for table in results.tables:
         parts = [table.caption, table.markdown(MAX_TEXT_ROWS), table.note]
-        if len(table.rows) > MAX_TEXT_ROWS:
-            parts.append(f"{MAX_TEXT_ROWS} of {len(table.rows):,} rows")
+        if len(table) > MAX_TEXT_ROWS:
+            parts.append(f"{MAX_TEXT_ROWS} of {len(table):,} rows")
         text = "\n\n".join(part for part in parts if part)
         writer.add_text(f"tables/{table.name}", text, step)  # type: ignore[no-untyped-call]
     for figure in results.figures:
@@ -123,8 +119,8 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
     """Use ``log_table`` and ``log_image`` of `WandbLogger`, if a logger has them."""
     if callable(getattr(logger, "log_table", None)):
         for table in results.tables:
-            rows = [list(row) for row in table.rows[:MAX_TABLE_ROWS]]
-            logger.log_table(f"tables/{table.name}", columns=table.keys, data=rows, step=step)
+            frame = table.frame.head(MAX_TABLE_ROWS)
+            logger.log_table(f"tables/{table.name}", dataframe=frame, step=step)
     if callable(getattr(logger, "log_image", None)):
         for figure in results.figures:
             images, captions = [_pixels(figure.picture)], [figure.caption]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import Column, Table
+from lincorr_lightning.results.table import Column, Table
 
 
 class PairMatrix(NamedTuple):
@@ -43,4 +43,4 @@ class PairMatrix(NamedTuple):
             [source, *map(number, row)]
             for source, row in zip(self.sources, self.cells.tolist(), strict=True)
         ]
-        return Table(name, columns, rows, caption)
+        return Table.from_rows(name, columns, rows, caption)

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from lincorr_lightning.results.results import Column
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.table import Column
 
 
 @dataclass(frozen=True)

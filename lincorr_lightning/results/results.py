@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
-
 from lincorr_lightning.errors import ResultsError
-from lincorr_lightning.html import FIRST_ROWS, html_table
-from lincorr_lightning.io import as_output_error, atomic_write, remove, write_csv, write_json
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.io import as_output_error, atomic_write, remove, write_json
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.figure import Figure as MatplotlibFigure
-    from pandas import DataFrame
 
     from lincorr_lightning.results.style import Picture
 
@@ -36,7 +30,6 @@ EARLIER_FILE = "results.earlier.json"
 """Results of an earlier run in the same folder, until those of the current run are complete."""
 
 _LIBRARIES = ("torch", "lightning", "transformers")
-_LITERALS = {"": None, "True": True, "False": False}
 OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
 """Keys of ``results.json`` that all studies share."""
 
@@ -67,161 +60,6 @@ def set_earlier_results_aside(folder: str | Path) -> None:
     if path.exists():
         with as_output_error(path):
             path.replace(path.with_name(EARLIER_FILE))
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a `Table`.
-
-    Attributes:
-        key: Name of the column in the CSV file.
-        heading: Name of the column for readers; empty for the key with spaces.
-        format: Format specification of its numbers, such as ``.2f`` or ``.0%``; empty for text.
-    """
-
-    key: str
-    heading: str = ""
-    format: str = ""
-
-    @property
-    def title(self) -> str:
-        """The heading, or the key with spaces for underscores."""
-        return self.heading or self.key.replace("_", " ")
-
-    def show(self, value: Any) -> str:
-        """Return a cell as text: numbers by `format`, None as an empty text.
-
-        Example:
-            >>> Column("r", format=".2f").show(-0.987), Column("pair").show(None)
-            ('−0.99', '')
-            >>> Column("r", format=".2f").show(-0.001), Column("reference").show(True)
-            ('0.00', 'yes')
-        """
-        if value is None:
-            return ""
-        if isinstance(value, (bool, np.bool_)):
-            return "yes" if value else "no"
-        if not self.format or isinstance(value, str):
-            return str(value)
-        text = format(value, self.format)
-        # A number that rounds to zero has no sign.
-        return re.sub(r"^[+-](?=[0.,]+%?$)", "", text).replace("-", "−")
-
-    def parse(self, text: str) -> Any:
-        """Return the value of a cell of a CSV file; the counterpart of writing it.
-
-        Texts stay texts, except where the column has a format for numbers.
-
-        Example:
-            >>> Column("r", format=".2f").parse("0.987"), Column("label").parse("007")
-            (0.987, '007')
-        """
-        if text in _LITERALS:
-            return _LITERALS[text]
-        if self.format:
-            for kind in (int,) if self.format.endswith("d") else (int, float):
-                try:
-                    float(value := kind(text))
-                except (
-                    ValueError,
-                    OverflowError,
-                ):  # a whole number may be beyond the range of floats
-                    continue
-                return value
-        return text
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a study's results.
-
-    Attributes:
-        name: Name of the file ``tables/<name>.csv``.
-        columns: The columns, or their keys alone. The first ones identify a row: a report joins
-            the tables of several runs on them.
-        rows: Cells of each row, one per column; None is an empty cell.
-        caption: What the table shows, one sentence.
-        note: How to read it, or what is left out.
-        headline: Whether the table is shown at the end of a run and first on a report page.
-    """
-
-    name: str
-    columns: Sequence[Column | str]
-    rows: Sequence[Sequence[Any]]
-    caption: str = ""
-    note: str = ""
-    headline: bool = False
-
-    @classmethod
-    def from_dicts(
-        cls,
-        name: str,
-        rows: Iterable[Mapping[str, Any]],
-        columns: Sequence[Column | str],
-        **options: Any,
-    ) -> Table:
-        """Make a table from rows given as mappings; a key that a row lacks is an empty cell."""
-        keys = [column if isinstance(column, str) else column.key for column in columns]
-        return cls(name, columns, [[row.get(key) for key in keys] for row in rows], **options)
-
-    @cached_property
-    def full_columns(self) -> list[Column]:
-        """The columns, also of keys alone."""
-        return [Column(column) if isinstance(column, str) else column for column in self.columns]
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of the columns, as in the CSV file."""
-        return [column.key for column in self.full_columns]
-
-    def texts(self, limit: int | None = None) -> list[list[str]]:
-        """Return the cells as text, formatted by their columns."""
-        return [
-            [column.show(cell) for column, cell in zip(self.full_columns, row, strict=True)]
-            for row in self.rows[:limit]
-        ]
-
-    def markdown(self, limit: int | None = None) -> str:
-        """Return the table as Markdown."""
-        return markdown_table([column.title for column in self.full_columns], self.texts(limit))
-
-    def to_pandas(self) -> DataFrame:
-        """Return the table as a DataFrame, a column for each key; empty cells are missing values.
-
-        Raises:
-            ResultsError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ResultsError(
-                f"the table {self.name!r} cannot become a DataFrame: pandas is not installed. Run "
-                "`pip install pandas`, or use the table's keys and rows."
-            ) from error
-        return pandas.DataFrame([list(row) for row in self.rows], columns=self.keys)
-
-    def _repr_html_(self) -> str:
-        """Return the first rows as a notebook shows them."""
-        return html_table(
-            [column.title for column in self.full_columns],
-            self.texts(FIRST_ROWS),
-            [bool(column.format) for column in self.full_columns],
-            self.caption,
-            n_rows=len(self.rows),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``results.json`` says about the table; its cells are in the CSV file."""
-        return {
-            "name": self.name,
-            "caption": self.caption,
-            "note": self.note,
-            "headline": self.headline,
-            "columns": [
-                {"key": column.key, "heading": column.title, "format": column.format}
-                for column in self.full_columns
-            ],
-        }
 
 
 @dataclass(frozen=True)
@@ -301,16 +139,6 @@ class Results:
     def _all(self) -> tuple[Results, ...]:
         return (self, *self.included)
 
-    def _repr_html_(self) -> str:
-        """Return a summary as a notebook shows it: numbers, the first headline table, names."""
-        return summary_html(
-            self.study,
-            str((self.lm or {}).get("name_or_path", "")),
-            self.values,
-            [table for one in self._all for table in one.tables],
-            [figure.name for one in self._all for figure in one.figures],
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``.
 
@@ -366,7 +194,8 @@ class Results:
 
         folder = Path(folder)
         for table in self.tables:
-            write_csv(folder / "tables" / f"{table.name}.csv", table.keys, table.rows)
+            with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
+                table.frame.to_csv(part, index=False, errors="backslashreplace")
         progress = tqdm(
             self.figures, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
         )
@@ -395,34 +224,3 @@ def find_by_name(kind: str, name: str, parts: Sequence[_T]) -> _T:
     names = [part.name for part in parts]
     known = f" There are {', '.join(names)}." if names else f" There is no {kind} at all."
     raise ResultsError(f"there is no {kind} {name!r}.{suggest(name, names)}{known}")
-
-
-def summary_html(
-    study: str,
-    lm: str,
-    values: Mapping[str, Any],
-    tables: Sequence[Table],
-    figures: Sequence[str],
-) -> str:
-    """Return a summary of results as HTML: numbers, the first headline table, and all names.
-
-    Args:
-        study: Name of the study.
-        lm: Name of the LM; empty if there is none.
-        values: Content of ``results.json``, of which the numbers at the top level are shown.
-        tables: All tables.
-        figures: Names of all figures.
-    """
-    numbers = ", ".join(
-        f"{key.replace('_', ' ')} {format(value, ',d' if isinstance(value, int) else '.4g')}"
-        for key, value in values.items()
-        if key not in OWN_KEYS and isinstance(value, (int, float)) and not isinstance(value, bool)
-    )
-    rest = (f" of {lm}" if lm else "") + (f": {numbers}" if numbers else "")
-    lines = [f"<p><b>{escape(study)}</b>{escape(rest)}</p>"]
-    lines += [table._repr_html_() for table in tables if table.headline][:1]
-    for kind, names in (("table", [table.name for table in tables]), ("figure", figures)):
-        if names:
-            listed = escape(", ".join(names))
-            lines.append(f"<p><code>{kind}(name)</code>: {listed}</p>")
-    return "\n".join(lines)

@@ -10,27 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
-from lincorr_lightning.results.results import (
-    EARLIER_FILE,
-    RESULTS_FILE,
-    SCHEMA,
-    Column,
-    Table,
-    find_by_name,
-    summary_html,
-)
+from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, find_by_name
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.yaml_checks import load_yaml
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
 
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
+_DTYPES = ("object", "float64", "float32", "int64", "Int64", "bool", "boolean")
 _MAX_NAME = 100  # characters of a study's, table's or figure's name
 
 # A folder with one of these holds a run that has begun.
@@ -180,13 +177,16 @@ class SavedRun:
         """Tables that ``results.json`` lists and whose CSV file is there."""
         found = []
         for entry in self.values["tables"]:
-            path = self.table_path(_file_name(entry["name"]))
-            columns = [_column(column) for column in entry["columns"]]
+            path, columns = self.table_path(_file_name(entry["name"])), entry["columns"]
             if path.is_file():
-                rows = _read_csv(path, columns)
-                caption, note = str(entry["caption"]), str(entry["note"])
-                headline = bool(entry["headline"])
-                found.append(Table(str(entry["name"]), columns, rows, caption, note, headline))
+                found.append(
+                    Table(
+                        entry["name"], _read_csv(path, columns), str(entry["caption"]),
+                        str(entry["note"]), bool(entry["headline"]),
+                        {column["key"]: str(column["heading"]) for column in columns},
+                        {column["key"]: _format(column["format"]) for column in columns},
+                    )
+                )  # fmt: skip
         return found
 
     @cached_property
@@ -215,11 +215,6 @@ class SavedRun:
         """
         return find_by_name("figure", name, self.figures)
 
-    def _repr_html_(self) -> str:
-        """Return a summary as a notebook shows it: numbers, the first headline table, names."""
-        lm, figures = str(self.lm.get("name_or_path", "")), [one.name for one in self.figures]
-        return summary_html(self.study, lm, self.values, self.tables, figures)
-
     def table_path(self, name: str) -> Path:
         """Return the CSV file of a table."""
         return self.folder / "tables" / f"{name}.csv"
@@ -231,32 +226,43 @@ def _file_name(name: Any) -> str:
     return name
 
 
-def _column(entry: Mapping[str, Any]) -> Column:
-    form = entry["format"]
-    if not isinstance(form, str) or not _FORMAT.fullmatch(form):
-        raise ValueError(f"{str(form)[:_MAX_NAME]!r} is not a format of numbers")
-    return Column(str(entry["key"]), str(entry["heading"]), form)
+def _format(text: Any) -> str:
+    if not isinstance(text, str) or not _FORMAT.fullmatch(text):
+        raise ValueError(f"{str(text)[:_MAX_NAME]!r} is not a format of numbers")
+    return text
 
 
-def _read_csv(path: Path, columns: Sequence[Column]) -> list[list[Any]]:
+def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return a table with the dtypes that ``results.json`` has for its columns."""
+    from pandas import read_csv
+
     way_out = f"{_RUN_AGAIN}, or delete the file to have the page without it."
+    kinds = {str(one["key"]): _dtype(one) for one in columns}
     try:
         with regular_file(path).open(newline="", encoding="utf-8") as file:
             head, *rows = list(csv.reader(file, strict=True)) or [[]]
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise ReportError(f"{path} cannot be read as a table: {error}. {way_out}") from error
-    keys = [column.key for column in columns]
-    if head != keys:
-        raise ReportError(
-            f"{path} has the columns {', '.join(head)}; {RESULTS_FILE} says {', '.join(keys)}. "
-            f"{way_out}"
-        )
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(columns):
+        if head != list(kinds):
             raise ReportError(
-                f"{path}, line {number} has {len(row)} cells for {len(columns)} columns. {way_out}"
+                f"{path} has the columns {', '.join(head)}; {RESULTS_FILE} says "
+                f"{', '.join(kinds)}. {way_out}"
             )
-    return [[column.parse(cell) for column, cell in zip(columns, row, strict=True)] for row in rows]
+        for number, row in enumerate(rows, start=2):
+            if len(row) != len(kinds):  # pandas would fill it up
+                raise ReportError(
+                    f"{path}, line {number} has {len(row)} cells for {len(kinds)} columns. "
+                    f"{way_out}"
+                )
+        return read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""])
+    except (UnicodeDecodeError, csv.Error, OSError, ValueError, TypeError) as error:
+        raise ReportError(f"{path} cannot be read as a table: {error}. {way_out}") from error
+
+
+def _dtype(column: Mapping[str, Any]) -> str:
+    kind = str(column.get("dtype") or ("float64" if column["format"] else "object"))
+    if kind not in _DTYPES:
+        raise ValueError(f"{kind[:_MAX_NAME]!r} is not a type of cells")
+    # A column without missing values may have got some in a file that was changed by hand.
+    return {"int64": "Int64", "bool": "boolean"}.get(kind, kind)
 
 
 def config_verb(text: str) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.table import Column, Table
 from lincorr_lightning.results.training_curves import History
 from lincorr_lightning.sae.figures import quality_figure, training_figure
 from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore, feature_densities
@@ -92,7 +93,7 @@ def _score_table(scores: Sequence[SAEScore], found: Reconstruction) -> Table:
 
 def _density_table(scores: Sequence[SAEScore], density: npt.NDArray[np.float64]) -> Table:
     bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in DENSITY_EDGES[:-1])]
-    return Table(
+    return Table.from_rows(
         "feature_density",
         [Column("hook_point"), *(Column(each, format=".1%") for each in bins)],
         [

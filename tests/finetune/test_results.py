@@ -16,7 +16,8 @@ from lincorr_lightning.finetune.results import (
     outcome_charts,
     outcome_figures,
 )
-from lincorr_lightning.results.results import Results, Table
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table
 
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "
@@ -178,7 +179,7 @@ def test_the_run_s_own_relation_stands_at_the_top() -> None:
         Results(
             "gradient_correlation_2",
             {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
-            tables=[Table("gradient_correlation_2", ["step"], [])],
+            tables=[Table.from_rows("gradient_correlation_2", ["step"], [])],
         ),
         Results("resilience", {"before": 1.0}),
     ]
@@ -224,7 +225,7 @@ def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
         "fewer": measured.tables[0].rows[:3],
         "others": measured.tables[0].rows[::-1],
     }
-    measured.tables = [Table("cases", measured.tables[0].columns, rows[what])]
+    measured.tables = [Table.from_rows("cases", measured.tables[0].keys, rows[what])]
     results = build([measured], forecasts())
     assert results.values["forecast"] is None
     shares = results.values["predicted_outcomes"]["map_auto"]

@@ -150,11 +150,11 @@ def test_tables_hold_the_measurements() -> None:
         0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
     ]  # fmt: skip
     assert len(results.table("steering").rows) == len(POINTS)
-    assert results.table("answer_features").rows[1] == (
+    assert results.table("answer_features").rows[1] == [
         "source", "Rome", "mlp_out.0", "mlp_out.0.6", 0.8
-    )  # fmt: skip
+    ]  # fmt: skip
     assert results.table("answer_pairs").rows == [
-        ("Paris", "France", "mlp_out.0.5", "mlp_out.0.5"), ("Rome", "Italy", "", "")
+        ["Paris", "France", "mlp_out.0.5", "mlp_out.0.5"], ["Rome", "Italy", "", ""]
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.results.tables import markdown_table
+from lincorr_lightning.results.table import markdown_table
 from tests.run_checks import assert_is_last
 
 PROBE = ["--data.n_subjects=400"]

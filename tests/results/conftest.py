@@ -9,7 +9,8 @@ import pytest
 import yaml
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Column, Table
 
 Make = Callable[..., Path]
 
@@ -56,7 +57,7 @@ def probe_results(
         {"val/label_mean": r},
         [
             Table.from_dicts("pairs", rows, columns, caption="Pairs and their r.", headline=True),
-            Table(
+            Table.from_rows(
                 "influences",
                 ["label", "token", Column("weight", "W", ".2f"), "in_reference"],
                 weights, "Highest weights.", "Of labels with a reference.",
@@ -112,7 +113,7 @@ def finetune(tmp_path: Path) -> Make:
              *(Column(f"weight_{name}", format=".2f") for name in ("reference", "answer", "max"))],
             caption="Cases.",
         )  # fmt: skip
-        outcomes = Table(
+        outcomes = Table.from_rows(
             "outcomes", ["relation", Column("generalized", format=".1%")],
             [["city->country", generalized]], "Outcomes.", headline=True,
         )  # fmt: skip
@@ -148,7 +149,7 @@ def geometry(tmp_path: Path) -> Make:
     """Writes the folder of a study of which the report knows nothing."""
 
     def make(lm: str = "tiny-world") -> Path:
-        table = Table(
+        table = Table.from_rows(
             "closeness", ["layer", Column("spearman", format=".2f"), Column("p", format=".4f")],
             [["all", -0.001, 0.0123], ["1", None, 1.0]], "Closeness.", headline=True,
         )  # fmt: skip

@@ -18,12 +18,13 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lincorr_lightning.results import loggers as module
 from lincorr_lightning.results.loggers import add_scalar_layout, log_scalars
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import run_folder, write_results
+from lincorr_lightning.results.table import Column, Table
 
 
 def results(n_rows: int = 2) -> Results:
-    table = Table(
+    table = Table.from_rows(
         "pairs", ["pair", Column("r", format=".2f")], [[f"p{i}", i / 4] for i in range(n_rows)],
         "Pairs.", "Read me.",
     )  # fmt: skip
@@ -119,8 +120,8 @@ class WandbStandIn(Logger):
         self, key: str, columns: Any = None, data: Any = None, dataframe: Any = None,
         step: int | None = None,
     ) -> None:  # fmt: skip
-        assert dataframe is None
-        self.tables[key] = (columns, data, step)
+        assert columns is data is None
+        self.tables[key] = (list(dataframe), dataframe.values.tolist(), step)
 
     def log_image(
         self, key: str, images: list[Any], step: int | None = None, **kwargs: Any
@@ -176,7 +177,7 @@ def test_mlflow(tmp_path: Path) -> None:
     logger = MLFlowStandIn()
     run(logger, tmp_path)
     assert logger.scalars["test/r"] == 0.5
-    assert logger.client.texts == {"tables/pairs.csv": "pair,r\r\np0,0.0\r\np1,0.25\r\n"}
+    assert logger.client.texts == {"tables/pairs.csv": "pair,r\np0,0.0\np1,0.25\n"}
     assert isinstance(logger.client.images["figures/matrix.png"], Image.Image)
 
 

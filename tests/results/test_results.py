@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure as MatplotlibFigure
+from pandas import isna
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.results import results as module
-from lincorr_lightning.results.results import SCHEMA, Column, Figure, Results, Table, versions
+from lincorr_lightning.results.results import SCHEMA, Figure, Results, versions
+from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Column, Table
 
 
 def draw() -> MatplotlibFigure:
@@ -19,12 +22,12 @@ def draw() -> MatplotlibFigure:
 
 def small_results() -> Results:
     columns = ["pair", Column("r", "label-wise r", ".2f"), Column("n", format=",")]
-    table = Table(
+    table = Table.from_rows(
         "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.",
         "Read me.", headline=True,
     )  # fmt: skip
     callback = Results(
-        "generalization", {"generalized": 0.5}, {}, [Table("edits", ["a"], [[1]])],
+        "generalization", {"generalized": 0.5}, {}, [Table.from_rows("edits", ["a"], [[1]])],
         [Figure("edits", "Edits.", draw)],
     )  # fmt: skip
     return Results(
@@ -48,14 +51,14 @@ def test_results_json_is_the_contract_s() -> None:
             {
                 "name": "pairs", "caption": "Pairs.", "note": "Read me.", "headline": True,
                 "columns": [
-                    {"key": "pair", "heading": "pair", "format": ""},
-                    {"key": "r", "heading": "label-wise r", "format": ".2f"},
-                    {"key": "n", "heading": "n", "format": ","},
+                    {"key": "pair", "heading": "pair", "format": "", "dtype": "object"},
+                    {"key": "r", "heading": "label-wise r", "format": ".2f", "dtype": "float64"},
+                    {"key": "n", "heading": "n", "format": ",", "dtype": "int64"},
                 ],
             },
             {
                 "name": "edits", "caption": "", "note": "", "headline": False,
-                "columns": [{"key": "a", "heading": "a", "format": ""}],
+                "columns": [{"key": "a", "heading": "a", "format": "", "dtype": "int64"}],
             },
         ],
         "figures": [
@@ -98,11 +101,18 @@ def test_numbers_are_shown_by_their_format(form: str, value: object, shown: str)
     assert Column("x", format=form).show(value) == shown
 
 
-def test_cells_come_back_from_text_as_they_were() -> None:
-    for form, value in (("", "007"), (".2f", 0.1 + 0.2), ("d", 12), ("", None), ("", True)):
-        column = Column("x", format=form)
-        assert column.parse("" if value is None else str(value)) == value
-    assert Column("x", format=".2f").parse("all") == "all"
+def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
+    cells = {
+        "text": ["007", None, "nan"], "float": [0.1 + 0.2, None, 3.0], "int": [12, None, 10**15],
+        "truth": [True, None, False], "whole": [1, 2, 3],
+    }  # fmt: skip
+    table = Table.of("cells", zip(*cells.values(), strict=True), list(cells))
+    Results("linear_probe", tables=[table], lm={"name_or_path": "x"}).write(tmp_path)
+    frame = SavedRun.read(tmp_path).table("cells").frame
+    for name, values in cells.items():
+        assert [None if isna(value) else value for value in frame[name]] == values
+    kinds = [str(kind) for kind in frame.dtypes]
+    assert kinds == ["object", "float64", "Int64", "boolean", "Int64"]
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, OutputError("the disk is full")])
@@ -128,7 +138,7 @@ def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
 
 
 def test_nothing_is_written_twice() -> None:
-    table, figure = Table("t", ["a"], []), Figure("f", "", draw)
+    table, figure = Table.from_rows("t", ["a"], []), Figure("f", "", draw)
     for results, name in (
         (Results("a", {"settings": {}}), "settings"),
         (Results("a", {"b": 1}, included=[Results("b", {"c": 1})]), "b"),

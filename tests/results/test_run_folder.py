@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lincorr_lightning.errors import OutputError, ReportError
-from lincorr_lightning.results.results import Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import (
     RunLogger,
     collect_callback_results,
@@ -29,6 +29,7 @@ from lincorr_lightning.results.run_folder import (
     write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Table
 
 
 class SmallStudy(BoringModel):
@@ -157,7 +158,7 @@ def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
 
 class Watching(L.Callback):
     def __init__(self, name: str, value: float) -> None:
-        table = Table("movement", ["value"], [[value]])
+        table = Table.from_rows("movement", ["value"], [[value]])
         figure = Figure("movement", "", lambda: MatplotlibFigure((1, 1), dpi=50))
         self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
 

@@ -13,8 +13,9 @@ from scipy.stats import binomtest
 
 from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN
 from lincorr_lightning.functional import Outcome
-from lincorr_lightning.results.results import Column, Figure, Results, Table
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, GREY, ORANGE, bare_axes, finish, new_figure
+from lincorr_lightning.results.table import Column, Table
 
 if TYPE_CHECKING:
     from lincorr_lightning.finetune.repair.datamodule import RepairDataModule
@@ -168,7 +169,7 @@ def _summary_table(
                  *hallucinated_interval(one), *(one[name] for name in others),
                  *(one["controls"][name] for name in sorted(controls)), perplexity.get(stage)]
             )  # fmt: skip
-    return Table(
+    return Table.from_rows(
         "repair",
         ["part", "stage", "n", *(Column(name, format=".0%") for name in shares),
          Column("hallucinated_low", "from", ".0%"), Column("hallucinated_high", "to", ".0%"),
@@ -194,7 +195,7 @@ def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _answers_table(data: RepairDataModule) -> Table:
-    return Table(
+    return Table.from_rows(
         "answers",
         ("answer", "part"),
         [(answer, part) for part, own in data.split.items() for answer in own],
@@ -204,7 +205,7 @@ def _answers_table(data: RepairDataModule) -> Table:
 
 def _examples_table(data: RepairDataModule) -> Table:
     texts = data.relation.target.texts
-    return Table(
+    return Table.from_rows(
         "examples",
         ("subject", "source_answer", "reference"),
         [
@@ -221,7 +222,7 @@ def _edits_table(before: Sequence[MeasuredEdit], after: Sequence[MeasuredEdit]) 
         "source_learned", "target_shown", "in_context",
     )  # fmt: skip
     controls = sorted({name for edit in before for name in edit.unchanged})
-    return Table(
+    return Table.from_rows(
         "cases",
         ["part", "stage", *names, *(f"{name}_unchanged" for name in controls)],
         [

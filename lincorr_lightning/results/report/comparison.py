@@ -17,7 +17,6 @@ from lincorr_lightning.results.paper import (
     size_figure,
 )
 from lincorr_lightning.results.report.text import PageTable, clean
-from lincorr_lightning.results.results import Table
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.style import (
     BLUE,
@@ -31,6 +30,7 @@ from lincorr_lightning.results.style import (
     plain_axes,
     short_name,
 )
+from lincorr_lightning.results.table import Table
 
 MAX_ROWS = 30
 _MAX_PANELS, _PANELS_PER_ROW = 6, 3

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lincorr_lightning.results.results import Table
-from lincorr_lightning.results.tables import escape
+from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import escape_markdown as escape
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",

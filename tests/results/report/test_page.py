@@ -4,7 +4,6 @@ import base64
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from lincorr_lightning.errors import OutputError, ReportError
 from lincorr_lightning.results import report
 from lincorr_lightning.results.report import page as module
 from lincorr_lightning.results.report import write_report
-from lincorr_lightning.results.results import Column, Results, Table
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Column, Table
 
 Make = Callable[..., Path]
 
@@ -135,9 +135,10 @@ def test_rows_are_joined_by_the_columns_that_identify_them(
     tmp_path: Path, page_of: Callable[..., Any]
 ) -> None:
     columns = ["relation", "mapping", Column("share", format=".0%"), "comment"]
-    table = Table("t", columns, [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]], "Shares.",
-                  headline=True)  # fmt: skip
-    changed = replace(table, rows=[["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]])
+    rows = [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]]
+    table = Table.from_rows("t", columns, rows, "Shares.", headline=True)
+    rows = [["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]]
+    changed = Table.from_rows("t", columns, rows, "Shares.", headline=True)
     for name, one in (("one", table), ("two", changed)):
         Results("s", tables=[one], lm={"name_or_path": name}).write(tmp_path / name)
     page = page_of(tmp_path / "one", tmp_path / "two")

@@ -1,0 +1,343 @@
+"""The base of every study: what it refuses, what its checkpoints hold, where its results go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+
+from lincorr_lightning.errors import CheckpointError, ConfigError
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding, shard_lm
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import (
+    collect_callback_results,
+    is_dry_run,
+    prepare_run_folder,
+    run_folder,
+    run_settings,
+    write_results,
+)
+
+T = TypeVar("T")
+
+_START_ANEW = "Use the settings of the run that wrote it (its config.yaml), or start a new run."
+
+
+def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
+    """Return settings that may come as a mapping, as a checkpoint's hyper-parameters do."""
+    return kind(**value) if isinstance(value, Mapping) else value
+
+
+def plain(value: Any) -> Any:
+    """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint.
+
+    Example:
+        >>> plain({"betas": (0.9, 0.95), "lm": LMConfig()})["lm"]["dtype"]
+        'float32'
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+class Study(L.LightningModule):
+    """A study: a LightningModule that yields `Results`.
+
+    A subclass keeps its options as attributes, calls ``self.save_hyperparameters(logger=False)``,
+    and overrides `build_results`; where it has them, also `write_artifacts`, `checkpoint_state` and
+    `restore`. All of these but `write_artifacts` run on all ranks.
+    """
+
+    study: ClassVar[str]
+    """Name of the study in ``results.json`` and of its run folders."""
+    batch_type: ClassVar[type]
+    """Class of the batches that the study takes, from any DataLoader."""
+    shards_lm: ClassVar[bool] = False
+    """Whether the study can run with an LM that is sharded over devices."""
+    free_settings: ClassVar[frozenset[str]] = frozenset()
+    """Options of the study and of its data that a resumed run may change."""
+
+    results: Results | None = None
+    """Results of the last run; None before."""
+
+    # -- running -----------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Refuse settings that give wrong numbers or lose them, before hours are spent."""
+        del stage
+        check_strategy(self.trainer)
+        if not self.shards_lm:
+            refuse_sharding(self.trainer, type(self).__name__)
+        prepare_run_folder(self.trainer)
+
+    def build_results(self) -> Results | None:
+        """Return the results at the end of a run; None if there are none.
+
+        Settings, LM and the callbacks' results are added by `finish`.
+        """
+        return None
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the study's own files to the run's folder, before the results; on rank 0."""
+
+    def finish(self) -> None:
+        """Write and log the results; all ranks call it at the end of a run.
+
+        Raises:
+            OutputError: A file cannot be written.
+        """
+        results = self.build_results()
+        if results is not None:
+            results = self._complete(results)
+        self.results = results
+        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
+            self.write_artifacts(run_folder(self.trainer))
+        if results is not None:
+            write_results(self.trainer, results)
+
+    def _complete(self, results: Results) -> Results:
+        return replace(
+            results,
+            settings=run_settings(self.trainer),
+            included=collect_callback_results(self.trainer),
+        )
+
+    def on_train_end(self) -> None:
+        """Finish the run."""
+        self.finish()
+
+    def on_validation_end(self) -> None:
+        """Finish the run, unless this is the validation of a fit."""
+        if self.trainer.state.fn == "validate":
+            self.finish()
+
+    def on_test_end(self) -> None:
+        """Finish the run."""
+        self.finish()
+
+    def on_predict_end(self) -> None:
+        """Finish the run."""
+        self.finish()
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside parameters and settings, as plain data."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the `checkpoint_state` of a checkpoint; its parameters are not loaded yet.
+
+        Raises:
+            CheckpointError: It does not fit the study.
+        """
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the study's name and state, and make all settings plain data."""
+        for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+            if key in checkpoint:
+                checkpoint[key] = plain(checkpoint[key])
+        checkpoint["study"] = {"name": self.study, **self.checkpoint_state()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint that does not fit, and restore the study's state.
+
+        Raises:
+            CheckpointError: It is of another study, LM or settings; the message has both values.
+        """
+        stored = checkpoint.get("study")
+        if not isinstance(stored, Mapping) or stored.get("name") != self.study:
+            raise CheckpointError(
+                f"Not a {type(self).__name__} checkpoint. Pass one that `lincorr fit` wrote with "
+                "this study."
+            )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self.require_same_settings(checkpoint, self.hparams.keys() - self.free_settings)
+        self.restore(stored)
+
+    def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Refuse a checkpoint whose study had other settings.
+
+        Args:
+            checkpoint: The checkpoint.
+            names: Options of the study that have to be the same.
+
+        Raises:
+            CheckpointError: A setting differs; the message names it, with both values.
+        """
+        then, now = checkpoint.get("hyper_parameters", {}), plain(dict(self.hparams))
+        for name in sorted(names):
+            # The LM is known by its fingerprint; keys with an underscore are Lightning's.
+            if name == "lm" or name.startswith("_") or name not in then:
+                continue
+            if plain(then[name]) != now[name]:
+                raise CheckpointError(
+                    f"the checkpoint was written with model.{name} {then[name]}, this run has "
+                    f"{now[name]}. {_START_ANEW}"
+                )
+
+
+class LMStudy(Study):
+    """A study of an LM, which it reads or trains.
+
+    Checkpoints hold what is trained, and the LM's fingerprint in place of frozen weights.
+
+    Args:
+        lm: The LM, or its settings as a mapping.
+
+    Raises:
+        LanguageModelError: The LM cannot be read.
+    """
+
+    trains_lm: ClassVar[bool] = False
+    """Whether the LM's own weights, or adapters in it, are trained."""
+
+    def __init__(self, lm: LMConfig | Mapping[str, Any]) -> None:
+        super().__init__()
+        self.lm = LanguageModel(as_settings(LMConfig, lm))
+        self.lm_info: dict[str, Any] = {}
+        # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.
+        self.strict_loading = False
+        self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The LM, for callbacks."""
+        return self.lm
+
+    def setup(self, stage: str) -> None:
+        """Refuse settings under which statistics of an LM would be wrong."""
+        if not self.trains_lm:
+            self._require_exact_statistics()
+        super().setup(stage)
+
+    def _require_exact_statistics(self) -> None:
+        if self.trainer.precision != "32-true":
+            raise ConfigError(
+                f"trainer.precision is {self.trainer.precision}: it would round the statistics. "
+                "Leave it at 32-true and set model.lm.dtype for the LM."
+            )
+        if self.trainer.strategy.root_device.type == "mps":
+            raise ConfigError(
+                "Apple's mps device has no float64, which the statistics need. "
+                "Run with --trainer.accelerator cpu."
+            )
+
+    def configure_model(self) -> None:
+        """Load the LM's weights and prepare them; Lightning moves them, or they are sharded."""
+        if self.lm_info:
+            return
+        self.lm.load()
+        self.lm_info = dict(self.lm.info)
+        self.prepare_lm()
+        shard_lm(self.lm, self.device_mesh)
+
+    def prepare_lm(self) -> None:
+        """Add adapters, or choose the weights that are trained; the LM is loaded and whole."""
+
+    def teardown(self, stage: str) -> None:
+        """Log how the LM read its prompts."""
+        del stage
+        if self.lm.reads_prompts is not None:
+            rank_zero_info(
+                f"{self.lm.config.name_or_path} read the prompts of a subject "
+                f"{self.lm.reads_prompts}"
+            )
+
+    def _complete(self, results: Results) -> Results:
+        return replace(super()._complete(results), lm=self.lm_info)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave frozen weights of the LM out, and note which LM it was."""
+        super().on_save_checkpoint(checkpoint)
+        kept = self._kept_keys(checkpoint["state_dict"])
+        checkpoint["state_dict"] = {
+            key: one for key, one in checkpoint["state_dict"].items() if key in kept
+        }
+        checkpoint["lm"] = {
+            "name_or_path": self.lm.config.name_or_path,
+            "fingerprint": dict(self.lm_info["fingerprint"]),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another LM, or with other parameters than this study has."""
+        super().on_load_checkpoint(checkpoint)
+        self._check_lm(checkpoint["lm"])
+        # Absent where Lightning loads the parameters of a sharded module by itself.
+        if "state_dict" in checkpoint:
+            own, stored = self._kept_keys(self.state_dict()), set(checkpoint["state_dict"])
+            if own != stored:
+                raise CheckpointError(
+                    f"the checkpoint does not fit {type(self).__name__} as it is set up: missing "
+                    f"{sorted(own - stored)}, unexpected {sorted(stored - own)}. {_START_ANEW}"
+                )
+
+    def _kept_keys(self, keys: Iterable[str]) -> set[str]:
+        """Return those keys of a state that belong to a checkpoint."""
+        trained = {
+            name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad
+        }
+        return {key for key in keys if not key.startswith("lm.") or key in trained}
+
+    def _check_lm(self, stored: Mapping[str, Any]) -> None:
+        if not self.lm_info:
+            self.lm_info = dict(self.lm.load().info)
+        for part, own in self.lm_info["fingerprint"].items():
+            other = stored["fingerprint"].get(part)
+            if other == own:
+                continue
+            if part == "dtype":
+                raise CheckpointError(
+                    f"the checkpoint is of an LM in {other}, this run reads it in {own}. Pass "
+                    f"--model.lm.dtype {other}, or start a new run."
+                )
+            raise CheckpointError(
+                f"the checkpoint is of {stored['name_or_path']}, whose {part} differs from that of "
+                f"{self.lm.config.name_or_path}: its numbers would be of another LM. Pass the LM "
+                "that it was written with as model.lm.name_or_path, or start a new run."
+            )
+
+
+class StudyData(L.LightningDataModule):
+    """Data of a study, the same on all ranks.
+
+    Args:
+        lm: The LM of the study, if the data is made of its vocabulary or tokens; the program
+            `lincorr` passes it.
+    """
+
+    batch_type: ClassVar[type]
+    """Class of the batches."""
+
+    def __init__(self, lm: LanguageModel | None = None) -> None:
+        super().__init__()
+        self._lm = lm
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The LM of the study.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self._lm is None:
+            raise ConfigError(
+                f"{type(self).__name__} makes its data for an LM. Pass lm=module.lm in Python, or "
+                "run it with a study of an LM."
+            )
+        return self._lm
+
+
+def _forget_missing_lm(module: nn.Module, keys: Any) -> None:
+    """Drop the LM's weights from the missing keys, of which Lightning would warn."""
+    del module
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("lm.")]
