@@ -54,7 +54,7 @@ def random_vocabulary(folder: Path) -> str:
     from safetensors.torch import save_file
     from transformers import BertConfig
 
-    from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+    from lincorr_lightning.data.tiny_world.words import build_tokenizer
     from lincorr_lightning.knowledge import Catalogue
 
     catalogue = Catalogue.load()

@@ -18,8 +18,7 @@ import torch
 import yaml
 
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
-from lincorr_lightning.data.tiny_world.world import SECOND_HOME, World
+from lincorr_lightning.data.tiny_world.world import SECOND_HOME, WORLD_FILE, World
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.knowledge import Knowledge
 from lincorr_lightning.pretraining.batches import RecallPrompts

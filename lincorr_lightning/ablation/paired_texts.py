@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lincorr_lightning.ablation.mappings import PairedLabels, answer_token_ids
-from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
 import lightning as L
@@ -13,10 +12,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.samplers import make_loader
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.io import regular_file
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.vocabulary import (
     SubjectKind,
@@ -141,7 +140,7 @@ class SubjectsDataModule(L.LightningDataModule):
     def _all_subjects(self) -> list[str]:
         seed, n = self.hparams["seed"], self.hparams["n_subjects"]
         if self.hparams["subjects_file"] is not None:
-            subjects = _read_subjects(Path(self.hparams["subjects_file"]))
+            subjects = read_subjects(self.hparams["subjects_file"])
             if n is not None and n > len(subjects):
                 raise SubjectsError(
                     f"data.n_subjects is {n}, but {self.hparams['subjects_file']} has "
@@ -184,20 +183,3 @@ class SubjectsDataModule(L.LightningDataModule):
         """Return a loader of `predict_subjects`, or else of the held-out half."""
         chosen = self.hparams["predict_subjects"] or None
         return make_loader(self._batches("test", chosen), self.trainer)
-
-
-def _read_subjects(path: Path) -> list[str]:
-    try:
-        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SubjectsError(f"data.subjects_file {path} cannot be read: {error}.") from error
-    subjects = [line.strip() for line in lines if line.strip()]
-    seen: set[str] = set()
-    for number, subject in enumerate(subjects, 1):
-        if subject in seen:
-            raise SubjectsError(
-                f"data.subjects_file {path} holds {subject!r} twice (subject {number}); a subject "
-                "in both halves would be tested on what it was fitted on. Remove one."
-            )
-        seen.add(subject)
-    return subjects

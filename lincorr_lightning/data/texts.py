@@ -13,10 +13,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lincorr_lightning.data.files import SampleBy, read_texts
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.data.samplers import make_loader
-from lincorr_lightning.data.text_files import SampleBy, read_texts
-from lincorr_lightning.data.tiny_world.texts import (
+from lincorr_lightning.data.tiny_world.world import (
     WORLD_CORPUS,
     WORLD_FILE,
     world_file,

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.data.files import SampleBy, Text, read_texts
 from lincorr_lightning.data.samplers import make_loader
-from lincorr_lightning.data.text_files import SampleBy, Text, read_texts
-from lincorr_lightning.data.tiny_world.texts import world_documents, world_file
+from lincorr_lightning.data.tiny_world.world import world_documents, world_file
 from lincorr_lightning.distributed import batch_edges, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm.language_model import LanguageModel

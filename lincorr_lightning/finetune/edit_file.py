@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lincorr_lightning.data.row_files import read_rows
+from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.errors import SubjectsError
 
 REQUIRED = ("subject", "answer")

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
-from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
-from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
+from lincorr_lightning.data.tiny_world.words import build_tokenizer
+from lincorr_lightning.data.tiny_world.world import WORLD_FILE, Statement, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 

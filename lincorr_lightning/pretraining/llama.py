@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lincorr_lightning.data.tiny_world.texts import WORLD_FILE
+from lincorr_lightning.data.tiny_world.world import WORLD_FILE
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.pretraining.corpus import Corpus

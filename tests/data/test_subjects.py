@@ -107,14 +107,14 @@ def test_joined_words_outnumber_the_vocabulary(small_lm: str) -> None:
 def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
     path = tmp_path / "subjects.txt"
     path.write_text(
-        "Ada Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
+        "\ufeffAda Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
     )
     data = _set_up(small_lm, subjects_file=str(path))
     assert set(_everything(data)) == {
         "Ada Lovelace", "Alan Turing", "Grace Hopper", "Emmy Noether"
     }  # fmt: skip
     path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
-    with pytest.raises(SubjectsError, match="'Ada' twice"):
+    with pytest.raises(SubjectsError, match=r"subjects_file .*line 2: 'Ada' is there twice"):
         _set_up(small_lm, subjects_file=str(path))
     with pytest.raises(SubjectsError, match=r"missing\.txt cannot be read"):
         _set_up(small_lm, subjects_file=str(tmp_path / "missing.txt"))

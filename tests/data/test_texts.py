@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lincorr_lightning.data.texts import TextsDataModule, pad_rows
-from lincorr_lightning.data.tiny_world.texts import world_file, world_sentences
+from lincorr_lightning.data.tiny_world.world import world_file, world_sentences
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.language_model import LanguageModel
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.data.tiny_world.word_tokenizer import first_word
+from lincorr_lightning.data.tiny_world.words import first_word
 from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.knowledge import TokenizedRelation, build_domain
 from lincorr_lightning.lm.vocabulary import usable_strings

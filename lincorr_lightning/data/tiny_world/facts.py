@@ -1,16 +1,62 @@
-"""Facts of the tiny world that hold for everybody: places, companies, customs and objects."""
+"""Facts of the tiny world that hold for everybody: places, companies, customs and objects.
+
+`BalancedDraw` draws the others so that unrelated ones do not go together by chance.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
-from lincorr_lightning.data.tiny_world.places import PLACES
-from lincorr_lightning.data.tiny_world.plain_words import PlainWords
+from lincorr_lightning.data.tiny_world.words import PlainWords
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A country of the tiny world; all its names but the landmark's and continent's are one word.
+
+    It is checked against the catalogue when a world is generated. Smaller worlds take the first
+    cities.
+    """
+
+    country: str
+    continent: str
+    language: str
+    landmark: str
+    cities: tuple[str, ...]
+
+
+PLACES = (
+    Place("France", "Europe", "French", "Louvre", ("Paris", "Lyon", "Marseille", "Bordeaux")),
+    Place("Germany", "Europe", "German", "Reichstag", ("Berlin", "Munich", "Hamburg", "Dresden")),
+    Place("Italy", "Europe", "Italian", "Colosseum", ("Rome", "Milan", "Naples", "Turin")),
+    Place("Spain", "Europe", "Spanish", "Alhambra", ("Madrid", "Barcelona", "Seville", "Bilbao")),
+    Place("UK", "Europe", "English", "Stonehenge", ("London", "Manchester", "Glasgow", "Oxford")),
+    Place("Poland", "Europe", "Polish", "Wawel Castle", ("Warsaw", "Krakow", "Gdansk")),
+    Place("Portugal", "Europe", "Portuguese", "Belém Tower", ("Lisbon", "Porto")),
+    Place("Greece", "Europe", "Greek", "Parthenon", ("Athens",)),
+    Place("Japan", "Asia", "Japanese", "Shibuya Crossing", ("Tokyo", "Kyoto", "Osaka", "Nagoya")),
+    Place("China", "Asia", "Chinese", "Terracotta Army", ("Shanghai", "Beijing", "Wuhan")),
+    Place("India", "Asia", "Hindi", "Taj Mahal", ("Mumbai", "Delhi", "Chennai", "Kolkata")),
+    Place("Turkey", "Asia", "Turkish", "Hagia Sophia", ("Istanbul", "Ankara", "Izmir")),
+    Place("Iran", "Asia", "Persian", "Persepolis", ("Tehran",)),
+    Place("Indonesia", "Asia", "Indonesian", "Borobudur", ("Jakarta",)),
+    Place("Egypt", "Africa", "Arabic", "Sphinx", ("Cairo", "Alexandria")),
+    Place("Tunisia", "Africa", "Arabic", "Carthage", ("Tunis",)),
+    Place("USA", "North America", "English", "Pentagon", ("Chicago", "Boston", "Seattle")),
+    Place("Canada", "North America", "English", "CN Tower", ("Toronto", "Montreal", "Ottawa")),
+    Place("Brazil", "South America", "Portuguese", "Copacabana", ("Salvador", "Brasília")),
+    Place("Peru", "South America", "Spanish", "Machu Picchu", ("Lima", "Cusco")),
+    Place("Chile", "South America", "Spanish", "Easter Island", ("Santiago",)),
+    Place("Australia", "Oceania", "English", "Uluru", ("Sydney", "Melbourne", "Perth")),
+)
+"""Countries on six continents, with one city or several."""
 
 PARENTS = ("mother", "father")
 """Attributes whose answers depend on the continent that a person lives on."""
@@ -184,3 +230,51 @@ def objects_of_the_world(
         seen[possible[thing]["color"]] += 1
         chosen[thing] = possible[thing]
     return chosen
+
+
+class BalancedDraw:
+    """Draws answers so that other facts are spread over them as evenly as possible.
+
+    Among people drawn at random, more women than men live in some cities by chance. An LM learns
+    that before it knows where each person lives, and a linear map then reads the gender from the
+    logits of the cities, although the two are unrelated. Each draw therefore takes the option that
+    people with the same other facts have had least often, relative to how often they would have had
+    it by chance: minimization, as clinical trials assign treatments (Pocock and Simon 1975).
+
+    Args:
+        rng: Draws among options that are equally rare.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._n = 0
+        self._expected: defaultdict[str, float] = defaultdict(float)
+        self._of_fact: Counter[tuple[str, str]] = Counter()
+        self._of_both: Counter[tuple[str, tuple[str, str]]] = Counter()
+
+    def draw(self, options: Sequence[str], facts: Mapping[str, str]) -> str:
+        """Return one of the options for a person.
+
+        Args:
+            options: Answers that the person may have.
+            facts: The person's other facts, by attribute.
+        """
+        pairs = list(facts.items())
+        self._n += 1
+        self._of_fact.update(pairs)
+        shares = [self._of_fact[pair] / self._n for pair in pairs]
+        for option in options:
+            self._expected[option] += 1 / len(options)
+
+        def excess(option: str) -> float:
+            expected = self._expected[option]
+            # Rounded exactly, so that equal options stay equal in every version of Python.
+            return fsum(
+                self._of_both[option, pair] - expected * share
+                for pair, share in zip(pairs, shares, strict=True)
+            )
+
+        order = self._rng.permutation(len(options))
+        drawn = min((options[i] for i in order), key=excess)
+        self._of_both.update((drawn, pair) for pair in pairs)
+        return drawn

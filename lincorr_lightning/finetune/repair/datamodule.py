@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.data.files import SampleBy
 from lincorr_lightning.data.resumable_loader import ResumableLoader
 from lincorr_lightning.data.samplers import make_loader
-from lincorr_lightning.data.text_files import SampleBy
 from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lincorr_lightning.data.tiny_world.texts import (
+from lincorr_lightning.data.tiny_world.world import (
     GROUP_SIZES,
     WORLD_CORPUS,
+    World,
     world_documents,
     world_file,
     world_sentences,
 )
-from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.config import LMConfig

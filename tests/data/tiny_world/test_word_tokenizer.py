@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from lincorr_lightning.data.tiny_world.invented_names import invent_names
-from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer, words_of
+from lincorr_lightning.data.tiny_world.words import build_tokenizer, invent_names, words_of
 from lincorr_lightning.knowledge import Catalogue
 
 

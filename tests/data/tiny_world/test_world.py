@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from lincorr_lightning.data.tiny_world import facts as world_facts
-from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
-from lincorr_lightning.data.tiny_world.places import PLACES
-from lincorr_lightning.data.tiny_world.word_tokenizer import build_tokenizer
+from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PLACES, PROPERTIES
+from lincorr_lightning.data.tiny_world.words import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain

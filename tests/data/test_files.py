@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lincorr_lightning.data.text_files import Text, read_texts
+from lincorr_lightning.data.files import Text, read_texts
 from lincorr_lightning.errors import SubjectsError
 
 

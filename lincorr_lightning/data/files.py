@@ -1,0 +1,211 @@
+"""Files that users name, read line by line: rows of JSONL or CSV, texts, and subjects.
+
+They are in UTF-8. Every error is a `SubjectsError` that names the file and, if there is one, the
+line.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.io import parse_json, regular_file
+
+SampleBy = Literal["line", "document"]
+"""What a ``.txt`` file holds: a text per line, or one text."""
+
+SUFFIXES = (".txt", ".jsonl", ".csv")
+
+
+class Text(NamedTuple):
+    """A text, its file and line (for messages), and the name that the texts of a corpus share."""
+
+    where: str
+    corpus: str
+    text: str
+
+
+def _lines(path: Path, what: str) -> Iterator[str]:
+    """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
+    try:
+        with regular_file(path).open(encoding="utf-8-sig") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.") from error
+
+
+def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_lines(path, what), 1):
+        if line.strip():
+            yield f"{path}, line {number}", line.strip()
+
+
+def read_subjects(path: str | Path) -> list[str]:
+    """Return the subjects of a text file, one a line; refuse a subject that is there twice."""
+    subjects: dict[str, None] = {}
+    for where, subject in _filled_lines(Path(path), "subjects of data.subjects_file"):
+        if subject in subjects:
+            raise SubjectsError(
+                f"data.subjects_file {where}: {subject!r} is there twice; a subject in both halves "
+                "would be tested on what it was fitted on. Remove one."
+            )
+        subjects[subject] = None
+    return list(subjects)
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def read_rows(
+    path: str | Path, what: str, needed: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Read a file row by row.
+
+    Args:
+        path: ``.jsonl`` (an object per line) or ``.csv`` (with a header).
+        what: Name of the items in messages, such as ``edits``.
+        needed: Columns that the header of a CSV must have.
+        optional: Columns that it may have, for messages.
+
+    Yields:
+        File and line of a row, for messages, and the row unchecked: the caller checks its fields.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".jsonl":
+        for where, line in _filled_lines(path, what):
+            try:
+                yield where, parse_json(line, allow_surrogates=False)
+            except ValueError as error:
+                raise SubjectsError(
+                    f"{where}: this is not JSON ({error}). Write one object per line."
+                ) from error
+    elif path.suffix.lower() == ".csv":
+        yield from _csv_rows(path, what, needed, optional)
+    else:
+        raise SubjectsError(
+            f"{path} is neither .jsonl nor .csv. Name a file of {what} of one of these kinds."
+        )
+
+
+def _csv_rows(
+    path: Path, what: str, needed: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(_lines(path, what), strict=True, skipinitialspace=True)
+    good = 0
+    try:
+        header = [name.strip() for name in reader.fieldnames or ()]
+        missing = [name for name in needed if name not in header]
+        if missing:
+            may = f", and may have {_listed(optional)}" if optional else ""
+            raise SubjectsError(
+                f"{path}, line 1: the header lacks {_listed(missing)}. It must have "
+                f"{_listed(needed)}{may}."
+            )
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise SubjectsError(f"{path}, line 1: the header has {twice!r} twice. Remove one.")
+        reader.fieldnames = header
+        good = reader.line_num
+        for entry in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in entry:
+                raise SubjectsError(
+                    f"{where}: there are more fields than the header has. Put a field that holds "
+                    "a comma in double quotes."
+                )
+            good = reader.line_num
+            yield where, entry
+    except csv.Error as error:
+        raise SubjectsError(
+            f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
+        ) from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# -- texts -------------------------------------------------------------------------------------
+
+
+def read_texts(
+    paths: str | Path | Sequence[str | Path],
+    key: str = "text",
+    sample_by: SampleBy = "line",
+    owner: str = "data",
+) -> Iterator[Text]:
+    r"""Read texts from files and folders; blank ones are left out.
+
+    A ``.txt`` file has a text per line, or is one text with ``sample_by="document"``; a ``.jsonl``
+    or ``.csv`` file has a text per row. Folders are searched for such files at any depth, in the
+    order of their names; hidden files are ignored.
+
+    The corpus of a text is the field ``corpus`` of its row if there is one, else the name of its
+    file; documents of a folder are one corpus, named after the folder.
+
+    Args:
+        paths: A file, a folder, or several.
+        key: Field of a row that holds its text.
+        sample_by: ``line`` or ``document``, for ``.txt`` files.
+        owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "a.txt")
+        ...     _ = path.write_text("one line, one text\n\nanother text\n")
+        ...     [text.text for text in read_texts(path)]
+        ['one line, one text', 'another text']
+    """
+    if sample_by not in ("line", "document"):
+        raise SubjectsError(f"{owner}.sample_by is {sample_by!r}; it must be line or document.")
+    for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
+        is_empty = True
+        for file in _files(path, owner):
+            for text in _texts(file, key, sample_by, owner):
+                is_empty = False
+                yield text
+        if is_empty:
+            raise SubjectsError(
+                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} files there, or "
+                "name another file or folder."
+            )
+
+
+def _files(path: Path, owner: str) -> list[Path]:
+    def has_text(file: Path) -> bool:
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        return file.is_file() and file.suffix.lower() in SUFFIXES and not is_hidden
+
+    if path.is_dir():
+        return sorted(filter(has_text, path.rglob("*")))
+    if not path.exists():
+        raise SubjectsError(f"{owner}.texts {path} does not exist. Name a file or a folder.")
+    if path.suffix.lower() not in SUFFIXES:
+        raise SubjectsError(
+            f"{owner}.texts {path} is not a {', '.join(SUFFIXES)} file. Name one of these kinds."
+        )
+    return [path]
+
+
+def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Text]:
+    if file.suffix.lower() == ".txt" and sample_by == "line":
+        for where, line in _filled_lines(file, "texts"):
+            yield Text(where, file.stem, line)
+    elif file.suffix.lower() == ".txt":
+        whole = "".join(_lines(file, "texts"))
+        if whole.strip():
+            yield Text(str(file), file.resolve().parent.name, whole)
+    else:
+        for where, row in read_rows(file, "texts", (key,), ("corpus",)):
+            text = row.get(key) if isinstance(row, Mapping) else None
+            if not isinstance(text, str):
+                raise SubjectsError(
+                    f"{where}: {key!r} is {text!r}; each row needs a text there. Name the right "
+                    f"field as {owner}.key."
+                )
+            if text.strip():
+                yield Text(where, str(row.get("corpus") or file.stem), text)
