@@ -1,0 +1,250 @@
+"""Figures over data frames: curves, bars, and points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from lincorr_lightning.results.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    HALO,
+    INK,
+    ORANGE,
+    finish,
+    legible,
+    new_figure,
+    panels_of,
+    plain_axes,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Okabe and Ito's colours; black and yellow are left out.
+PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+_MAX_MARKERS = 30
+_LONGEST = 40  # characters of a name in a legend
+
+
+def colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None = None) -> dict[Any, str]:
+    """Return a colour for each name: the given one, or the next free one of the palette."""
+    colours = colours or {}
+    given = {name: colours[name] for name in names if name in colours}
+    free = [name for name in names if name not in given]
+    palette: Sequence[Any] = [one for one in PALETTE if one not in given.values()]
+    if len(free) > len(palette):
+        palette = [matplotlib.colormaps["tab20"](i % 20) for i in range(len(free))]
+    return {**given, **dict(zip(free, palette, strict=False))}
+
+
+def curves(
+    frame: DataFrame,
+    x: str,
+    y: str,
+    hue: str | None = None,
+    panel: str | None = None,
+    dashed: str | None = None,
+    *,
+    title: str,
+    subtitle: str = "",
+    band: tuple[str, str] | None = None,
+    filled: str | None = None,
+    colours: Mapping[Any, str] | None = None,
+    labels: tuple[str, str] = ("", ""),
+    percent: bool = False,
+    whole_x: bool = True,
+    share_y: bool = False,
+    per_row: int = 3,
+    size: tuple[float, float] = (3.5, 2.5),
+    each: Callable[[Axes, Any, DataFrame], None] | None = None,
+) -> Figure:
+    """Draw y over x: a line per `hue`, a panel per `panel`.
+
+    Args:
+        frame: A row per point, in any order; rows without x or y are left out.
+        x: Column of the horizontal axis.
+        y: Column of the vertical axis.
+        hue: Column whose values have a line each, named in the legend.
+        panel: Column whose values have a panel each, which they title.
+        dashed: Column of truth values; rows where it holds make a dotted line of their own.
+        title: Title of the figure.
+        subtitle: Everything else that is needed to read it.
+        band: Columns of the lower and the upper end of a band.
+        filled: Column of truth values; markers of other rows are hollow.
+        colours: Colours by value of `hue`; others are chosen.
+        labels: Names of the axes.
+        percent: Whether y is a share, shown in percent.
+        whole_x: Whether x is a whole number, such as a layer or step.
+        share_y: Whether all panels have the same limits of y.
+        per_row: Number of panels in a row at most.
+        size: Width and height of a panel in inches.
+        each: Called with every panel, its value of `panel` and its rows, to add to it.
+    """
+    frame = frame.dropna(subset=[x, y])
+    names = list(frame[panel].drop_duplicates()) if panel else [None]
+    lines = list(frame[hue].drop_duplicates()) if hue else [None]
+    looks = colours_of(lines, colours)
+    n_columns = min(max(len(names), 1), per_row)
+    height = size[1] * math.ceil(max(len(names), 1) / n_columns)
+    n_legend = math.ceil(len(lines) / _legend_columns(lines, size[0] * n_columns)) if hue else 0
+    width = max(size[0] * n_columns + 0.2, 5.0)
+    figure = new_figure(width, height + 0.2 * n_legend, title, subtitle)
+    panels = panels_of(figure, max(len(names), 1), n_columns)
+    for i, (axes, name) in enumerate(zip(panels, names, strict=False)):
+        own = frame if panel is None else frame[frame[panel] == name]
+        for line in lines:
+            rows = own if hue is None else own[own[hue] == line]
+            _line(axes, rows.sort_values(x), x, y, dashed, band, filled, looks[line], line)
+        title_of_panel = "" if name is None else legible([str(name)], 46)[0]
+        plain_axes(axes, title_of_panel, labels[0], labels[1] if i % n_columns == 0 else "")
+        if whole_x:
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if each is not None:
+            each(axes, name, own)
+    if share_y and panels:
+        low, high = (f(axes.get_ylim()[i] for axes in panels) for i, f in enumerate((min, max)))
+        for axes in panels:
+            axes.set_ylim(low, high)
+    if hue is not None:
+        legend_below(figure, panels)
+    return finish(figure)
+
+
+def _line(
+    axes: Axes,
+    rows: DataFrame,
+    x: str,
+    y: str,
+    dashed: str | None,
+    band: tuple[str, str] | None,
+    filled: str | None,
+    colour: str,
+    name: Any,
+) -> None:
+    if not len(rows):
+        return
+    label = None if name is None else legible([str(name)], _LONGEST)[0]
+    marker = "o" if len(rows) <= _MAX_MARKERS else ""
+    parts = [("-", rows)]
+    if dashed is not None:
+        parts = [("-", rows[~rows[dashed].astype(bool)]), (":", rows[rows[dashed].astype(bool)])]
+    for style, part in parts:
+        if len(part):
+            face = "white" if filled is not None else colour
+            axes.plot(
+                part[x], part[y], style, color=colour, linewidth=1.6, marker=marker, markersize=4,
+                markerfacecolor=face, label=label if style == "-" else None,
+            )  # fmt: skip
+    if filled is not None:
+        dark = rows[rows[filled].astype(bool)]
+        axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
+    if band is not None:
+        low, high = rows[band[0]].to_numpy(float), rows[band[1]].to_numpy(float)
+        axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=0)
+        if len(rows) == 1:  # a band of one point has no width
+            axes.vlines(rows[x], low, high, color=colour, alpha=0.4, linewidth=4)
+
+
+def bars(
+    frame: DataFrame,
+    x: str,
+    y: str,
+    hue: str | None = None,
+    *,
+    title: str,
+    subtitle: str = "",
+    error: str | None = None,
+    marks: Mapping[str, str] | None = None,
+    colours: Mapping[Any, str] | None = None,
+    label: str = "",
+    percent: bool = True,
+) -> Figure:
+    """Draw a group of bars for each value of x, with their numbers above.
+
+    Args:
+        frame: A row per bar.
+        x: Column whose values have a group of bars each.
+        y: Column of the bars' heights; a missing one has no bar.
+        hue: Column whose values have a bar each in every group, named in the legend.
+        title: Title of the figure.
+        subtitle: Everything else that is needed to read it.
+        error: Column of the half length of an error bar.
+        marks: Columns drawn as a line across the bar, such as a baseline, and their names in the
+            legend.
+        colours: Colours by value of `hue`; others are chosen.
+        label: Name of the vertical axis.
+        percent: Whether y is a share, shown in percent.
+    """
+    groups = list(frame[x].drop_duplicates())
+    series = list(frame[hue].drop_duplicates()) if hue else [None]
+    looks = colours_of(series, colours)
+    width = 0.8 / len(series)
+    figure = new_figure(max(6.0, 0.45 * len(groups) * len(series) + 2.4), 3.2, title, subtitle)
+    axes = figure.add_subplot()
+    for i, name in enumerate(series):
+        rows = (frame if hue is None else frame[frame[hue] == name]).dropna(subset=[y])
+        at = np.array([groups.index(one) for one in rows[x]], dtype=float)
+        at += (i - (len(series) - 1) / 2) * width
+        heights = rows[y].to_numpy(float)
+        axes.bar(at, heights, 0.92 * width, color=looks[name], label=name)
+        spread = np.zeros(len(rows))
+        if error is not None:
+            spread = np.nan_to_num(rows[error].to_numpy(float))
+            axes.errorbar(at, heights, spread, fmt="none", color=INK, capsize=3, linewidth=1)
+        for left, height in zip(at, heights + spread, strict=True):
+            text = f"{height:.0%}" if percent else f"{height:.2f}"
+            axes.annotate(text, (left, max(height, 0)), xytext=(0, 3), textcoords="offset points",
+                          ha="center", va="bottom", fontsize=8, color=INK, bbox=HALO)  # fmt: skip
+        for (mark, named), style in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
+            axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
+                        linestyle=style, label="" if i else named)  # fmt: skip
+    plain_axes(axes, "", "", label)
+    axes.set_xticks(range(len(groups)), legible(map(str, groups), 30), fontsize=8.5)
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.margins(y=0.12)
+    if hue is not None or marks:
+        legend_below(figure, [axes])
+    return finish(figure)
+
+
+def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Add one legend for all panels below them."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    if handles:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower left", frameon=False,
+            ncols=_legend_columns(list(handles), figure.get_figwidth()), fontsize=8,
+            handlelength=1.6, columnspacing=1.2, labelcolor=INK,
+        )  # fmt: skip
+
+
+def _legend_columns(names: Sequence[Any], width: float) -> int:
+    longest = max((len(str(name)) for name in names), default=1)
+    return max(1, int((width - 0.3) / (0.07 * min(longest, _LONGEST) + 0.45)))
+
+
+def p_text(p: float | None) -> str:
+    """Return a p-value as text.
+
+    Example:
+        >>> p_text(0.0004), p_text(0.0213)
+        ('p < .001', 'p = .021')
+    """
+    if p is None:
+        return ""
+    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
