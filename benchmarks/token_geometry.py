@@ -35,7 +35,7 @@ from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
     intrinsic_dimension,
 )
-from lincorr_lightning.geometry.neighborhoods import consecutive_overlap
+from lincorr_lightning.geometry.observables import consecutive_overlap
 from lincorr_lightning.results.table import markdown_table
 
 # Runs under the other interpreter.
@@ -179,7 +179,7 @@ def main(
     overlap: list[Tensor] = []
 
     def find() -> None:
-        nearest[:] = [nearest_tokens(hidden, deepest, max(ks))]
+        nearest[:] = [nearest_tokens(hidden, deepest)]
 
     def estimate() -> None:
         found[:] = [intrinsic_dimension(nearest[0], range_scalings)]

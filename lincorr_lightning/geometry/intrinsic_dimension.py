@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import require
-from lincorr_lightning.geometry.distances import NearestTokens, layer_name
+from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
 """The paper's range scalings n2, twice n1 (Viswanathan et al., section 3)."""
@@ -38,12 +38,12 @@ def intrinsic_dimension(
 
     Returns:
         ``(..., n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor
-        at the same distance, like the corners of a simplex.
+        at the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
+        distinct tokens.
 
     Raises:
         ConfigError: A scaling is below 2 or above the number of neighbors.
-        ValueError: A scaling is odd, there is none, or a layer, which is named, has fewer than
-            n2 + 1 distinct tokens.
+        ValueError: A scaling is odd.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -51,49 +51,37 @@ def intrinsic_dimension(
         >>> intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16)).round().tolist()
         [[2.0, 2.0]]
     """
-    _check(nearest, range_scalings)
-    outer = torch.tensor(range_scalings, device=nearest.distances.device)
-    near = nearest.distances[..., outer // 2 - 1]
-    far = nearest.distances[..., outer - 1]
-    log_ratio = (far / near).log().mT  # (..., n_scalings, n_tokens)
-    log_ratio = log_ratio.where(nearest.distinct[..., None, :], torch.nan)
-    used = _without_outliers(log_ratio)
-    return _maximum_likelihood(log_ratio.where(used, 0.0), used, outer)
-
-
-def _check(nearest: NearestTokens, range_scalings: Sequence[int]) -> None:
     for n2 in range_scalings:
         require("a range scaling", n2, at_least=2, at_most=nearest.distances.shape[-1])
         if n2 % 2:
             raise ValueError(f"range scaling {n2} must be even: n2 = 2 n1")
-    if not range_scalings:
-        raise ValueError("there must be a range scaling, such as 2")
-    n_distinct = nearest.distinct.sum(-1).flatten()
-    needed = max(range_scalings) + 1
-    for position in (n_distinct < needed).nonzero()[:1].flatten().tolist():
-        raise ValueError(
-            f"{layer_name(position, tuple(nearest.first.shape[:-1]))} (layers and prompts are "
-            f"counted from 0) has {int(n_distinct[position])} distinct tokens of "
-            f"{nearest.first.shape[-1]}; range scaling {needed - 1} needs {needed}: take longer or "
-            "less repetitive texts, or smaller range scalings"
-        )
-
-
-def _without_outliers(log_ratio: Tensor) -> Tensor:
-    """Return which ratios are used: neither outliers nor NaN."""
-    ratio = log_ratio.exp()
-    # NaN is sorted last. torch.nanquantile refuses large tensors.
-    ordered = ratio.sort(dim=-1).values
-    last = (~ratio.isnan()).sum(-1, keepdim=True) - 1
-
-    def quantile(q: float) -> Tensor:
-        below = (q * last).floor()
-        low, high = (ordered.gather(-1, rank.long()) for rank in (below, (q * last).ceil()))
-        return low + (q * last - below) * (high - low)
-
-    middle, high = quantile(0.5), quantile(0.95)
+    outer = torch.tensor(range_scalings, device=nearest.distances.device)
+    near = nearest.distances[..., outer // 2 - 1]
+    far = nearest.distances[..., outer - 1]
+    enough = nearest.distinct.sum(-1, keepdim=True) > outer
+    ratio = (far / near).mT  # (..., n_scalings, n_tokens)
+    ratio = ratio.where(nearest.distinct[..., None, :] & enough[..., None], torch.nan)
+    quantiles = ratio.new_tensor([0.5, 0.95])
+    middle, high = ratio.nanquantile(quantiles, dim=-1, keepdim=True)
     # With <=, a cloud in which all ratios are equal keeps them.
-    return ratio <= middle + 20 * (high - middle)
+    used = ratio <= middle + 20 * (high - middle)
+    found = _maximum_likelihood(ratio.log().where(used, 0.0), used, outer)
+    return found.where(enough, torch.nan)
+
+
+def cloud_dimension(clouds: Tensor, range_scalings: Sequence[int]) -> Tensor:
+    """Estimate the intrinsic dimension of clouds, ``(n_clouds, n_points, d)``, of few points too.
+
+    Returns:
+        ``(n_clouds, n_scalings)``, float64; NaN where there are fewer than n2 + 1 distinct points.
+    """
+    found = clouds.new_full((len(clouds), len(range_scalings)), torch.nan, dtype=torch.float64)
+    possible = [i for i, n2 in enumerate(range_scalings) if n2 < clouds.shape[1]]
+    if possible:
+        scalings = [range_scalings[i] for i in possible]
+        nearest = nearest_tokens(clouds, max(scalings))
+        found[:, possible] = intrinsic_dimension(nearest, scalings)
+    return found
 
 
 def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tensor:

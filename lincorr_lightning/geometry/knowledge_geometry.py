@@ -14,15 +14,14 @@ from torch import Tensor
 
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, PairScore
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
-from lincorr_lightning.geometry.layer_states import read_last_states
-from lincorr_lightning.geometry.neighborhoods import neighborhood_overlap, neighborhoods
+from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
 from lincorr_lightning.geometry.results import knowledge_geometry_results
-from lincorr_lightning.geometry.token_clouds import CloudSettings
+from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_states
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -255,15 +254,8 @@ def wording_similarity(
 
 def _observe_cloud(cloud: Tensor, settings: CloudSettings, name: str) -> tuple[Tensor, Tensor]:
     """Return the neighborhoods and the intrinsic dimension of a cloud by layer."""
-    nearest = settings.nearest(cloud)
-    needed = max(settings.range_scalings) + 1
-    n_distinct = nearest.distinct.sum(-1)
-    for layer in (n_distinct < needed).nonzero()[:1].flatten().tolist():
-        raise SubjectsError(
-            f"the cloud of {name} has {int(n_distinct[layer])} distinct points of "
-            f"{cloud.shape[1]} in layer {layer + 1}; range scaling {needed - 1} needs {needed}. "
-            "Raise data.n_subjects, or name smaller model.range_scalings."
-        )
+    way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
+    nearest = settings.nearest(cloud, f"the cloud of {name}", way_out)
     dimension = intrinsic_dimension(nearest, settings.range_scalings)
     return neighborhoods(nearest, max(settings.ks)), dimension
 

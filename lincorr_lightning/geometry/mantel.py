@@ -108,7 +108,7 @@ def mantel_test(
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     n = len(a)
     upper = np.triu_indices(n, 1)
-    rho = _rho(a[upper], b[upper])
+    rho = float(_rho(a[upper], b[upper]))
     if n < _MIN_POINTS or math.isnan(rho):
         return None
     is_exact = n < 20 and math.factorial(n) <= n_permutations
@@ -164,44 +164,34 @@ def rank_residuals(a: npt.ArrayLike, given: npt.ArrayLike) -> Floats:
 def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Floats:
     """Return rho for each order of b's rows and columns, NaN if there is none."""
     rows, columns = np.triu_indices(len(a), 1)
-    x = a[rows, columns]
-    if not np.isfinite(x).all():
-        return np.array([_rho(x, b[order[rows], order[columns]]) for order in orders])
+    x, y = a[rows, columns], b[rows, columns]
     parts = np.array_split(orders, 1 + len(orders) // _PERMUTATIONS_AT_ONCE)
-    if np.isfinite(b[rows, columns]).all():
-        # An order moves b's ranks and changes none.
-        u, v = _centred_ranks(x), _centred_ranks(b[rows, columns])
-        ranks = np.zeros(b.shape)
-        ranks[rows, columns] = ranks[columns, rows] = v
-        scale = math.sqrt(float((u @ u) * (v @ v))) or math.nan
-        return np.concatenate([ranks[p[:, rows], p[:, columns]] @ u / scale for p in parts])
-    rhos = []
-    for part in parts:
-        y = b[part[:, rows], part[:, columns]]
-        # All of a's pairs are known, so equally many known pairs meet in each order.
-        known = np.isfinite(y)
-        u, v = (
-            _centred_ranks(values[known].reshape(len(y), -1))
-            for values in (np.broadcast_to(x, y.shape), y)
-        )
-        scales = np.sqrt((u * u).sum(1) * (v * v).sum(1))
-        rhos.append((u * v).sum(1) / np.where(scales > 0, scales, math.nan))
-    return np.concatenate(rhos)
+    if not np.isfinite([x, y]).all():
+        return np.concatenate([_rho(x, b[part[:, rows], part[:, columns]]) for part in parts])
+    # An order moves b's ranks and changes none.
+    u, v = _centred_ranks(x), _centred_ranks(y)
+    ranks = np.zeros(b.shape)
+    ranks[rows, columns] = ranks[columns, rows] = v
+    scale = math.sqrt(float((u @ u) * (v @ v))) or math.nan
+    return np.concatenate([ranks[part[:, rows], part[:, columns]] @ u / scale for part in parts])
 
 
 def _centred_ranks(values: Floats) -> Floats:
-    ranks: Floats = rankdata(values, axis=-1)
-    return ranks - ranks.mean(-1, keepdims=True)
+    """Return ranks minus their mean along the last axis; 0 for NaN."""
+    ranks: Floats = rankdata(values, axis=-1, nan_policy="omit")
+    known = np.isfinite(ranks)
+    n = np.maximum(known.sum(-1, keepdims=True), 1)
+    return np.where(known, ranks - np.where(known, ranks, 0.0).sum(-1, keepdims=True) / n, 0.0)
 
 
-def _rho(x: Floats, y: Floats) -> float:
-    """Return Spearman's rho of the finite points; NaN if they are too few or constant.
+def _rho(x: Floats, y: Floats) -> Floats:
+    """Return Spearman's rho of the finite points along the last axis.
 
-    `scipy.stats.spearmanr` gives the same and takes ten times as long, which counts here.
+    NaN if they are too few or constant. `scipy.stats.spearmanr` gives the same and takes ten times
+    as long, which counts here.
     """
     known = np.isfinite(x) & np.isfinite(y)
-    if known.sum() < _MIN_POINTS:
-        return math.nan
-    u, v = _centred_ranks(x[known]), _centred_ranks(y[known])
-    scale = math.sqrt(float((u @ u) * (v @ v)))
-    return float(u @ v) / scale if scale > 0 else math.nan
+    u, v = (_centred_ranks(np.where(known, values, math.nan)) for values in (x, y))
+    scale = np.sqrt((u * u).sum(-1) * (v * v).sum(-1))
+    defined = (known.sum(-1) >= _MIN_POINTS) & (scale > 0)
+    return np.where(defined, (u * v).sum(-1) / np.where(defined, scale, 1.0), math.nan)

@@ -1,7 +1,8 @@
 """Observables of the clouds of a prompt's tokens by layer, and of its next-token distributions.
 
 From "The Geometry of Tokens in Internal Representations of Large Language Models" (Viswanathan et
-al., 2025, arXiv 2501.10573).
+al., 2025, arXiv 2501.10573): overlap of neighborhoods, angles, cosines, block shuffles, loss and
+entropy. Their intrinsic dimension has a file of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import NearestTokens
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
-from lincorr_lightning.geometry.neighborhoods import (
-    consecutive_overlap,
-    cosine_statistics,
-    neighbor_angles,
-)
+
+# A difference of distances below this fraction of them is rounding.
+_ROUNDING = 1e-12
 
 
 class TokenObservables(NamedTuple):
@@ -63,6 +63,190 @@ def token_observables(
         angles.mean(-1),
         angles.std(-1, correction=0),
     )
+
+
+# -- neighborhoods ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
+    """Return the k nearest other tokens of each token, including copies.
+
+    A token's own copies come first, and the copies of a neighbor right after it, in the order of
+    the text. Without copies these are the first k of ``nearest.indices``.
+
+    Returns:
+        Positions, ``(..., n_tokens, k)``, int64.
+
+    Raises:
+        ConfigError: k is not within 1 and the number of neighbors.
+
+    Example:
+        >>> from lincorr_lightning.geometry.distances import nearest_tokens
+        >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
+        >>> neighborhoods(nearest_tokens(line, max_rank=2), k=2).tolist()
+        [[[1, 3], [3, 0], [1, 3], [1, 0]]]
+    """
+    require("k", k, at_least=1, at_most=nearest.indices.shape[-1])
+    n_tokens = nearest.first.shape[-1]
+    distances, indices = (
+        part[..., :k].reshape(-1, n_tokens, k) for part in (nearest.distances, nearest.indices)
+    )
+    first, copied = nearest.first.view(-1, n_tokens), ~nearest.distinct.view(-1, n_tokens).all(1)
+    layers = [
+        _with_copies(distances[i], near, first[i]) if copied[i] else near
+        for i, near in enumerate(indices)
+    ]
+    return torch.stack(layers).reshape(*nearest.first.shape, k)
+
+
+def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
+    n_tokens, k = indices.shape
+    position = torch.arange(n_tokens, device=indices.device)
+    # Tokens at the same distance have the same rank, so that position orders their copies too.
+    apart = distances.diff(dim=1) > _ROUNDING * distances[:, 1:]
+    # Rank of each first token in each list; the last column takes the entries that are empty.
+    rank = indices.new_full((n_tokens, n_tokens + 1), k + 1)
+    ranks = 1 + torch.nn.functional.pad(apart, (1, 0)).cumsum(1)
+    rank.scatter_(1, indices.where(indices >= 0, n_tokens), ranks)
+    rank[position, first] = 0
+    order = rank[:, first] * n_tokens + position
+    order.fill_diagonal_((k + 2) * n_tokens)
+    return order.topk(k, dim=1, largest=False).indices
+
+
+@torch.no_grad()
+def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
+    """Return the fraction of each token's k nearest tokens in one layer that are so in another.
+
+    ``|kNN_a ∩ kNN_b| / k``; its mean over tokens is the paper's neighborhood overlap. Copies are
+    tokens like all others here: they have an overlap of their own, and count as neighbors.
+
+    Args:
+        a: Neighborhoods in one layer, from `neighborhoods`, ``(..., n_tokens, k_max)``.
+        b: Neighborhoods in the other layer, same shape.
+        ks: Sizes of the neighborhood, at most k_max.
+
+    Returns:
+        ``(..., n_tokens, n_ks)``, float64.
+
+    Raises:
+        ValueError: The shapes differ.
+        ConfigError: A k is not within 1 and k_max.
+
+    Example:
+        >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
+        >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
+        [[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
+    """
+    if a.shape != b.shape:
+        raise ValueError(
+            f"neighborhoods {tuple(a.shape)} and {tuple(b.shape)} must be of one shape"
+        )
+    n_tokens, k_max = a.shape[-2:]
+    for k in ks:
+        require("k", k, at_least=1, at_most=k_max)
+    rank = torch.arange(k_max, device=a.device)
+    sizes = torch.tensor(list(ks), device=a.device)
+    ranks_b = torch.full((n_tokens, n_tokens), k_max, device=a.device)
+    pairs = a.reshape(-1, n_tokens, k_max), b.reshape(-1, n_tokens, k_max)
+    shared = a.new_empty(len(pairs[0]), n_tokens, len(sizes), dtype=torch.float64)
+    for i, (near_a, near_b) in enumerate(zip(*pairs, strict=True)):
+        ranks_b.scatter_(1, near_b, rank.expand_as(near_b))
+        # A token is in both neighborhoods for each k above its higher rank.
+        enters = torch.maximum(ranks_b.gather(1, near_a), rank)
+        ranks_b.scatter_(1, near_b, k_max)
+        shared[i] = (enters[..., None] < sizes).sum(1)
+    return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
+
+
+def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
+    """Return the neighborhood overlap of each layer with the next one.
+
+    Returns:
+        Overlap of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
+    """
+    near = neighborhoods(nearest, max(ks))
+    return neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks)
+
+
+# -- directions ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
+    """Return the angle at each token between its first and second nearest distinct token.
+
+    Args:
+        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
+        nearest: Their `nearest_tokens`, at least two.
+
+    Returns:
+        Degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
+
+    Raises:
+        ValueError: Neighbors and hidden states differ in shape, or a token has fewer than two
+            neighbors.
+
+    Example:
+        >>> from lincorr_lightning.geometry.distances import nearest_tokens
+        >>> corner = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]])
+        >>> neighbor_angles(corner, nearest_tokens(corner, max_rank=2)).round().tolist()
+        [[90.0, 63.0, 27.0]]
+    """
+    pairs = nearest.indices[..., :2]
+    if pairs.shape != (*hidden.shape[:-1], 2) or bool((pairs < 0).any()):
+        raise ValueError(
+            f"hidden states {tuple(hidden.shape)} need two distinct neighbors of each token; there "
+            f"are {tuple(nearest.indices.shape)}, -1 for a missing one"
+        )
+    angles = []
+    shape = -1, *hidden.shape[-2:]
+    for tokens, near in zip(hidden.reshape(shape), pairs.reshape(*shape[:2], 2), strict=True):
+        differences = tokens[near].double() - tokens[:, None].double()
+        u, v = torch.nn.functional.normalize(differences, dim=-1, eps=0).unbind(1)
+        # Kahan's formula: the arc cosine loses its digits near 0 and 180 degrees.
+        angles.append(2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1)))
+    return torch.stack(angles).rad2deg().reshape(nearest.first.shape)
+
+
+@torch.no_grad()
+def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
+
+    Args:
+        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype.
+
+    Returns:
+        Mean and population standard deviation, ``(..., n_layers)`` each, float64.
+
+    Raises:
+        ValueError: There are fewer than two tokens, or a hidden state is NaN, infinite or zero.
+
+    Example:
+        >>> found = cosine_statistics(torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))
+        >>> [part.round(decimals=3).tolist() for part in found]
+        [[0.333], [0.471]]
+    """
+    *leading, n_tokens, width = hidden.shape
+    if n_tokens < 2:
+        raise ValueError(f"hidden states {tuple(hidden.shape)} need at least two tokens")
+    n_pairs = n_tokens * (n_tokens - 1)
+    statistics = []
+    for tokens in hidden.reshape(-1, n_tokens, width):
+        norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
+        if not bool((norms.isfinite() & (norms > 0)).all()):
+            raise ValueError("a hidden state is zero, NaN or infinite: it has no direction")
+        units = tokens / norms
+        cosines = units @ units.T
+        mean = (cosines.sum() - cosines.trace()) / n_pairs
+        spread = (cosines - mean).fill_diagonal_(0).square().sum()
+        statistics.append(torch.stack([mean, (spread / n_pairs).sqrt()]))
+    means, stds = torch.stack(statistics).unbind(1)
+    return means.reshape(leading), stds.reshape(leading)
+
+
+# -- prompts ---------------------------------------------------------------------------------------
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lincorr_lightning.geometry.distances import nearest_tokens
-from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
+from lincorr_lightning.geometry.intrinsic_dimension import cloud_dimension
 from lincorr_lightning.geometry.mantel import CorrelationTest, Floats, correlation_test
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry
 
@@ -163,15 +162,7 @@ def _corpus_dimension(
     """Return the ID of the last tokens of some prompts, ``(n_layers, n_scalings)``."""
     states = [prompt.geometry.last for prompt in prompts]
     cloud = torch.stack([state for state in states if state is not None], dim=1)
-    dimension: Floats = np.full((len(cloud), len(settings.range_scalings)), np.nan)
-    possible = [n2 for n2 in settings.range_scalings if n2 < len(prompts)]
-    if possible:
-        nearest = nearest_tokens(cloud.to(device), max(possible), k=1)
-        n_distinct = int(nearest.distinct.sum(-1).min())
-        possible = [n2 for n2 in possible if n2 < n_distinct]
-    if possible:
-        found = intrinsic_dimension(nearest, possible)
-        dimension[:, : len(possible)] = found.cpu().numpy()
+    dimension: Floats = cloud_dimension(cloud.to(device), settings.range_scalings).cpu().numpy()
     return dimension
 
 

@@ -1,23 +1,30 @@
-"""Clouds of tokens in the layers of an LM, and what is observed of them."""
+"""Clouds of tokens in the layers of a causal LM, and what is observed of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import (
+    ConfigError,
+    LanguageModelError,
+    NonFiniteError,
+    SubjectsError,
+)
 from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
-from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
-from lincorr_lightning.geometry.layer_states import read_layers
+from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, cloud_dimension
 from lincorr_lightning.geometry.observables import (
     TokenObservables,
     next_tokens,
     token_observables,
 )
+from lincorr_lightning.lm.head import call_model
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import evaluating
 
 # Largest neighborhood of the paper.
 _MAX_K = 31
@@ -76,14 +83,27 @@ class CloudSettings:
             )
         return cls(tuple(sorted(set(scalings))), tuple(sorted(set(sizes))), embedding_layer)
 
-    @property
-    def max_rank(self) -> int:
-        """Number of neighbors that are needed."""
-        return max(*self.range_scalings, *self.ks, _MIN_RANK)
+    def nearest(self, clouds: Tensor, name: str, way_out: str) -> NearestTokens:
+        """Find the nearest points that the observables need, ``(n_layers, n_points, d)``.
 
-    def nearest(self, clouds: Tensor) -> NearestTokens:
-        """Find the nearest tokens that the observables of ``(..., n_tokens, d)`` need."""
-        return nearest_tokens(clouds, self.max_rank, max(*self.ks, _MIN_RANK))
+        Args:
+            clouds: Clouds by layer.
+            name: What the cloud is, for messages.
+            way_out: What to do if it has too few distinct points.
+
+        Raises:
+            SubjectsError: A layer has fewer distinct points than a range scaling needs.
+        """
+        nearest = nearest_tokens(clouds, max(*self.range_scalings, *self.ks, _MIN_RANK))
+        needed = max(self.range_scalings) + 1
+        n_distinct = nearest.distinct.sum(-1)
+        for number, n in zip(self.layers(len(clouds)), n_distinct.tolist(), strict=True):
+            if n < needed:
+                raise SubjectsError(
+                    f"{name} has {n} distinct points of {clouds.shape[1]} in layer {number}; range "
+                    f"scaling {needed - 1} needs {needed}. {way_out}"
+                )
+        return nearest
 
     def layers(self, n_layers: int) -> list[int]:
         """Return the numbers of the observed layers; 0 is the token embedding."""
@@ -133,50 +153,118 @@ def observe_prompts(
     states = read_layers(lm, tokens, prompts, settings.embedding_layer)
     assert states.logits is not None
     losses, entropies = next_tokens(states.logits, tokens)
-    found = []
+    observed = []
     for i, name in enumerate(prompts):
         hidden = states.hidden[i]
-        nearest = settings.nearest(hidden)
-        _check_layers(hidden, nearest, name, settings)
+        way_out = "Leave the text out, take longer ones, or name smaller range_scalings."
+        nearest = settings.nearest(hidden, f"prompt {name}", way_out)
+        zero = (hidden == 0).all(-1)
+        if bool(zero.any()):
+            layer, token = zero.nonzero()[0].tolist()
+            raise SubjectsError(
+                f"token {token} of prompt {name} has a hidden state of zeros in layer "
+                f"{settings.layers(len(hidden))[layer]}: it has no direction. Leave the text or "
+                "the embedding layer out."
+            )
         clouds = token_observables(hidden, nearest, settings.range_scalings, settings.ks)
-        found.append(
+        probabilities = states.logits[i].float().softmax(-1)
+        observed.append(
             PromptGeometry(
                 TokenObservables(*(part.cpu() for part in clouds)),
-                _logits_dimension(states.logits[i], settings),
+                cloud_dimension(probabilities[None], settings.range_scalings)[0].cpu(),
                 float(losses[i].mean()),
                 float(entropies[i].mean()),
                 # A copy, because a view would keep all tokens in memory.
                 hidden[:, -1].float().cpu().clone(),
             )
         )
-    return found
+    return observed
 
 
-def _check_layers(
-    hidden: Tensor, nearest: NearestTokens, prompt: str, settings: CloudSettings
-) -> None:
-    needed = max(settings.range_scalings) + 1
-    n_distinct = nearest.distinct.sum(-1)
-    names = settings.layers(len(hidden))
-    for layer in (n_distinct < needed).nonzero()[:1].flatten().tolist():
-        raise SubjectsError(
-            f"prompt {prompt} has {int(n_distinct[layer])} distinct tokens of {hidden.shape[1]} in "
-            f"layer {names[layer]}; range scaling {needed - 1} needs {needed}. Leave the text out, "
-            "take longer ones, or name smaller range_scalings."
+# -- hidden states ---------------------------------------------------------------------------------
+
+
+class LayerStates(NamedTuple):
+    """Hidden states and logits of some prompts of one length, in the LM's dtype, on its device."""
+
+    hidden: Tensor
+    """``(n_prompts, n_layers, n_tokens, d)``. Those of the last layer are the input of the head,
+    after the final norm if there is one."""
+
+    logits: Tensor | None
+    """``(n_prompts, n_tokens, n_vocabulary)``; None without logits."""
+
+
+@torch.no_grad()
+def read_layers(
+    lm: LanguageModel,
+    tokens: Tensor,
+    prompts: Sequence[str],
+    embedding_layer: bool = False,
+    logits: bool = True,
+) -> LayerStates:
+    """Return the hidden states of all tokens in all layers, from one forward pass.
+
+    The LM runs in eval mode and in its own precision; modes and autocast are restored. The
+    tokenizer's special tokens at the beginning of a text, such as BOS, are added here and left out
+    of the result.
+
+    Args:
+        lm: The LM.
+        tokens: Token ids, all of one length, ``(n_prompts, n_tokens)``.
+        prompts: Names of the prompts, for messages.
+        embedding_layer: Whether the token embedding comes first, as layer 0; the other layers are
+            counted from 1.
+        logits: Whether to return logits.
+
+    Raises:
+        NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
+        LanguageModelError: The LM does not return its layers' hidden states.
+    """
+    device = lm.model.device
+    prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
+    rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
+    options = {"output_hidden_states": True} | ({} if logits else {"logits_to_keep": 1})
+    with evaluating(lm.model), torch.autocast(device.type, enabled=False):
+        output = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
+    states = getattr(output, "hidden_states", None)
+    if not states or any(layer.shape[:2] != rows.shape for layer in states):
+        raise LanguageModelError(
+            f"{type(lm.model).__name__} does not return the hidden state of each token after "
+            "each layer (`output_hidden_states`), so they cannot be observed."
         )
-    for layer, token in (hidden == 0).all(-1).nonzero()[:1].tolist():
-        raise SubjectsError(
-            f"token {token} of prompt {prompt} has a hidden state of zeros in layer "
-            f"{names[layer]}: it has no direction. Leave the text or the embedding layer out."
+    first = 0 if embedding_layer else 1
+    # The layers of a large LM may be on several devices.
+    hidden = torch.stack([layer[:, len(prefix) :].to(device) for layer in states[first:]], dim=1)
+    broken = ~hidden.isfinite().all(-1).all(-1)
+    if bool(broken.any()):
+        prompt, layer = broken.nonzero()[0].tolist()
+        name = f"layer {layer + first}" if layer + first else "the embedding layer"
+        raise NonFiniteError(
+            f"the hidden states of {name} of the LM {lm.config.name_or_path} are NaN or infinite "
+            f"for prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "
+            "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
         )
+    return LayerStates(hidden, output.logits[:, len(prefix) :].to(device) if logits else None)
 
 
-def _logits_dimension(logits: Tensor, settings: CloudSettings) -> Tensor:
-    cloud = logits.float().softmax(-1)[None]
-    nearest = nearest_tokens(cloud, max(settings.range_scalings), k=1)
-    n_distinct = int(nearest.distinct.sum())
-    dimension = torch.full((len(settings.range_scalings),), torch.nan, dtype=torch.float64)
-    scalings = [n2 for n2 in settings.range_scalings if n2 < n_distinct]
-    if scalings:
-        dimension[: len(scalings)] = intrinsic_dimension(nearest, scalings)[0].cpu()
-    return dimension
+@torch.no_grad()
+def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
+    """Return the hidden state of each prompt's last token after each layer.
+
+    Returns:
+        ``(n_prompts, n_layers, d)``, in the LM's dtype, on its device.
+    """
+    rows = lm.rows(prompts)
+    states: dict[int, Tensor] = {}
+    n_prefix = len(lm.prefix)
+
+    def read(batch: list[int]) -> None:
+        tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
+        names = [repr(prompts[i]) for i in batch]
+        hidden = read_layers(lm, tokens, names, logits=False).hidden
+        states.update(zip(batch, hidden[:, :, -1].clone(), strict=True))
+
+    # Batches of one length need no padding, whatever the architecture.
+    lm.in_batches([len(row) for row in rows], read, equal_lengths=True)
+    return torch.stack([states[i] for i in range(len(prompts))])

@@ -1,20 +1,244 @@
-"""Shuffles, losses and observables, against numpy, scipy and torch's own."""
+"""Neighbors, overlaps, angles, cosines, shuffles and losses, against scipy, torch and loops."""
 
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cdist, pdist
 from scipy.stats import entropy as scipy_entropy
 
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.observables import (
+    consecutive_overlap,
+    cosine_statistics,
+    neighbor_angles,
+    neighborhood_overlap,
+    neighborhoods,
     next_tokens,
     shuffle_blocks,
     token_observables,
 )
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_massive_token() -> torch.Tensor:
+    hidden = normal(2, 200, 96)
+    hidden[:, :, 5] *= 100
+    hidden[:, 0] *= 1000
+    return hidden
+
+
+def with_copies() -> torch.Tensor:
+    """Layers in which other tokens are copies, and one without."""
+    hidden = normal(4, 150, 32)
+    hidden[0] = hidden[0, torch.arange(150) % 20]
+    hidden[1, 50:90] = hidden[1, :40]
+    hidden[1, 149] = hidden[1, 0]
+    hidden[3, 7] = hidden[3, 3]
+    return hidden
+
+
+CLUSTERS = normal(1, 40, 64)[:, torch.arange(400) % 40]
+CLOUDS = {
+    "normal": normal(3, 120, 48),
+    "wide": normal(1, 60, 9000),  # more columns than are taken at a time
+    "about a far point": normal(2, 300, 64) + 100 * normal(1, 1, 64, seed=1),
+    "massive token": with_massive_token(),
+    "clustered": CLUSTERS + 1e-4 * normal(1, 400, 64, seed=1),
+    "very clustered": CLUSTERS.double() + 1e-9 * normal(1, 400, 64, seed=1),
+    "line": normal(2, 300, 1),
+    "float64 about a far point": normal(2, 200, 3).double() + 1e6,
+    "bfloat16": normal(2, 200, 32).bfloat16(),
+    "grid": (3 * normal(2, 300, 3)).round(),  # distances that are exactly equal, and copies
+    "copies": with_copies(),
+    "huge": 1e25 * normal(1, 100, 8),
+    "tiny": 1e-25 * normal(1, 100, 8),
+    "one point": torch.ones(1, 30, 4),
+}
+
+
+def naive_distances(tokens: torch.Tensor) -> np.ndarray:
+    distances = cdist(*[tokens.double().numpy()] * 2)
+    np.fill_diagonal(distances, np.inf)
+    return distances
+
+
+def naive_neighborhoods(tokens: torch.Tensor, k: int) -> np.ndarray:
+    return np.argsort(naive_distances(tokens), axis=1, kind="stable")[:, :k]
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_neighborhoods_are_the_naive_ones(name: str) -> None:
+    hidden = CLOUDS[name]
+    before = hidden.clone()
+    near = neighborhoods(nearest_tokens(hidden, max_rank=20), k=10).numpy()
+    assert torch.equal(hidden, before)
+    for tokens, found in zip(hidden, near, strict=True):
+        distances = naive_distances(tokens)
+        if name == "grid":  # any order of neighbors at one distance
+            assert all(len(set(row)) == 10 for row in found)
+            found = np.take_along_axis(distances, found, axis=1)
+            np.testing.assert_array_equal(found, np.sort(distances, axis=1)[:, :10])
+        else:
+            np.testing.assert_array_equal(found, naive_neighborhoods(tokens, 10))
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_distances_are_those_between_distinct_tokens(name: str) -> None:
+    hidden = CLOUDS[name]
+    nearest = nearest_tokens(hidden, max_rank=20)
+    for layer, tokens in enumerate(hidden.double().numpy()):
+        unique = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+        first, group = unique[1], unique[2].ravel()  # numpy 2.0 gives a column
+        np.testing.assert_array_equal(nearest.first[layer], first[group])
+        distances = cdist(tokens, tokens[np.sort(first)])
+        distances[np.arange(len(tokens)), np.searchsorted(np.sort(first), first[group])] = np.inf
+        expected = np.full((len(tokens), 20), np.inf)
+        expected[:, : len(first)] = np.sort(distances, axis=1)[:, :20]
+        np.testing.assert_allclose(nearest.distances[layer], expected, rtol=2e-9)
+        # Indices are those of the distances, and of first ones.
+        there = nearest.indices[layer] >= 0
+        np.testing.assert_array_equal(there, np.isfinite(expected))
+        token, _ = there.nonzero(as_tuple=True)
+        other = nearest.indices[layer][there].numpy()
+        np.testing.assert_array_equal(nearest.first[layer][other], other)
+        direct = np.linalg.norm(tokens[token.numpy()] - tokens[other], axis=1)
+        np.testing.assert_allclose(nearest.distances[layer][there], direct, rtol=2e-9)
+        assert (direct > 0).all()
+
+
+def test_prompts_in_one_batch_equal_each_prompt() -> None:
+    hidden = normal(6, 80, 16).reshape(2, 3, 80, 16)
+    hidden[1, 2, 5] = hidden[1, 2, 9]
+    together = nearest_tokens(hidden, max_rank=8)
+    assert together.indices.shape == (2, 3, 80, 8) and together.distinct.sum() == 6 * 80 - 1
+    overlap = consecutive_overlap(together, ks=(2, 8))
+    assert overlap.shape == (2, 2, 80, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for prompt in range(2):
+            alone = nearest_tokens(hidden[prompt], max_rank=8)
+            assert torch.equal(together.distances[prompt], alone.distances)
+            assert torch.equal(together.indices[prompt], alone.indices)
+            assert torch.equal(overlap[prompt], consecutive_overlap(alone, ks=(2, 8)))
+
+
+@pytest.mark.parametrize("name", ["normal", "copies", "bfloat16"])
+def test_overlap_is_the_naive_count(name: str) -> None:
+    hidden, ks = CLOUDS[name], (1, 2, 5, 31)
+    mixed = hidden + 0.3 * hidden.roll(1, 0)
+    near_a, near_b = (nearest_tokens(x, max_rank=31) for x in (hidden, mixed))
+    found = neighborhood_overlap(neighborhoods(near_a, 31), neighborhoods(near_b, 31), ks)
+    for layer in range(len(hidden)):
+        a, b = (naive_neighborhoods(x[layer], 31) for x in (hidden, mixed))
+        expected = [[len({*x[:k]} & {*y[:k]}) / k for k in ks] for x, y in zip(a, b, strict=True)]
+        np.testing.assert_array_equal(found[layer], expected)
+    assert 0 < found.mean() < 1
+
+
+@pytest.mark.parametrize("name", ["normal", "copies", "clustered", "line"])
+def test_angles_are_those_between_differences(name: str) -> None:
+    hidden = CLOUDS[name]
+    found = neighbor_angles(hidden, nearest_tokens(hidden, max_rank=4))
+    for layer, tokens in enumerate(hidden.double().numpy()):
+        distances = naive_distances(hidden[layer])
+        _, first = np.unique(tokens, axis=0, return_index=True)
+        distances[:, np.setdiff1d(np.arange(len(tokens)), first)] = np.inf
+        distances[distances == 0] = np.inf
+        one, two = np.argsort(distances, axis=1, kind="stable")[:, :2].T
+        u, v = tokens[one] - tokens, tokens[two] - tokens
+        lengths = np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)
+        cosine = np.clip((u * v).sum(1) / lengths, -1, 1)
+        np.testing.assert_allclose(found[layer], np.degrees(np.arccos(cosine)), atol=1e-5)
+
+
+def test_a_straight_line_has_no_angle_but_0_and_180() -> None:
+    line = torch.tensor([0.0, 1.0, 2.1, 3.3])[None, :, None] * normal(1, 1, 7)
+    found = neighbor_angles(line, nearest_tokens(line, max_rank=2))
+    np.testing.assert_allclose(found, [[0.0, 180.0, 180.0, 0.0]], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["normal", "wide", "about a far point", "copies", "bfloat16"])
+def test_cosines_are_those_of_all_pairs(name: str) -> None:
+    mean, std = cosine_statistics(CLOUDS[name])
+    for layer, tokens in enumerate(CLOUDS[name].double().numpy()):
+        cosines = 1 - pdist(tokens, "cosine")
+        np.testing.assert_allclose(mean[layer], cosines.mean(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(std[layer], cosines.std(), rtol=1e-9, atol=1e-12)
+
+
+def test_observables_are_means_over_tokens() -> None:
+    hidden = normal(2, 3, 20, 5)
+    nearest = nearest_tokens(hidden, 8)
+    found = token_observables(hidden, nearest, (2, 8), (1, 3))
+    ratio = nearest.distances[..., 1] / nearest.distances[..., 0]
+    np.testing.assert_allclose(found.dimension[..., 0], 19 / ratio.log().sum(-1), rtol=1e-9)
+    angles = neighbor_angles(hidden, nearest).numpy()
+    overlap = consecutive_overlap(nearest, (1, 3))
+    for values, expected in (
+        (found.angle_mean, angles.mean(-1)), (found.angle_std, angles.std(-1)),
+        (found.overlap, overlap.numpy().mean(-2)),
+        (torch.stack(found[2:4]), torch.stack(cosine_statistics(hidden))),
+    ):  # fmt: skip
+        np.testing.assert_allclose(values, expected, rtol=1e-12)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e200])
+def test_error_names_the_layer_that_is_not_finite(value: float) -> None:
+    hidden = normal(2, 3, 30, 8).double()
+    hidden[1, 1, 7, 3] = value
+    with pytest.raises(ValueError, match=r"layer 4 .* NaN, infinite or too large"):
+        nearest_tokens(hidden, max_rank=2)
+    hidden[1, 1, 7] = 0 if value == 1e200 else value
+    with pytest.raises(ValueError, match="has no direction"):
+        cosine_statistics(hidden)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "max_rank", "message"),
+    [
+        (normal(1, 8, 4), 8, "8 neighbors need 9 tokens, but there are 8"),
+        (normal(1, 8, 4), 0, "max_rank is 0"),
+        (normal(8, 4), 2, r"hidden states \(8, 4\)"),
+        (torch.ones(1, 8, 4, dtype=torch.int64), 2, "torch.int64 must be floating-point"),
+    ],
+)
+def test_clouds_without_neighbors_are_refused(
+    hidden: torch.Tensor, max_rank: int, message: str
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        nearest_tokens(hidden, max_rank)
+
+
+def test_undefined_overlaps_angles_and_cosines_are_refused() -> None:
+    hidden = normal(2, 20, 4)
+    nearest = nearest_tokens(hidden, max_rank=3)
+    with pytest.raises(ConfigError, match=r"k is 4; it must be at least 1 and at most 3"):
+        neighborhoods(nearest, 4)
+    with pytest.raises(ConfigError, match=r"k is 0; it must be at least 1 and at most 3"):
+        consecutive_overlap(nearest, ks=(0, 3))
+    with pytest.raises(ValueError, match="must be of one shape"):
+        neighborhood_overlap(nearest.indices[0], nearest.indices[1, :5], ks=(1,))
+    for near in (nearest, nearest_tokens(hidden[:1], max_rank=1)):
+        with pytest.raises(ValueError, match="need two distinct neighbors"):
+            neighbor_angles(hidden[:1], near)
+    hidden[1, 2:] = hidden[1, 1]
+    with pytest.raises(ValueError, match="need two distinct neighbors"):
+        neighbor_angles(hidden, nearest_tokens(hidden, max_rank=2))
+    with pytest.raises(ValueError, match="at least two tokens"):
+        cosine_statistics(hidden[:, :1])
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_blocks_change_places_and_stay_whole(level):
+def test_blocks_change_places_and_stay_whole(level: int) -> None:
     order = shuffle_blocks(64, level, [3, 1]).numpy()
     blocks = order.reshape(4**level, -1)
     assert sorted(order) == list(range(64))
@@ -23,37 +247,34 @@ def test_blocks_change_places_and_stay_whole(level):
     assert (order == np.arange(64)).all() == (level == 0)
 
 
-def test_each_prompt_has_an_order_of_its_own_everywhere():
-    orders = {tuple(shuffle_blocks(64, 3, [0, n, 3]).tolist()) for n in range(50)}
-    orders |= {tuple(shuffle_blocks(64, 3, [1, n, 3]).tolist()) for n in range(50)}
-    assert len(orders) == 100
-    before = torch.get_rng_state()
+def test_each_prompt_has_an_order_of_its_own_everywhere() -> None:
+    seeds = [[s, n, 3] for s in (0, 1) for n in range(50)]
+    assert len({tuple(shuffle_blocks(64, 3, seed).tolist()) for seed in seeds}) == 100
     again = shuffle_blocks(64, 3, [0, 7, 3])
-    torch.manual_seed(1)
-    assert torch.equal(again, shuffle_blocks(64, 3, [0, 7, 3]))
-    torch.set_rng_state(before)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        assert torch.equal(again, shuffle_blocks(64, 3, [0, 7, 3]))
 
 
-def test_all_orders_come_equally_often():
+def test_all_orders_come_equally_often() -> None:
     n = 4800
-    firsts = np.array([shuffle_blocks(4, 1, [n_th]).tolist() for n_th in range(n)])
+    firsts = np.array([shuffle_blocks(4, 1, [i]).tolist() for i in range(n)])
     for position in range(4):
         counts = np.bincount(firsts[:, position], minlength=4)
         assert (abs(counts - n / 4) < 5 * np.sqrt(n * 3 / 16)).all()
 
 
 @pytest.mark.parametrize(("n_tokens", "level"), [(6, 1), (64, 4), (8, -1)])
-def test_a_length_that_cannot_be_cut(n_tokens, level):
+def test_a_length_that_cannot_be_cut(n_tokens: int, level: int) -> None:
     with pytest.raises(ValueError, match=rf"{n_tokens} tokens cannot be cut into 4\^{level}"):
         shuffle_blocks(n_tokens, level, [0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_and_entropy(dtype):
-    torch.manual_seed(0)
-    logits = (torch.randn(3, 10, 20) * 4).to(dtype)
+def test_loss_and_entropy(dtype: torch.dtype) -> None:
+    logits = (normal(3, 10, 20) * 4).to(dtype)
     logits[0, 0, 5] = -torch.inf
-    tokens = torch.randint(20, (3, 10))
+    tokens = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))
     tokens[0, 1] = 4
     loss, entropy = next_tokens(logits, tokens)
     expected = torch.nn.functional.cross_entropy(
@@ -63,33 +284,3 @@ def test_loss_and_entropy(dtype):
     p = logits.double().softmax(-1).numpy()
     assert entropy.numpy() == pytest.approx(scipy_entropy(p, axis=-1), abs=1e-5)
     assert loss.dtype == entropy.dtype == torch.float64
-
-
-def test_observables_are_means_over_tokens():
-    torch.manual_seed(0)
-    hidden = torch.randn(2, 3, 20, 5)
-    found = token_observables(hidden, nearest_tokens(hidden, 8, k=3), (2, 8), (1, 3))
-    cloud = hidden.double().numpy()
-    distances = np.linalg.norm(cloud[:, :, :, None] - cloud[:, :, None], axis=-1)
-    order = distances.argsort(-1)[..., 1:]
-    ratio = np.sort(distances, -1)[..., 2] / np.sort(distances, -1)[..., 1]
-    assert found.dimension[..., 0].numpy() == pytest.approx(19 / np.log(ratio).sum(-1), rel=1e-6)
-    for p in range(2):
-        for layer in range(3):
-            vectors = cloud[p, layer]
-            u = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-            cosines = (u @ u.T)[~np.eye(20, dtype=bool)]
-            assert found.cosine_mean[p, layer] == pytest.approx(cosines.mean(), abs=1e-6)
-            assert found.cosine_std[p, layer] == pytest.approx(cosines.std(), abs=1e-6)
-            angles = []
-            for i in range(20):
-                one, two = (vectors[order[p, layer, i, j]] - vectors[i] for j in (0, 1))
-                cosine = one @ two / np.linalg.norm(one) / np.linalg.norm(two)
-                angles.append(np.degrees(np.arccos(cosine)))
-            assert found.angle_mean[p, layer] == pytest.approx(np.mean(angles), abs=1e-4)
-            assert found.angle_std[p, layer] == pytest.approx(np.std(angles), abs=1e-4)
-        for layer in range(2):
-            for i, k in enumerate((1, 3)):
-                pairs = zip(order[p, layer, :, :k], order[p, layer + 1, :, :k], strict=True)
-                shared = [len(set(a) & set(b)) / k for a, b in pairs]
-                assert float(found.overlap[p, layer, i]) == pytest.approx(np.mean(shared))

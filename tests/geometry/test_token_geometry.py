@@ -308,7 +308,7 @@ def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
     data = TokenizedTextDataModule(study.lm, str(tmp_path / "a.txt"), n_tokens=16)
     with pytest.raises(
         SubjectsError,
-        match=r"prompt 0 \(.*a\.txt, line 1\) has 5 distinct tokens of 16 in layer 0; range "
+        match=r"prompt 0 \(.*a\.txt, line 1\) has 5 distinct points of 16 in layer 0; range "
         r"scaling 8 needs 9",
     ):
         make_trainer().test(study, datamodule=data, verbose=False)

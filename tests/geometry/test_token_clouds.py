@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.geometry.layer_states import read_last_states, read_layers
+from lincorr_lightning.geometry.token_clouds import read_last_states, read_layers
 from lincorr_lightning.lm.language_model import LanguageModel
 
 PROMPTS = ["Paris", "name3 lives in the city of", "red blue", "name4 lives in the city of"]
