@@ -80,7 +80,7 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     layers = hidden.reshape(-1, n_tokens, width)
     found = [_nearest(tokens, max_rank, i) for i, tokens in enumerate(layers)]
     distances, indices, first = (
-        torch.stack(part).unflatten(0, leading) for part in zip(*found, strict=True)
+        torch.stack(part).reshape(*leading, *part[0].shape) for part in zip(*found, strict=True)
     )
     return NearestTokens(distances, indices, first)
 
@@ -123,7 +123,7 @@ def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     digits when they cancel.
     """
     products = tokens.new_zeros(len(tokens), len(tokens), dtype=torch.float64)
-    for columns in tokens.split(_COLUMNS, dim=-1):
+    for columns in torch.split(tokens, _COLUMNS, dim=-1):
         block = columns.double()
         block = block - block.mean(0)  # not in place: it may be the hidden states themselves
         products.addmm_(block, block.T)
