@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import lightning as L
+from torch import nn
 
+from lincorr_lightning.callbacks.relation_maps import LMReaders
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.lm.query_cache import QueryCache, close_query_caches, get_query_cache
+from lincorr_lightning.lm.finder import causal_lm_of
+from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.results.loggers import log_scalars
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_callback_results
@@ -72,7 +75,6 @@ class PeriodicCallback(L.Callback):
         """Start afresh; a resumed run loads its measurements from the checkpoint later."""
         del pl_module
         if stage == "fit":
-            close_query_caches(trainer)
             self.reset()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -80,10 +82,11 @@ class PeriodicCallback(L.Callback):
 
         The first callback opens all: what they announce is then read together.
         """
+        readers: dict[nn.Module, LMReaders] = {}
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
             if isinstance(callback, PeriodicCallback) and not callback.is_open:
-                callback._open(trainer, pl_module)
+                callback._open(trainer, pl_module, readers)
         if not is_dry_run(trainer):
             run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.start(trainer)
@@ -91,10 +94,23 @@ class PeriodicCallback(L.Callback):
     @property
     def is_open(self) -> bool:
         """Whether the callback has found its LM in this run."""
-        return "cache" in vars(self)
+        return "readers" in vars(self)
 
-    def _open(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.cache: QueryCache = get_query_cache(trainer, pl_module, self.lm, self.tokenizer)
+    @property
+    def cache(self) -> QueryCache:
+        """The cache of the LM's logits, see `readers`."""
+        return self.readers.cache
+
+    def _open(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        readers: dict[nn.Module, LMReaders],
+    ) -> None:
+        model = causal_lm_of(pl_module, self.lm)
+        if model not in readers:
+            readers[model] = LMReaders.of(pl_module, model, self.tokenizer)
+        self.readers = readers[model]
         self.adapter_id: int | None = None
         self._step = trainer.global_step
         self._index = self.siblings(trainer).index(self)
@@ -119,9 +135,8 @@ class PeriodicCallback(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""
-        del pl_module, stage
-        close_query_caches(trainer)
-        self.__dict__.pop("cache", None)
+        del trainer, pl_module, stage
+        self.__dict__.pop("readers", None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation_maps import RelationMaps, announce_maps, load_or_fit_maps
+from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_maps
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
@@ -114,7 +114,7 @@ class RelationCallback(PeriodicCallback):
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
         if self.uses_maps and self._maps is None and self.linear_map is None:
-            announce_maps(self.cache, self.tokenized, self.n_subjects, self._held_out)
+            self.readers.announce_maps(self.tokenized, self.n_subjects, self._held_out)
 
     def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
         """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""
@@ -138,11 +138,12 @@ class RelationCallback(PeriodicCallback):
             LinearMapError: The folder's map has other labels, or not this pair.
             SubjectsError: The vocabulary has too few other subjects to fit on.
         """
-        if self._maps is None:
-            self._maps = load_or_fit_maps(
-                self.cache, self.tokenized, self.linear_map, self.ridge, self.n_subjects,
-                self._held_out,
-            )  # fmt: skip
+        if self._maps is None and self.linear_map is None:
+            self._maps = self.readers.fit_maps(
+                self.tokenized, self.ridge, self.n_subjects, self._held_out
+            )
+        elif self._maps is None:
+            self._maps = load_maps(self.cache.lm, self.tokenized, self.linear_map, self._held_out)
         return self._maps
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
@@ -159,16 +160,13 @@ class RelationCallback(PeriodicCallback):
 
     def _all_measured(self, trainer: L.Trainer) -> frozenset[str]:
         """Return the subjects that no map of this run may be fitted on; the same for all."""
-        if "measured" not in self.cache.shared:
-            tokenizer = self.cache.lm.tokenizer
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            subjects = {edit.subject for edit in self.run_edits}
-            for callback in callbacks:
-                if isinstance(callback, RelationCallback):
-                    subjects.update(callback.measured_subjects(tokenizer, bool(self.run_edits)))
-            self.cache.shared["measured"] = frozenset(subjects)
-        measured: frozenset[str] = self.cache.shared["measured"]
-        return measured
+        tokenizer = self.cache.lm.tokenizer
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        subjects = {edit.subject for edit in self.run_edits}
+        for callback in callbacks:
+            if isinstance(callback, RelationCallback):
+                subjects.update(callback.measured_subjects(tokenizer, bool(self.run_edits)))
+        return frozenset(subjects)
 
     def sample_subjects(self, n: int) -> list[str]:
         """Return n subjects from the LM's vocabulary, or as many as it has."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -14,9 +16,12 @@ from lincorr_lightning.linear_map.fitting import (
     relation_layout,
     sample_fitted_subjects,
 )
-from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.linear_map.row_reader import shared_row_reader
+from lincorr_lightning.linear_map.row_reader import RowReader
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.query_cache import QueryCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -41,63 +46,80 @@ class RelationMaps:
         return source_logits @ self.weight.T + next(iter(self.biases.values()))
 
 
-def announce_maps(
-    cache: QueryCache, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
-) -> None:
-    """Announce what `load_or_fit_maps` will read to fit maps.
+@dataclass(frozen=True)
+class LMReaders:
+    """What the callbacks of a run share to read one LM.
 
-    Raises:
-        SubjectsError: The vocabulary has too few other subjects.
+    Attributes:
+        cache: Reads the LM in training.
+        rows: Reads the LM before training, to fit maps.
+        maps: Maps that have been fitted, by what they were fitted for.
     """
-    shared_row_reader(cache).announce(*_fit_on(cache, relation, n_subjects, held_out))
+
+    cache: QueryCache
+    rows: RowReader
+    maps: dict[Hashable, RelationMaps] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module, model: PreTrainedModel, tokenizer: str | None) -> LMReaders:
+        """Return readers of an LM, with the ``row_reader`` of its module if it has one."""
+        cache = QueryCache.of(module, model, tokenizer)
+        rows = getattr(module, "row_reader", None)
+        if not (isinstance(rows, RowReader) and rows.lm is cache.lm):
+            rows = RowReader(cache.lm)
+        return cls(cache, rows)
+
+    def announce_maps(
+        self, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
+    ) -> None:
+        """Announce what `fit_maps` will read.
+
+        Raises:
+            SubjectsError: The vocabulary has too few other subjects.
+        """
+        self.rows.announce(relation_layout(relation), self._fit_on(n_subjects, held_out))
+
+    def fit_maps(
+        self, relation: TokenizedRelation, ridge: float, n_subjects: int, held_out: frozenset[str]
+    ) -> RelationMaps:
+        """Fit two maps on the LM as it is now, or return those that were fitted for the same.
+
+        The LM reads the prompts of all announced relations in one pass. The first map has the
+        `ridge`, the second chooses its own (``auto``). Neither is fitted on subjects that are
+        `held_out`: those that the run measures.
+
+        Raises:
+            SubjectsError: The vocabulary has too few other subjects.
+        """
+        key = relation.name, ridge, n_subjects, held_out
+        if key not in self.maps:
+            layout = relation_layout(relation)
+            rows = self.rows.read(layout, self._fit_on(n_subjects, held_out))
+            fitted = maps_of_rows(self.cache.lm, layout, rows, [ridge, "auto"])
+            maps = dict(zip(("plain", "auto"), fitted, strict=True))
+            self.maps[key] = _relation_maps(relation, maps)
+        return self.maps[key]
+
+    def _fit_on(self, n_subjects: int, held_out: frozenset[str]) -> list[str]:
+        return sample_fitted_subjects(self.cache.lm.tokenizer, n_subjects, held_out)
 
 
-def _fit_on(
-    cache: QueryCache, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
-) -> tuple[JointLayout, list[str]]:
-    """Return the layout and the subjects that the maps of a relation are fitted on."""
-    subjects = sample_fitted_subjects(cache.lm.tokenizer, n_subjects, held_out)
-    return relation_layout(relation), subjects
+def _relation_maps(relation: TokenizedRelation, maps: dict[str, LinearMap]) -> RelationMaps:
+    return RelationMaps(
+        {name: each.weight(relation.name) for name, each in maps.items()},
+        {name: each.bias(relation.name) for name, each in maps.items()},
+    )
 
 
-def load_or_fit_maps(
-    cache: QueryCache,
-    relation: TokenizedRelation,
-    folder: str | None,
-    ridge: float,
-    n_subjects: int,
-    held_out: frozenset[str],
+def load_maps(
+    lm: LanguageModel, relation: TokenizedRelation, folder: str, held_out: frozenset[str]
 ) -> RelationMaps:
-    """Read the map of a folder, or fit two on the LM as it is now; once per run.
-
-    The LM reads the prompts of all announced relations in one pass. The first fitted map has the
-    `ridge`, the second chooses its own (``auto``). Neither is fitted on subjects that are
-    `held_out`: those that the run measures.
+    """Read the map of a folder; warn if it was fitted on subjects that are `held_out`.
 
     Raises:
         LinearMapError: The folder's map has other labels, or not this pair.
-        SubjectsError: The vocabulary has too few other subjects.
     """
-    key = ("maps", relation.name, folder, ridge, n_subjects, held_out)
-    if key not in cache.shared:
-        if folder is None:
-            layout, subjects = _fit_on(cache, relation, n_subjects, held_out)
-            rows = shared_row_reader(cache).read(layout, subjects)
-            fitted = maps_of_rows(cache.lm, layout, rows, [ridge, "auto"])
-            maps = dict(zip(("plain", "auto"), fitted, strict=True))
-        else:
-            maps = {"given": _load(cache, relation, folder)}
-            warn_of_fit_subjects(folder, held_out)
-        cache.shared[key] = RelationMaps(
-            {name: each.weight(relation.name) for name, each in maps.items()},
-            {name: each.bias(relation.name) for name, each in maps.items()},
-        )
-    found: RelationMaps = cache.shared[key]
-    return found
-
-
-def _load(cache: QueryCache, relation: TokenizedRelation, folder: str) -> LinearMap:
-    linear_map = LinearMap.from_pretrained(folder, cache.lm)
+    linear_map = LinearMap.from_pretrained(folder, lm)
     for domain in (relation.source, relation.target):
         name = domain.knowledge.name
         if linear_map.token_ids(name) != domain.token_ids:
@@ -106,4 +128,5 @@ def _load(cache: QueryCache, relation: TokenizedRelation, folder: str) -> Linear
                 f"{len(linear_map.token_ids(name))} against {len(domain.token_ids)}. "
                 "Fit it with the same knowledge files, or leave linear_map null."
             )
-    return linear_map
+    warn_of_fit_subjects(folder, held_out)
+    return _relation_maps(relation, {"given": linear_map})

@@ -19,7 +19,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from lincorr_lightning.errors import CheckpointError, LincorrError
 from lincorr_lightning.io import atomic_write
-from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.lm.batching import oom_reason
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
 _SPECIAL = ("best", "last", "hpc", "registry")

@@ -18,7 +18,7 @@ import lightning as L
 from torch import Tensor
 
 from lincorr_lightning import termination
-from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.termination import Terminated
 

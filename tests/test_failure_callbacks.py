@@ -8,7 +8,7 @@ import torch
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.pretraining.module import Pretraining
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]

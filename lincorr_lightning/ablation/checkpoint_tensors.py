@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
-from lincorr_lightning.lm.loading import Checkpoint, _explained, _first_line
+from lincorr_lightning.lm.loading import Checkpoint, explained, first_line
 
 _SAFETENSORS, _BIN = "model.safetensors", "pytorch_model.bin"
 _ROWS_AT_ONCE = 4096  # compared at a time, so that tensors are not read whole
@@ -103,7 +103,7 @@ class CheckpointTensors:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         options = {k: v for k, v in checkpoint.options.items() if k != "trust_remote_code"}
-        with _explained(checkpoint, name, lambda: "Is the network up?"):
+        with explained(checkpoint, name, "Is the network up?"):
             try:
                 return Path(hf_hub_download(checkpoint.location, name, **options))
             except EntryNotFoundError as error:
@@ -124,7 +124,7 @@ class CheckpointTensors:
             yield
         except Exception as error:  # the readers raise anything
             raise LanguageModelError(
-                f"the weights of {self._checkpoint} cannot be read: {_first_line(error)}. The "
+                f"the weights of {self._checkpoint} cannot be read: {first_line(error)}. The "
                 f"file {name} is damaged or cut short; copy or download it again."
             ) from error
 

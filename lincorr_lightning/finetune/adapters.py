@@ -14,7 +14,7 @@ from torch import nn
 
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
-from lincorr_lightning.lm.linear_layers import target_layers
+from lincorr_lightning.lm.finder import target_layers
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
 
 if TYPE_CHECKING:

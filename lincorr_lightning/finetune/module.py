@@ -32,10 +32,9 @@ from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonf
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.linear_map.row_reader import shared_row_reader
+from lincorr_lightning.linear_map.row_reader import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.query_cache import close_query_caches, get_query_cache
 from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
@@ -195,12 +194,12 @@ class SourceFinetune(L.LightningModule):
                 "trained in one epoch. Set it to 1."
             )
         prepare_run_folder(self.trainer)
-        close_query_caches(self.trainer)
+        self.row_reader = RowReader(self.lm)
 
     def teardown(self, stage: str) -> None:
         """Drop what has been read of the LM."""
         del stage
-        close_query_caches(self.trainer)
+        self.row_reader = RowReader(self.lm)
 
     def configure_model(self) -> None:
         """Load the LM, and freeze the weights that are not trained."""
@@ -260,7 +259,7 @@ class SourceFinetune(L.LightningModule):
                 dataset.relation,
                 training=self.edit_training,
                 adapters=self.adapters,
-                reader=shared_row_reader(get_query_cache(self.trainer, self)),
+                reader=self.row_reader,
             )
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:

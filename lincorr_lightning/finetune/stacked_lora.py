@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, require
-from lincorr_lightning.lm.linear_layers import features_of, target_layers
+from lincorr_lightning.lm.finder import features_of, target_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

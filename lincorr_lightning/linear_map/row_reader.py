@@ -13,7 +13,6 @@ from lincorr_lightning.linear_map.layout import JointLayout, read_rows
 
 if TYPE_CHECKING:
     from lincorr_lightning.lm.language_model import LanguageModel
-    from lincorr_lightning.lm.query_cache import QueryCache
 
 _Key = tuple[str, tuple[int, ...]]
 
@@ -61,9 +60,3 @@ class RowReader:
 
 def _key(domain: Domain) -> _Key:
     return domain.knowledge.template, tuple(domain.token_ids)
-
-
-def shared_row_reader(cache: QueryCache) -> RowReader:
-    """Return the reader that the callbacks and the forecasts of a run share."""
-    reader: RowReader = cache.shared.setdefault("row_reader", RowReader(cache.lm))
-    return reader

@@ -1,4 +1,4 @@
-"""Micro-batches: prompts of unequal length in forward passes that fit the memory."""
+"""Micro-batches: prompts of unequal length in forward passes that fit the memory, on all ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import distributed
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.memory import oom_reason
-from lincorr_lightning.lm.sharding import RankSync
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +17,40 @@ _log = logging.getLogger(__name__)
 _START_NUMBERS_CPU = 2**19
 _START_TOKENS_CPU = (256, 4096)
 _START_TOKENS_ACCELERATOR = 32768
+# The CPU allocator and CUDA libraries raise plain RuntimeErrors.
+_SIGNS = ("DefaultCPUAllocator", "ALLOC_FAILED", "CUDA out of memory")
+
+
+def oom_reason(error: BaseException) -> str | None:
+    """Return a one-line reason if an error means that memory ran out, else None.
+
+    Example:
+        >>> oom_reason(MemoryError("no room. And more"))
+        'no room'
+        >>> oom_reason(ValueError("no room"))
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return str(error).split(". ")[0] or type(error).__name__
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+        return "the allocator is out of memory"
+    return None
+
+
+class RankSync:
+    """Collective decisions of the ranks that share an LM; all must call them equally often."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device = torch.device(device_type)
+
+    def any(self, own: bool) -> bool:
+        """Return whether `own` is true on any rank."""
+        return bool(self.max(own))
+
+    def max(self, own: int) -> int:
+        """Return the maximum of `own` over all ranks."""
+        number = torch.tensor(int(own), device=self._device)
+        distributed.all_reduce(number, distributed.ReduceOp.MAX)
+        return int(number)
 
 
 class MicroBatches:

@@ -1,8 +1,9 @@
-"""Search for the causal LM inside any LightningModule."""
+"""Search for the causal LM inside any LightningModule, and for linear layers inside an LM."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -60,3 +61,60 @@ def _predicts(model: PreTrainedModel) -> bool:
     if getattr(model.config, "is_encoder_decoder", False):
         return False
     return model.can_generate() and head_of(model) is not None
+
+
+def target_layers(
+    model: PreTrainedModel, target_modules: Sequence[str] | None
+) -> dict[str, nn.Module]:
+    """Return the linear layers that get adapters.
+
+    `target_modules` are full names or last parts of names, as in peft; None takes all linear layers
+    but the output layer, like peft's ``all-linear``. Layers are by full name, in the LM's order.
+
+    Raises:
+        LanguageModelError: A target does not exist, is not linear or is the output layer; or the LM
+            has peft adapters already.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers.pytorch_utils import Conv1D
+
+    modules = dict(model.named_modules())
+    if any(isinstance(part, BaseTunerLayer) for part in modules.values()):
+        raise LanguageModelError(
+            f"{type(model).__name__} has peft adapters already. Merge them (merge_and_unload) or "
+            "unload them first."
+        )
+    head = head_of(model)
+    linear: dict[str, nn.Module] = {
+        name: part
+        for name, part in modules.items()
+        if isinstance(part, nn.Linear | Conv1D) and part is not head
+    }
+    if target_modules is None:
+        return linear
+    if isinstance(target_modules, str):
+        target_modules = [target_modules]
+    chosen: set[str] = set()
+    for target in target_modules:
+        found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if not found or found - set(linear):
+            own = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            what = "has no module" if not found else "cannot have an adapter on"
+            why = "" if not found else " (not a linear layer, or the output layer)"
+            raise LanguageModelError(
+                f"{type(model).__name__} {what} {target!r}{why}. Its linear layers are: {own}."
+            )
+        chosen |= found
+    if not chosen:
+        raise LanguageModelError(
+            "target_modules is empty. Name some modules, or pass null for all."
+        )
+    return {name: part for name, part in linear.items() if name in chosen}
+
+
+def features_of(layer: Any) -> tuple[int, int]:
+    """Return the numbers of input and output features of a linear layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    n_in, n_out = layer.weight.shape  # the weight of Conv1D is transposed
+    return n_in, n_out

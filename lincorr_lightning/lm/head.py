@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.memory import oom_reason
+from lincorr_lightning.lm.batching import oom_reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,7 +27,7 @@ from lincorr_lightning.lm.head import (
     select_logit_method,
     to_device,
 )
-from lincorr_lightning.lm.loading import find_checkpoint, read_config, read_model, read_tokenizer
+from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
 from lincorr_lightning.lm.modes import (
     dtype_name,
     evaluating,
@@ -41,7 +41,6 @@ from lincorr_lightning.lm.shared_prefixes import (
     plan_reading,
     prefix_sharing_error,
 )
-from lincorr_lightning.lm.shared_weights import shared_model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -169,9 +168,7 @@ class LanguageModel(nn.Module):
             LanguageModelError: The weights are missing, incomplete or damaged.
         """
         if not self.is_loaded:
-            model = shared_model(
-                self.config, lambda: read_model(self._checkpoint, self._model_config)
-            )
+            model = load_model(self._checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
             if self.config.compile:

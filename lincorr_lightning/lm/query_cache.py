@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_NAMES = ("tokenizer", "processing_class", "processor")
 
@@ -24,19 +22,14 @@ AdapterContext = Callable[[Sequence[int]], AbstractContextManager[object]]
 
 
 class Query(NamedTuple):
-    """A prompt, and the adapter that the LM reads it with.
-
-    Attributes:
-        prompt: The prompt.
-        adapter_id: Index of the adapter if the LM trains several side by side; None for the LM
-            without any of them.
-        subject: What the prompt is about; the common prefix of a subject's prompts is computed
-            once.
-    """
+    """A prompt, and the adapter that the LM reads it with."""
 
     prompt: str
+    """The prompt."""
     adapter_id: int | None = None
+    """Index of the adapter if the LM trains several side by side; None for the LM without any."""
     subject: str = ""
+    """What the prompt is about; the common prefix of a subject's prompts is computed once."""
 
 
 class QueryCache:
@@ -52,13 +45,33 @@ class QueryCache:
 
     def __init__(self, lm: LanguageModel, adapter_context: AdapterContext | None = None) -> None:
         self.lm = lm
-        self.shared: dict[Hashable, Any] = {}
         self._adapter_context = adapter_context
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, Hashable] = {}
         self._state: Hashable = None
         self._logits: dict[Query, Tensor] = {}
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+    ) -> QueryCache:
+        """Return a cache for an LM that a module holds at any depth.
+
+        Args:
+            module: If it has a `LanguageModel` of this LM as ``language_model``, and a method
+                ``adapter_context`` (an `AdapterContext`), they are used.
+            model: The LM.
+            tokenizer: The LM's tokenizer, or a folder or hub id; None looks for one in the module,
+                and then in the checkpoint that the LM was loaded from.
+        """
+        lm = getattr(module, "language_model", None)
+        if not (isinstance(lm, LanguageModel) and lm.is_loaded and lm.model is model):
+            lm = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
+        return cls(lm, getattr(module, "adapter_context", None))
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens whose logits are kept; logits that lack them are dropped."""
@@ -129,46 +142,12 @@ class QueryCache:
         return lambda rows: context([ids[row] for row in rows])
 
 
-_caches: WeakKeyDictionary[Any, dict[int, QueryCache]] = WeakKeyDictionary()
-
-
-def get_query_cache(
-    run: object,
-    module: nn.Module,
-    lm: str | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | None = None,
-) -> QueryCache:
-    """Return the cache that all callbacks of a run share for an LM.
-
-    Args:
-        run: The Trainer; the cache lives as long as it does.
-        module: Module that holds the LM at any depth. If it has a method ``adapter_context``, that
-            is the `AdapterContext`.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: The LM's tokenizer, or a folder or hub id; None looks for one in the module, and
-            then in the checkpoint that the LM was loaded from.
-    """
-    model = causal_lm_of(module, lm)
-    caches = _caches.setdefault(run, {})
-    if id(model) not in caches:
-        found = getattr(module, "language_model", None)
-        if not (isinstance(found, LanguageModel) and found.is_loaded and found.model is model):
-            found = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
-        caches[id(model)] = QueryCache(found, getattr(module, "adapter_context", None))
-    return caches[id(model)]
-
-
-def close_query_caches(run: object) -> None:
-    """Drop the caches of a run."""
-    _caches.pop(run, None)
-
-
 def tokenizer_of(
     module: nn.Module,
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Find the tokenizer of an LM that a module holds, see `get_query_cache`.
+    """Find the tokenizer of an LM that a module holds, see `QueryCache.of`.
 
     Raises:
         LanguageModelError: No tokenizer is found.
@@ -186,11 +165,11 @@ def tokenizer_of(
                 return candidate
     origin = tokenizer or getattr(model, "name_or_path", "")
     try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(origin)
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(origin)
     except (OSError, ValueError, KeyError) as error:
         raise LanguageModelError(
             f"{type(module).__name__} holds a causal LM, but no tokenizer was found in it or at "
             f"{origin or 'the path that the LM was loaded from'}. Keep the tokenizer as an "
             "attribute `tokenizer` of the module, or name its folder in the callback's `tokenizer`."
         ) from error
-    return found
+    return loaded

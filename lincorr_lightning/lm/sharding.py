@@ -1,35 +1,39 @@
-"""Sharding of an LM over ranks, all of which must take part in each forward pass."""
+"""Sharding of an LM over ranks: its layers' weights (FSDP) or its matrix products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.tensor_parallel import split_matrices
+from lincorr_lightning.lm.batching import RankSync
+from lincorr_lightning.lm.head import head_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-
-class RankSync:
-    """Collective decisions of the ranks that share an LM; all must call them equally often."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device = torch.device(device_type)
-
-    def any(self, own: bool) -> bool:
-        """Return whether `own` is true on any rank."""
-        return bool(self.max(own))
-
-    def max(self, own: int) -> int:
-        """Return the maximum of `own` over all ranks."""
-        number = torch.tensor(int(own), device=self._device)
-        distributed.all_reduce(number, distributed.ReduceOp.MAX)
-        return int(number)
+# Transformers' names of parallel styles, and torch's equivalents.
+_BY_OUTPUTS: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
+_BY_INPUTS: dict[str, Callable[[], ParallelStyle]] = {
+    "rowwise": RowwiseParallel,
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+# Replicated on each rank, which uses it for its own heads: the gradient is the sum over ranks.
+_SUMMED = "replicated_with_grad_allreduce"
+_KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
@@ -68,3 +72,146 @@ def _shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) -> None:
+    """Split an LM's linear layers over ranks, by transformers' tensor-parallel plan.
+
+    Query, key, value and the first feed-forward matrices are split by output features, the matrices
+    that follow them by input features, so that each layer needs two reductions. Adapters are split
+    like their layers. Embedding, norms and head, tied or not, are replicated, so that the head's
+    rows can be read. `n_groups` data shards share the split matrices again; torch requires even
+    sizes. Weights and adapters must be the same on each rank.
+
+    Raises:
+        LanguageModelError: Transformers has no plan for this LM, the plan has an unknown style, or
+            a number of heads or a width is not divisible by the number of ranks.
+    """
+    plan = _plan(model)
+    _check_sizes(model, plan, mesh.size(), n_groups)
+    for name, module in _named(model, plan):
+        style = plan[name]
+        for layer in _layers(module, style):
+            make = _BY_OUTPUTS.get(style) or _BY_INPUTS.get(style)
+            if make is not None:
+                parallelize_module(layer, mesh, make(), src_data_rank=None)
+    summed = {module for name, module in _named(model, plan) if plan[name] == _SUMMED}
+    # Tied weights stay one parameter.
+    whole: dict[int, nn.Parameter] = {}
+    for module in list(model.modules()):
+        own = {
+            name: parameter
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not isinstance(parameter, DTensor)
+        }
+        for name, parameter in own.items():
+            if id(parameter) not in whole:
+                copies = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+                whole[id(parameter)] = nn.Parameter(copies, parameter.requires_grad)
+            module.register_parameter(name, whole[id(parameter)])
+        if own:
+            _compute_locally(module, list(own), mesh, module in summed)
+
+
+def _plan(model: PreTrainedModel) -> dict[str, str]:
+    """Return the style of each module of the plan, by its name with ``*`` for each number."""
+    kept = [model.get_input_embeddings(), head_of(model) or model]  # type: ignore[no-untyped-call]
+    names = {_generic(name): module for name, module in model.named_modules()}
+    names |= {_generic(name): None for name, _ in model.named_parameters()}  # type: ignore[misc]
+    # The plan of a model family may name layers that this LM lacks.
+    present = {name: style for name, style in (model.tp_plan or {}).items() if name in names}
+    plan = {name: style for name, style in present.items() if names[name] not in kept}
+    unknown = sorted({style for style in plan.values() if style not in _KNOWN})
+    unknown += [name for name in plan if names[name] is None]
+    if not plan or unknown:
+        why = f"{', '.join(unknown)} is not supported"
+        raise _refusal(model, why if unknown else "transformers has no plan for it")
+    return plan
+
+
+def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int, n_groups: int) -> None:
+    config = model.config.get_text_config()
+    # Ranks have whole heads, unless the attention gathers its outputs over all ranks.
+    if any(style == "colwise" and "att" in name for name, style in plan.items()):
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            heads = getattr(config, key, None)
+            for number in heads if isinstance(heads, list) else [heads]:
+                if number and number % n:
+                    raise _refusal(model, f"its {key}, {number}, is not divisible by {n}")
+    for name, module in _named(model, plan):
+        for layer in _layers(module, plan[name]):
+            by_outputs = plan[name] in _BY_OUTPUTS
+            if not by_outputs and plan[name] not in _BY_INPUTS:
+                continue
+            if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+                raise _refusal(
+                    model, f"{name} is a {type(layer).__name__}, not a plain linear layer"
+                )
+            width = layer.out_features if by_outputs else layer.in_features
+            n_parts = n * n_groups if by_outputs else n
+            if width % n_parts:
+                raise _refusal(
+                    model, f"the width of {name}, {width}, is not divisible by {n_parts}"
+                )
+
+
+def _refusal(model: PreTrainedModel, why: str) -> LanguageModelError:
+    return LanguageModelError(
+        f"{model.name_or_path} ({type(model).__name__}) does not support tensor parallelism: "
+        f"{why}. Use configs/trainer/fsdp.yaml, which shards each layer's weights, or "
+        "configs/trainer/ddp.yaml, which gives each rank the whole LM."
+    )
+
+
+def _generic(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _named(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of the plan with their names in it."""
+    for name, module in list(model.named_modules()):
+        if _generic(name) in plan:
+            yield _generic(name), module
+
+
+def _layers(module: Any, style: str) -> list[Any]:
+    """Return a layer and the adapter matrices that are split with it."""
+    if not hasattr(module, "base_layer"):
+        return [module]
+    # The other adapter matrix would be split along its rank, and is replicated.
+    half = module.lora_B if style in _BY_OUTPUTS else module.lora_A
+    return [module.base_layer, *half.values()]
+
+
+def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:
+    """Let a module compute with local tensors where its parameters are replicated.
+
+    Its parameters are DTensors like the split ones, so that gradient norms, optimizers and
+    checkpoints treat all of them the same way; the activations are plain tensors.
+    """
+    kept: dict[str, nn.Parameter] = {}
+
+    def add_up(gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        distributed.all_reduce(total, group=mesh.get_group())
+        return total
+
+    def enter(module: nn.Module, args: Any) -> None:
+        del args
+        for name in names:
+            parameter = module._parameters[name]
+            if isinstance(parameter, DTensor):
+                local = parameter.to_local()
+                if summed and local.requires_grad:
+                    local.register_hook(add_up)
+                kept[name] = parameter  # type: ignore[assignment]
+                module._parameters[name] = local  # type: ignore[assignment]
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        del args, output
+        module._parameters.update(kept)
+        kept.clear()
+
+    module.register_forward_pre_hook(enter)
+    # Also after a forward pass that ran out of memory.
+    module.register_forward_hook(leave, always_call=True)

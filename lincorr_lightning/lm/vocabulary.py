@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Iterator
+from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal, get_args
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -42,20 +42,15 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase, whole_words: bool = False
         Distinct strings in the order of their token ids.
     """
     left_out = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
-    # Decoding a large vocabulary takes seconds, and a run with several callbacks needs it often.
-    known = _decoded.setdefault(tokenizer, {})
-    key = len(tokenizer), left_out, whole_words  # tokens may be added
-    if key not in known:
-        known[key] = _decode_usable(tokenizer, left_out, whole_words)
-    return list(known[key])
+    return list(_decode_usable(tokenizer, len(tokenizer), left_out, whole_words))
 
 
-_decoded: WeakKeyDictionary[Any, dict[Hashable, list[str]]] = WeakKeyDictionary()
-
-
+# Decoding a large vocabulary takes seconds, and a run with several callbacks needs it often.
+@lru_cache(maxsize=4)
 def _decode_usable(
-    tokenizer: PreTrainedTokenizerBase, left_out: Collection[int], whole_words: bool
-) -> list[str]:
+    tokenizer: PreTrainedTokenizerBase, n_tokens: int, left_out: frozenset[int], whole_words: bool
+) -> tuple[str, ...]:
+    del n_tokens  # part of the key: tokens may be added
     ids = sorted(set(tokenizer.get_vocab().values()).difference(left_out))
     texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
     is_wordpiece = _is_wordpiece(tokenizer)
@@ -74,7 +69,7 @@ def _decode_usable(
                 continue
         if _is_usable(string):
             strings[string] = None
-    return list(strings)
+    return tuple(strings)
 
 
 def _is_wordpiece(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -20,7 +20,7 @@ from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.shared_weights import weights_read_once
+from lincorr_lightning.lm.loading import weights_read_once
 from lincorr_lightning.lm.vocabulary import count_subjects
 from lincorr_lightning.reproduce.items import ITEMS, Item, item_keys, select_items
 from lincorr_lightning.reproduce.lm_runs import LMRuns

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from lincorr_lightning.lm.prompt_trees import PromptTree, grow_trees, pack_trees
+from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees, pack_trees
 
 CPU = torch.device("cpu")
 

@@ -8,21 +8,14 @@ import torch
 from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.query_cache import (
-    Query,
-    QueryCache,
-    close_query_caches,
-    get_query_cache,
-)
+from lincorr_lightning.lm.query_cache import Query, QueryCache
 
 
 def test_reads_and_prefetched_queries_share_one_forward(small_lm):
     lm = LanguageModel.from_pretrained(small_lm)
     holder = torch.nn.Module()
     holder.language_model = lm
-    run = torch.nn.Module()
-    cache = get_query_cache(run, holder)
-    assert cache is get_query_cache(run, holder)
+    cache = QueryCache.of(holder, lm.model)
     assert cache.lm is lm
     n_forwards = []
     lm.model.model.register_forward_pre_hook(lambda *_: n_forwards.append(1))
@@ -46,8 +39,6 @@ def test_reads_and_prefetched_queries_share_one_forward(small_lm):
         lm.model.model.embed_tokens.weight.mul_(1.5)
     assert not torch.equal(cache.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
     assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
-    close_query_caches(run)
-    assert get_query_cache(run, holder) is not cache
 
 
 def test_frozen_lms_in_half_precision_are_read_in_float32(small_lm: str) -> None:

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.lm import language_model
+from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.shared_weights import weights_read_once
+from lincorr_lightning.lm.loading import weights_read_once
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Folders whose weights were read."""
     found: list[str] = []
-    read = language_model.read_model
+    read = loading.read_model
 
     def count(checkpoint, config):
         found.append(str(checkpoint.location))
         return read(checkpoint, config)
 
-    monkeypatch.setattr(language_model, "read_model", count)
+    monkeypatch.setattr(loading, "read_model", count)
     return found
 
 

@@ -22,8 +22,8 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.lm.sharding import split_matrices
 from lincorr_lightning.lm.sharding_strategy import shard_lm
-from lincorr_lightning.lm.tensor_parallel import split_matrices
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.sae.module import SparseAutoencoders

@@ -22,7 +22,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, ReproductionError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.lm import language_model
+from lincorr_lightning.lm import loading
 from lincorr_lightning.reproduce import runner
 from lincorr_lightning.reproduce.agreement import rank_correlation, shared_labels
 from lincorr_lightning.reproduce.items import ITEMS, select_items
@@ -459,8 +459,8 @@ def test_the_lm_is_read_once(
     reproduce: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    read = language_model.read_model
-    monkeypatch.setattr(language_model, "read_model", lambda *a: reads.append(1) or read(*a))
+    read = loading.read_model
+    monkeypatch.setattr(loading, "read_model", lambda *a: reads.append(1) or read(*a))
     reproduce("--only=table6,figure10,table18", output="once")
     assert len(reads) == 1
 
