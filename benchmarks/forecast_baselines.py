@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from lincorr_lightning.finetune.batches import edit_batch
+from lincorr_lightning.finetune.batches import answer_losses, edit_batch
 from lincorr_lightning.finetune.edits import Edit, reference_mask
-from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.functional import risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.batches import EditBatch, answer_losses
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.results.table import markdown_table
 
 

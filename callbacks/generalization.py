@@ -15,7 +15,7 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
-from lincorr_lightning.finetune.edit_file import check_edits, read_edits
+from lincorr_lightning.finetune.edit_file import read_edits
 from lincorr_lightning.finetune.edits import Edit, reference_mask, resolve_edits
 from lincorr_lightning.finetune.results import cases_table, outcome_charts, outcome_figures
 from lincorr_lightning.functional import Outcome, outcome_codes
@@ -134,7 +134,7 @@ class Generalization(RelationCallback):
             return []
         if self.edits is None:
             return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
-        rows = read_edits(self.edits) if isinstance(self.edits, str) else check_edits(self.edits)
+        rows = read_edits(self.edits)
         return [row.subject for row in rows]
 
     def _find_edits(self, dataset: EditDataset | None) -> tuple[list[Edit], list[str]]:

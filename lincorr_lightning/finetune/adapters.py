@@ -150,9 +150,6 @@ def require_same_settings(
     """Refuse a checkpoint some of whose settings differ from those of this run.
 
     `section` is ``model`` or ``data``, for the message.
-
-    Raises:
-        ConfigError: A stored setting differs.
     """
     for name, value in stored.items():
         if value != settings[name]:
@@ -167,9 +164,6 @@ def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer 
     """Refuse to train half-precision weights, which round small updates away.
 
     `trainer` is None outside of a run.
-
-    Raises:
-        ConfigError: The LM's own weights would be trained in half precision, or all weights.
     """
     dtype = dtype_name(lm.dtype)
     if method == "full" and lm.dtype in HALF_PRECISIONS:
@@ -193,13 +187,7 @@ def save_merged(
 ) -> None:
     """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
 
-    Args:
-        lm: The LM.
-        folder: Folder of the checkpoint.
-        config: Additional keys of its config.json.
-
-    Raises:
-        OutputError: The folder cannot be written.
+    `config` has additional keys of its config.json.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -1,14 +1,16 @@
-"""Batches of edits: which edits are in which step, of which epoch, on which rank."""
+"""Batches of edits, their loss, and which edits are in which step, epoch and rank."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import ConfigError, require
@@ -18,45 +20,14 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 IGNORED = -100
 """Label of a position that has no loss."""
 
-TrainingProtocol = Literal["joint", "independent"]
 
-
-@dataclass(frozen=True)
-class EditSchedule:
-    """How edits are distributed over optimizer steps.
-
-    Attributes:
-        protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
-            each edit is trained from the base weights.
-        edits_per_step: Edits in a batch; independent edits of a batch are trained side by side,
-            each in an adapter of its own.
-        steps_per_edit: Optimizer steps of each group of independent edits.
-
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-
-    protocol: TrainingProtocol = "joint"
-    edits_per_step: int = 8
-    steps_per_edit: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if self.protocol not in get_args(TrainingProtocol):
-            raise ConfigError(
-                f"protocol is {self.protocol!r}; it must be "
-                f"{' or '.join(get_args(TrainingProtocol))}."
-            )
-        require("edits_per_step", self.edits_per_step, at_least=1)
-        require("steps_per_edit", self.steps_per_edit, at_least=1)
-
-
-class LabelledTokens(Protocol):
-    """Rows of tokens with a loss at some of them, such as an `EditBatch`.
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
+class LabelledTokens:
+    """Rows of tokens with a loss at some of them.
 
     Attributes:
         input_ids: Token ids, padded on the right, ``(n, length)``.
-        attention_mask: 1 at tokens, same shape.
+        attention_mask: 1 at tokens and 0 at padding, same shape.
         labels: The token that follows each position, -100 where there is no loss; same shape.
     """
 
@@ -65,18 +36,59 @@ class LabelledTokens(Protocol):
     labels: Tensor
 
 
-@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
-class EditBatch:
-    """The edits of one optimizer step.
+def labelled_tokens(
+    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the fields of `LabelledTokens`, from prompts and the tokens to learn after each."""
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    input_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    mask, labels = torch.zeros_like(input_ids), torch.full_like(input_ids, IGNORED)
+    for i, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        input_ids[i, :end] = torch.tensor([*prompt, *answer])
+        mask[i, :end] = 1
+        # The last position of the prompt predicts the answer's first token.
+        labels[i, len(prompt) - 1 : end - 1] = torch.tensor(answer, dtype=torch.long)
+    return input_ids, mask, labels
+
+
+def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
+    """Return the mean cross-entropy over the labels of each row (paper, section 4.1).
+
+    Returns:
+        ``(n_rows,)``, in nats; 0 for the row of a padding batch.
+    """
+    labels = batch.labels
+    positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
+    options: dict[str, Any] = {}
+    # The head is most of the work, and most positions are the prompt's.
+    if "logits_to_keep" in inspect.signature(model.forward).parameters and len(positions):
+        options["logits_to_keep"] = positions
+    logits = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **options
+    ).logits
+    if not len(positions):
+        return logits.float().sum((1, 2)) * 0.0
+    if logits.shape[1] == labels.shape[1] and len(positions) != labels.shape[1]:
+        logits = logits[:, positions]
+    labels = labels[:, positions]
+    losses = cross_entropy(
+        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    )
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+
+
+# -- edits -----------------------------------------------------------------------------------------
+
+
+@dataclass  # not frozen, as above
+class EditBatch(LabelledTokens):
+    """The edits of one optimizer step, whose answers' tokens alone have a loss.
 
     Attributes:
         edits: The edits, one per row of the tensors. Empty for a padding batch, which keeps a rank
             in step with the others: its single row has no loss.
         ids: Position of each edit in the run, from 0.
-        input_ids: Token ids of prompt and answer, padded on the right, ``(n, length)``.
-        attention_mask: 1 at tokens and 0 at padding, same shape.
-        labels: The token that follows each position if it is one of the answer's, else -100; same
-            shape.
         step: For independent edits, which of their steps this is, from 0; step 0 starts from the
             base weights.
         n_steps: For independent edits, the number of their steps; 0 under the joint protocol.
@@ -84,9 +96,6 @@ class EditBatch:
 
     edits: list[Edit]
     ids: list[int]
-    input_ids: Tensor
-    attention_mask: Tensor
-    labels: Tensor
     step: int = 0
     n_steps: int = 0
 
@@ -110,26 +119,39 @@ def edit_batch(
 ) -> EditBatch:
     """Make a batch of edits on the CPU.
 
-    Args:
-        edits: The edits; none for a padding batch.
-        ids: Position of each edit in the run.
-        prompts: Token ids of the source prompt of each edit; of any one prompt for a padding batch.
-        step: Step of independent edits, see `EditBatch`.
-        n_steps: Number of these steps, see `EditBatch`.
+    `prompts` are the token ids of the source prompt of each edit; those of any one prompt for a
+    padding batch, which has no edits.
     """
     answers = [edit.tokens for edit in edits] or [()]
-    rows = list(zip(prompts, answers, strict=True))
-    length = max(len(prompt) + len(answer) for prompt, answer in rows)
-    input_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    mask = torch.zeros_like(input_ids)
-    labels = torch.full_like(input_ids, IGNORED)
-    for i, (prompt, answer) in enumerate(rows):
-        end = len(prompt) + len(answer)
-        input_ids[i, :end] = torch.tensor([*prompt, *answer])
-        mask[i, :end] = 1
-        # The last position of the prompt predicts the answer's first token.
-        labels[i, len(prompt) - 1 : end - 1] = torch.tensor(answer, dtype=torch.long)
-    return EditBatch(list(edits), list(ids), input_ids, mask, labels, step, n_steps)
+    tokens = labelled_tokens(list(zip(prompts, answers, strict=True)))
+    return EditBatch(*tokens, list(edits), list(ids), step, n_steps)
+
+
+@dataclass(frozen=True)
+class EditSchedule:
+    """How edits are distributed over optimizer steps.
+
+    Attributes:
+        protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
+            each edit is trained from the base weights.
+        edits_per_step: Edits in a batch; independent edits of a batch are trained side by side,
+            each in an adapter of its own.
+        steps_per_edit: Optimizer steps of each group of independent edits.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    protocol: Literal["joint", "independent"] = "joint"
+    edits_per_step: int = 8
+    steps_per_edit: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.protocol not in ("joint", "independent"):
+            raise ConfigError(f"protocol is {self.protocol!r}; it must be joint or independent.")
+        require("edits_per_step", self.edits_per_step, at_least=1)
+        require("steps_per_edit", self.steps_per_edit, at_least=1)
 
 
 class EditDataset(Dataset[EditBatch]):
@@ -172,17 +194,10 @@ class EditDataset(Dataset[EditBatch]):
         left_out: Sequence[LeftOut] = (),
         max_risk: float | None = None,
     ) -> None:
-        self.edits = list(edits)
-        self.left_out = left_out
-        self.max_risk = max_risk
-        self.relation = relation
-        self.schedule = schedule
+        self.edits, self.relation, self.schedule = list(edits), relation, schedule
         self.catalogue = Catalogue.load() if catalogue is None else catalogue
-        self.subwords = subwords
-        self._prompts = prompts
-        self._seed = seed
-        self._rank = rank
-        self._n_shards = n_shards
+        self.subwords, self.left_out, self.max_risk = subwords, left_out, max_risk
+        self._prompts, self._seed, self._rank, self._n_shards = prompts, seed, rank, n_shards
         self._n_repeats = schedule.steps_per_edit if schedule.protocol == "independent" else 1
 
     @property

@@ -21,6 +21,7 @@ from lincorr_lightning.finetune.edits import (
     record_baseline,
     repaired_subjects,
     resolve_labels,
+    sample_candidates,
     sample_edits,
     without_repaired,
 )
@@ -208,14 +209,14 @@ class EditsDataModule(L.LightningDataModule):
         if self._raw is not None:
             raw = without_repaired(self._raw, lm, "data.edits_file")
             return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
-        if subjects is not None:
+        if subjects is None:
+            kind, excluding = settings["subject_kind"], repaired_subjects(lm)
+            subjects = sample_candidates(lm, n, settings["seed"], kind, excluding)
+        else:
             kept = without_repaired(subjects, lm, "data.subjects")
             n = n if len(kept) == len(subjects) else min(n, len(kept))
             subjects = kept
-        return sample_edits(
-            relation, lm, n, subjects, settings["seed"], settings["subject_kind"],
-            excluding=repaired_subjects(lm),
-        )  # fmt: skip
+        return sample_edits(relation, lm, n, subjects, settings["seed"])
 
     def _without_risky(
         self, edits: list[Edit], relation: TokenizedRelation, lm: LanguageModel

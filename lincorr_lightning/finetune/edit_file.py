@@ -34,11 +34,11 @@ class RawEdit(NamedTuple):
     reference: tuple[str, ...] = ()
 
 
-def read_edits(path: str | Path) -> list[RawEdit]:
-    """Read a file of edits.
+def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]:
+    """Read edits from a file, or from a list.
 
     Args:
-        path: ``.jsonl`` (one object per line) or ``.csv`` (with a header), in UTF-8, with
+        edits: ``.jsonl`` (one object per line), ``.csv`` (with a header) or a list, with
             ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
             relation's (a list, or one text with ``|`` between its answers). Other fields are
             ignored.
@@ -47,40 +47,28 @@ def read_edits(path: str | Path) -> list[RawEdit]:
         UserWarning: A subject has several answers; each is a separate edit.
 
     Raises:
-        SubjectsError: The file cannot be read, holds no edit, or has an invalid line; the message
-            says which.
+        SubjectsError: The file cannot be read, there is no edit, or one is invalid; the message
+            has the line, or the number in the list from 1.
     """
-    edits = _checked(read_rows(path, "edits", REQUIRED, OPTIONAL))
-    if not edits:
-        raise SubjectsError(f"{path} holds no edit. Write one per line, with subject and answer.")
-    return edits
-
-
-def check_edits(entries: Iterable[Mapping[str, Any]]) -> list[RawEdit]:
-    """Read edits from a list.
-
-    Raises:
-        SubjectsError: The list is empty or an entry is invalid; the message says which, from 1.
-    """
-    edits = _checked((f"edit {number}", entry) for number, entry in enumerate(entries, 1))
-    if not edits:
-        raise SubjectsError("the list of edits is empty. Write at least one, or null for none.")
-    return edits
-
-
-def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
-    edits: dict[tuple[str, str], RawEdit] = {}
+    if isinstance(edits, (str, Path)):
+        name, entries = str(edits), read_rows(edits, "edits", REQUIRED, OPTIONAL)
+    else:
+        name = "the list of edits"
+        entries = ((f"edit {number}", entry) for number, entry in enumerate(edits, 1))
+    checked: dict[tuple[str, str], RawEdit] = {}
     by_subject: dict[str, list[RawEdit]] = {}
     for where, entry in entries:
-        edit = _edit(entry, where)
-        first = edits.setdefault((edit.subject, edit.answer), edit)
+        edit = _checked(entry, where)
+        first = checked.setdefault((edit.subject, edit.answer), edit)
         if first is not edit:
             raise SubjectsError(
                 f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}. "
                 "Remove one of them."
             )
         by_subject.setdefault(edit.subject, []).append(edit)
-    several = [own for own in by_subject.values() if len(own) > 1]
+    if not checked:
+        raise SubjectsError(f"{name} has no edit. Write at least one, with subject and answer.")
+    several = [group for group in by_subject.values() if len(group) > 1]
     if several:
         one, other = several[0][:2]
         rank_zero_warn(
@@ -88,10 +76,10 @@ def _checked(entries: Iterable[tuple[str, Any]]) -> list[RawEdit]:
             f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
             "Each is a separate edit; with model.protocol joint, they contradict each other."
         )
-    return list(edits.values())
+    return list(checked.values())
 
 
-def _edit(entry: Any, where: str) -> RawEdit:
+def _checked(entry: Any, where: str) -> RawEdit:
     if not isinstance(entry, Mapping):
         raise SubjectsError(
             f'{where}: an object is needed, such as {{"subject": "Ada", "answer": "Paris"}}, not '
@@ -103,25 +91,21 @@ def _edit(entry: Any, where: str) -> RawEdit:
         # Silently ignored, a misspelled reference would be replaced by the relation's own.
         if meant and meant[0] not in entry:
             raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
-    texts = {}
     for name in REQUIRED:
         if entry.get(name) is None:
             raise SubjectsError(
                 f"{where}: {name!r} is missing. Each edit needs subject and answer."
             )
-        texts[name] = _text(entry[name], name, where)
-    return RawEdit(where, **texts, reference=_reference(entry.get("reference"), where))
-
-
-def _reference(value: Any, where: str) -> tuple[str, ...]:
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return ()
-    parts = value.split(SEPARATOR) if isinstance(value, str) else value
-    if not isinstance(parts, list) or not parts:
+    subject, answer = (_text(entry[name], name, where) for name in REQUIRED)
+    reference = entry.get("reference")
+    if isinstance(reference, str):
+        reference = reference.split(SEPARATOR) if reference.strip() else None
+    if reference is not None and (not isinstance(reference, list) or not reference):
         raise SubjectsError(
-            f"{where}: 'reference' is {value!r}; it must be a text or a list of texts."
+            f"{where}: 'reference' is {reference!r}; it must be a text or a list of texts."
         )
-    return tuple(_text(part, "reference", where) for part in parts)
+    parts = [_text(part, "reference", where) for part in reference or ()]
+    return RawEdit(where, subject, answer, tuple(parts))
 
 
 def _text(value: Any, name: str, where: str) -> str:

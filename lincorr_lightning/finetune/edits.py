@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
+from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES_PER_EDIT = 20
 """Subjects tried at most per edit; some subjects cannot be taught anything new."""
-
-
 REPAIRED_SUBJECTS = "repaired_subjects"
 """Key of a repaired LM's config.json: the subjects that it was repaired with."""
+
+Named = TypeVar("Named", str, RawEdit)
 
 
 class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
@@ -68,9 +68,6 @@ class LeftOut(NamedTuple):
     p_hallucinated: float
 
 
-Named = TypeVar("Named", str, RawEdit)
-
-
 class SourceAnswer(NamedTuple):
     """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
 
@@ -78,98 +75,6 @@ class SourceAnswer(NamedTuple):
     tokens: tuple[int, ...]
     label: int
     reference: tuple[int, ...]
-
-
-# -- sampling --------------------------------------------------------------------------------------
-
-
-def sample_edits(
-    relation: TokenizedRelation,
-    lm: LanguageModel,
-    n: int,
-    subjects: Sequence[str] | None = None,
-    seed: int = 0,
-    subject_kind: SubjectKind = "any",
-    labels: Collection[int] | None = None,
-    setting: str = "data.n_edits",
-    excluding: Collection[str] = (),
-) -> list[Edit]:
-    """Sample edits whose answers cover the source domain as evenly as possible.
-
-    Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
-    from what the LM answers for its subject, and the LM's target answer is not right for it.
-    Each of `subjects` is used at most once; None samples some of `subject_kind`. `labels`
-    restricts the source labels; None allows all. `setting` is the config key of `n`, for messages.
-    `excluding` are subjects that are not sampled.
-
-    Raises:
-        KnowledgeError: The relation has no reference among the LM's labels.
-        SubjectsError: There are too few subjects, or one has no tokens.
-    """
-    relation.require_reference()
-    if subjects is None:
-        n_drawn = MAX_CANDIDATES_PER_EDIT * n
-        pool = sample_up_to(lm.tokenizer, n_drawn, excluding, seed, subject_kind)
-        unknown = _unknown_subjects(pool, lm.tokenizer)
-        pool = [subject for index, subject in enumerate(pool) if index not in unknown]
-    else:
-        pool = list(subjects)
-        check_subjects(pool, lm.tokenizer)
-    by_label = [
-        [answer for answer in answers if answer.reference]
-        for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
-        if labels is None or label in labels
-    ]
-    deck = _Deck([answers for answers in by_label if answers], seed)
-    edits: list[Edit] = []
-    for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
-        part = pool[first : first + n]
-        before = leading_labels(relation, lm, part)
-        for subject, source, target in zip(part, *before, strict=True):
-            answer = deck.draw(source, target)
-            if answer is not None:
-                edits.append(Edit(subject, *answer, source, target))
-            if len(edits) == n:
-                return edits
-    raise SubjectsError(
-        f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
-        f"taught something new about {relation.name}. Lower {setting}, or name more subjects."
-    )
-
-
-class _Deck:
-    """Draws source answers in shuffled rounds, each of which contains every label once.
-
-    Answers that fit no subject for a while (where the LM gives one country for every subject, the
-    cities of that country) are kept for the first subject that they fit.
-    """
-
-    def __init__(self, answers_of_labels: Sequence[Sequence[SourceAnswer]], seed: int) -> None:
-        self._answers = answers_of_labels
-        self._seed = seed
-        self._n_rounds = 0
-        self._left_over: list[SourceAnswer] = []
-
-    def draw(self, source: int, target: int) -> SourceAnswer | None:
-        """Take the next answer that changes these labels, which lead now; None if there is none."""
-        answer = _take_new(self._left_over, source, target)
-        if answer is None:
-            rng = np.random.default_rng([self._seed, self._n_rounds])
-            labels = [self._answers[i] for i in rng.permutation(len(self._answers))]
-            # Answers that share a label take turns, one per round.
-            fresh = [answers[self._n_rounds % len(answers)] for answers in labels]
-            answer = _take_new(fresh, source, target)
-            if answer is not None:
-                self._left_over += fresh
-                self._n_rounds += 1
-        return answer
-
-
-def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
-    for index, answer in enumerate(stock):
-        if answer.label != source and target not in answer.reference:
-            return stock.pop(index)
-    return None
 
 
 def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
@@ -186,13 +91,114 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
     Such as ``X lives in the city of Paris. X lives in the country of``.
     """
     subjects = [edit.subject for edit in edits]
+    sources, targets = relation.source_prompts(subjects), relation.target_prompts(subjects)
     gap = " " if relation.source.knowledge.leading_space else ""
     return [
         f"{source}{gap}{edit.answer}. {target}"
-        for source, edit, target in zip(
-            relation.source_prompts(subjects), edits, relation.target_prompts(subjects), strict=True
-        )
+        for source, edit, target in zip(sources, edits, targets, strict=True)
     ]
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def sample_edits(
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    n: int,
+    subjects: Sequence[str] | None = None,
+    seed: int = 0,
+    labels: Collection[int] | None = None,
+    setting: str = "data.n_edits",
+) -> list[Edit]:
+    """Sample edits whose answers cover the source domain as evenly as possible.
+
+    Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
+    from what the LM answers for its subject, and the LM's target answer is not right for it.
+
+    Args:
+        relation: The relation that the edits are about.
+        lm: The LM before training.
+        n: Number of edits.
+        subjects: Candidates, each used at most once; None samples some.
+        seed: Seed of subjects and answers.
+        labels: Source labels that may be taught; None allows all.
+        setting: Config key of `n`, for messages.
+
+    Raises:
+        KnowledgeError: The relation has no reference among the LM's labels.
+        SubjectsError: There are too few subjects.
+    """
+    relation.require_reference()
+    pool = sample_candidates(lm, n, seed) if subjects is None else subjects
+    by_label = [
+        [answer for answer in answers if answer.reference]
+        for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
+        if labels is None or label in labels
+    ]
+    rounds = ShuffledRounds([answers for answers in by_label if answers], seed)
+    edits: list[Edit] = []
+    for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
+        part = pool[first : first + n]
+        before = leading_labels(relation, lm, part)
+        for subject, source, target in zip(part, *before, strict=True):
+            answer = rounds.draw(source, target)
+            if answer is not None:
+                edits.append(Edit(subject, *answer, source, target))
+            if len(edits) == n:
+                return edits
+    raise SubjectsError(
+        f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
+        f"taught something new about {relation.name}. Lower {setting}, or name more subjects."
+    )
+
+
+def sample_candidates(
+    lm: LanguageModel,
+    n: int,
+    seed: int,
+    subject_kind: SubjectKind = "any",
+    excluding: Collection[str] = (),
+) -> list[str]:
+    """Sample enough subjects for n edits, or as many as the vocabulary has."""
+    pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, subject_kind)
+    unknown = _unknown_subjects(pool, lm.tokenizer)
+    return [subject for index, subject in enumerate(pool) if index not in unknown]
+
+
+class ShuffledRounds:
+    """Draws source answers in shuffled rounds, each of which contains every label once.
+
+    Answers that fit no subject for a while (where the LM gives one country for every subject, the
+    cities of that country) are kept for the first subject that they fit.
+    """
+
+    def __init__(self, answers_of_labels: Sequence[Sequence[SourceAnswer]], seed: int) -> None:
+        self._answers = answers_of_labels
+        self._seed = seed
+        self._n_rounds = 0
+        self._left_over: list[SourceAnswer] = []
+
+    def draw(self, source: int, target: int) -> SourceAnswer | None:
+        """Take the next answer that changes these labels, which lead now; None if there is none."""
+        answer = self._take_new(self._left_over, source, target)
+        if answer is None:
+            rng = np.random.default_rng([self._seed, self._n_rounds])
+            labels = [self._answers[i] for i in rng.permutation(len(self._answers))]
+            # Answers that share a label take turns, one per round.
+            fresh = [answers[self._n_rounds % len(answers)] for answers in labels]
+            answer = self._take_new(fresh, source, target)
+            if answer is not None:
+                self._left_over += fresh
+                self._n_rounds += 1
+        return answer
+
+    @staticmethod
+    def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
+        for index, answer in enumerate(stock):
+            if answer.label != source and target not in answer.reference:
+                return stock.pop(index)
+        return None
 
 
 # -- resolving -------------------------------------------------------------------------------------
@@ -207,18 +213,17 @@ def resolve_edits(
     """Find the labels of edits that a user wrote, and the LM's answers before training.
 
     Args:
-        edits: ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
-            relation's; or a JSONL or CSV file with these fields. All are used, in their order.
+        edits: A file or list of edits, see `read_edits`. All are used, in their order.
         relation: The relation that the edits are about.
         lm: The LM before training.
         setting: Config key of the edits: those of subjects that the LM was repaired with are left
             out, see `without_repaired`. None keeps them.
 
     Raises:
-        SubjectsError: A line is invalid, or see `resolve_labels`; the message says where.
+        SubjectsError: An edit is invalid, or see `resolve_labels`; the message says where.
         KnowledgeError: See `resolve_labels`.
     """
-    raw = read_edits(edits) if isinstance(edits, (str, Path)) else check_edits(edits)
+    raw = read_edits(edits)
     if setting is not None:
         raw = without_repaired(raw, lm, setting)
     return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
@@ -240,24 +245,24 @@ def resolve_labels(
         first, *others = unknown
         message = f"{first.where}: {_no_label(first.answer, relation.source, known)}"
         if others:
-            shown = "; ".join(f"{edit.where}: {edit.answer!r}" for edit in others[:5])
+            listed = "; ".join(f"{edit.where}: {edit.answer!r}" for edit in others[:5])
             dots = "; …" if len(others) > 5 else ""
-            message += f" {len(others)} more answers are no label: {shown}{dots}."
+            message += f" {len(others)} more answers are no label: {listed}{dots}."
         raise SubjectsError(message)
     resolved = []
     for edit in edits:
         answer = known[edit.answer]
-        reference = answer.reference
         if edit.reference:
             reference = _label_indices(edit.reference, relation.target, edit.where)
-        elif not reference:
+            answer = answer._replace(reference=reference)
+        elif not answer.reference:
             relation.require_reference()
             raise SubjectsError(
                 f"{edit.where}: the reference of {edit.answer!r} names no "
                 f"{relation.target.knowledge.name} that this LM has a label for. Give it in a "
                 "field `reference`, or leave this edit out."
             )
-        resolved.append((edit.subject, answer._replace(reference=reference)))
+        resolved.append((edit.subject, answer))
     return resolved
 
 
@@ -287,14 +292,9 @@ def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
 
 
 def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) -> list[Named]:
-    """Return the edits, or subjects, but those of subjects that the LM was repaired with.
+    """Return the edits, or subjects, without those that the LM was repaired with, and warn.
 
-    A warning says how many are left out.
-
-    Args:
-        edits: Edits or subjects that a user named.
-        lm: The LM, loaded.
-        setting: Config key that names them, for messages.
+    `setting` is the config key that names them, for messages.
 
     Raises:
         SubjectsError: None remains.
@@ -315,9 +315,7 @@ def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) ->
 
 
 def check_subjects(
-    subjects: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    where: Sequence[str] | None = None,
+    subjects: Sequence[str], tokenizer: PreTrainedTokenizerBase, where: Sequence[str] | None = None
 ) -> None:
     """Refuse subjects that have no token known to the LM, as a `SubjectsError`.
 
@@ -359,27 +357,26 @@ def _source_answers(
     """
     source, reference = relation.source, relation.relation.reference or {}
     rows = answer_tokens(source.knowledge, tokenizer)
-    tokens = {
-        answer.text: tuple(ids or ())
-        for answer, ids in zip(source.knowledge.answers, rows, strict=True)
-    }
-    target: dict[str, set[int]] = {}
+    texts = [answer.text for answer in source.knowledge.answers]
+    tokens = {text: tuple(ids or ()) for text, ids in zip(texts, rows, strict=True)}
+    target_labels: dict[str, set[int]] = {}
     for row, label in enumerate(relation.target.labels):
         for answer in label.answers:
-            target.setdefault(answer.identity, set()).add(row)
-    found = []
+            target_labels.setdefault(answer.identity, set()).add(row)
+    answers_of_labels = []
     for index, label in enumerate(source.labels):
-        references: dict[str, set[int]] = {}
+        by_text: dict[str, set[int]] = {}
         for answer in label.answers:
-            right = [target.get(identity, set()) for identity in reference.get(answer.identity, ())]
-            references.setdefault(answer.text, set()).update(*right)
-        found.append(
+            right = by_text.setdefault(answer.text, set())
+            for identity in reference.get(answer.identity, ()):
+                right |= target_labels.get(identity, set())
+        answers_of_labels.append(
             [
                 SourceAnswer(text, tokens[text], index, tuple(sorted(right)))
-                for text, right in references.items()
+                for text, right in by_text.items()
             ]
         )
-    return found
+    return answers_of_labels
 
 
 def _by_text(
@@ -402,12 +399,10 @@ def _label_indices(texts: Iterable[str], domain: Domain, where: str) -> tuple[in
     """Return the label of each text, found by the label's own text or by one of its answers."""
     known = {answer.text: i for i, label in enumerate(domain.labels) for answer in label.answers}
     known |= {text: i for i, text in enumerate(domain.texts)}
-    found = set()
     for text in texts:
         if text not in known:
             raise SubjectsError(f"{where}: reference: {_no_label(text, domain, known)}")
-        found.add(known[text])
-    return tuple(sorted(found))
+    return tuple(sorted({known[text] for text in texts}))
 
 
 def _no_label(text: str, domain: Domain, known: Iterable[str]) -> str:

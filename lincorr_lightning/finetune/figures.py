@@ -170,7 +170,7 @@ def outcomes_figure(
 
 def risk_figure(forecasts: Forecasts) -> Figure:
     """Draw a histogram of each forecaster's risks."""
-    names = forecasts.names
+    names = list(forecasts.predicted)
     title = f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
     subtitle = (
         "risk: how far the best wrong target label is predicted ahead of the reference; "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -77,14 +77,9 @@ class Forecasts:
     causes: Sequence[str] = ()
 
     @property
-    def names(self) -> list[str]:
-        """Names of all forecasters."""
-        return list(self.predicted)
-
-    @property
     def default(self) -> str:
         """Name of the forecaster whose answers and risks are shown first, the best one."""
-        return next((n for n in DEFAULT_FORECASTERS if n in self.names), self.names[0])
+        return _default(self.predicted)
 
     @property
     def answers_before(self) -> list[str]:
@@ -94,6 +89,9 @@ class Forecasts:
     def answers(self, name: str) -> list[str]:
         """Return the target label that a forecaster predicts for each edit."""
         return self._leading(self.predicted[name])
+
+    def _leading(self, logits: Tensor) -> list[str]:
+        return [self.labels[i] for i in logits.argmax(1).tolist()]
 
     def risks(self, name: str) -> list[float]:
         """Return a forecaster's risk of each edit: how far a wrong label is ahead, in logits."""
@@ -110,9 +108,6 @@ class Forecasts:
         codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
         return [list(Outcome)[code] for code in codes.tolist()]
 
-    def _leading(self, logits: Tensor) -> list[str]:
-        return [self.labels[i] for i in logits.argmax(1).tolist()]
-
     def scores(
         self, answers_after: Sequence[str], outcomes: Sequence[str]
     ) -> dict[str, dict[str, float | None]]:
@@ -122,21 +117,19 @@ class Forecasts:
             By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
             not generalizing (None if all or no edits generalized); of ``optimizer_step`` also
             ``brier``, the mean square error of the probabilities, summed over the outcomes. The
-            baseline
-            ``answer_before`` predicts the answer before the edit, and its risk is how far the
-            reference's logit is behind there; ``most_frequent`` always predicts the most frequent
-            answer.
+            baseline ``answer_before`` predicts the answer before the edit, and its risk is how far
+            the reference's logit is behind there; ``most_frequent`` always predicts the most
+            frequent answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)
-        logits = {**self.predicted, "answer_before": self.before}
         scores: dict[str, dict[str, float | None]] = {}
-        for name, predicted in logits.items():
-            answers = zip(self._leading(predicted), answers_after, strict=True)
+        for name, logits in {**self.predicted, "answer_before": self.before}.items():
+            answers = zip(self._leading(logits), answers_after, strict=True)
             hits = sum(one == after for one, after in answers)
-            area = auroc(risk(predicted, self.reference_mask), failed)
             # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
             # all edits end alike.
+            area = auroc(risk(logits, self.reference_mask), failed)
             scores[name] = {"accuracy": hits / n, "auroc": number(area)}
         if self.probabilities is not None:
             codes = torch.tensor([Outcome(outcome).code for outcome in outcomes])
@@ -145,6 +138,11 @@ class Forecasts:
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
         scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
         return scores
+
+
+def _default(forecasters: Iterable[str]) -> str:
+    names = list(forecasters)
+    return next((name for name in DEFAULT_FORECASTERS if name in names), names[0])
 
 
 def forecast_edits(
@@ -190,60 +188,61 @@ def forecast_edits(
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         warn_of_fit_subjects(linear_map, subjects)
-    elif not ridges:
-        maps = {}
-    else:
+    elif ridges:
         others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)
         layout = relation_layout(relation)
         rows = (reader or RowReader(lm)).read(layout, others)
-        fitted = maps_of_rows(lm, layout, rows, ridges)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
-        maps = dict(zip(names, fitted, strict=True))
+        maps = dict(zip(names, maps_of_rows(lm, layout, rows, ridges), strict=True))
+    else:
+        maps = {}
     weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}
     predicted = {
         name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
     }
     predicted["in_context"] = logits_in_context(lm, edits, relation)
+    probabilities, probabilities_from = None, ""
     if training is not None:
         (predicted["optimizer_step"],) = logits_after_step(
             lm, edits, source_prompts, target_prompts, target_ids, training, adapters
         )
-    probabilities, probabilities_from = None, ""
-    if training is not None:
         model = outcome_model(training.method)
         features = outcome_features(target, predicted["optimizer_step"], mask)
         probabilities = model.probabilities(features)
         probabilities_from = model.describe(relation.name, training.summary)
+    causes: list[str] = []
+    if weights:
+        weight = weights.get("map_auto", next(iter(weights.values())))
+        expected = predicted[_default(predicted)].argmax(1).tolist()
+        causes = _causes(relation, edits, weight, expected)
     texts = relation.target.texts
-    forecasts = Forecasts(
-        relation=relation.name,
-        subjects=subjects,
-        source_answers=[edit.answer for edit in edits],
-        references=["|".join(texts[i] for i in edit.reference) for edit in edits],
-        labels=texts,
-        before=target,
-        reference_mask=mask,
-        predicted=predicted,
-        probabilities=probabilities,
-        probabilities_from=probabilities_from,
+    return Forecasts(
+        relation.name,
+        subjects,
+        [edit.answer for edit in edits],
+        ["|".join(texts[i] for i in edit.reference) for edit in edits],
+        texts,
+        target,
+        mask,
+        predicted,
+        probabilities,
+        probabilities_from,
+        causes,
     )
-    if not weights:
-        return forecasts
-    weight = weights.get("map_auto", next(iter(weights.values())))
-    causes = attribute_causes(weight, labels, mask, torch.ones(len(edits), dtype=torch.bool))
-    ambiguous = relation.ambiguous_mask
-    expected = predicted[forecasts.default].argmax(1).tolist()
-    return replace(
-        forecasts,
-        causes=[
-            ""
-            if answer in edit.reference
-            else "ambiguous reference"
-            if ambiguous[answer, edit.label]
-            else str(cause)
-            for answer, edit, cause in zip(expected, edits, causes, strict=True)
-        ],
-    )
+
+
+def _causes(
+    relation: TokenizedRelation, edits: Sequence[Edit], weight: Tensor, expected: Sequence[int]
+) -> list[str]:
+    """Return why each edit would not generalize, see `Forecasts`."""
+    labels, mask = torch.tensor([edit.label for edit in edits]), reference_mask(edits, len(weight))
+    by_map = attribute_causes(weight, labels, mask, torch.ones(len(edits), dtype=torch.bool))
+    causes = []
+    for edit, answer, cause in zip(edits, expected, by_map, strict=True):
+        is_ambiguous = relation.ambiguous_mask[answer, edit.label]
+        otherwise = "ambiguous reference" if is_ambiguous else str(cause)
+        causes.append("" if answer in edit.reference else otherwise)
+    return causes
 
 
 def logits_in_context(

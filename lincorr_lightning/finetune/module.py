@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
     add_adapter,
@@ -25,10 +25,15 @@ from lincorr_lightning.finetune.adapters import (
     save_merged,
     trained_names,
 )
-from lincorr_lightning.finetune.batches import IGNORED, EditBatch, EditSchedule, edit_dataset
+from lincorr_lightning.finetune.batches import (
+    IGNORED,
+    EditBatch,
+    EditSchedule,
+    answer_losses,
+    edit_dataset,
+)
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
-from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss, nonfinite_error
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -44,6 +49,8 @@ from lincorr_lightning.results.run_folder import (
     run_settings,
     write_results,
 )
+
+_MAX_NAMED = 3  # edits in a message
 
 
 class SourceFinetune(L.LightningModule):
@@ -127,8 +134,7 @@ class SourceFinetune(L.LightningModule):
         self.forecasts: Forecasts | None = None
         self._lm_info: dict[str, Any] = {}
         self._base: list[Tensor] = []
-        self._batch: EditBatch | None = None
-        self._step_losses: list[tuple[EditBatch, Tensor]] = []
+        self._step: list[tuple[EditBatch, Tensor]] = []  # since the last update, with losses
         self._seen: set[int] = set()
         self._started = 0.0
         self._n_own_steps = 0
@@ -210,13 +216,8 @@ class SourceFinetune(L.LightningModule):
         require_float32_training(self.lm, self.hparams["method"], self._trainer)
         self._lm_info = self.lm.info
         if self.is_stacked:
-            self.adapters = StackedLoRA(
-                model,
-                self.hparams["edits_per_step"],
-                self.adapter_settings.rank,
-                self.adapter_settings.alpha,
-                self.adapter_settings.target_modules,
-            )
+            size = self.edit_schedule.edits_per_step
+            self.adapters = StackedLoRA.of(model, size, self.adapter_settings)
         elif self.hparams["method"] == "lora":
             add_adapter(model, self.adapter_settings)
         else:
@@ -304,12 +305,11 @@ class SourceFinetune(L.LightningModule):
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the answers' tokens."""
         del batch_idx
-        self._batch = batch
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
-        self._require_finite("the loss is", losses.isfinite())
-        self._step_losses.append((batch, losses.detach()))
+        self._require_finite("the loss is", losses.isfinite(), batch.edits)
+        self._step.append((batch, losses.detach()))
         has_loss = (batch.labels != IGNORED).any(1)
         total, weight = (losses * has_loss).sum(), self._edit_weight(has_loss)
         # The mean over the edits of all ranks, each of which knows its own edits only.
@@ -326,42 +326,55 @@ class SourceFinetune(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
-        assert self._batch is not None
-        self._n_own_steps += bool(self._batch.edits)
+        batch, _ = self._step[-1]
+        self._n_own_steps += bool(batch.edits)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
                 sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
-                finite = torch.stack(sums).sum(0).isfinite()[: len(self._batch.input_ids)]
+                total = torch.stack(sums).sum(0)[: len(batch.input_ids)]
+                edits = batch.edits
             else:
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
-                if isinstance(norm, DTensor):
-                    norm = norm.full_tensor()
-                finite = norm.isfinite().expand(len(self._batch.input_ids))
-        # Joint training has the same weights on all ranks: all of them stop here, or none.
-        self._require_finite(
-            "after the update a weight is", finite, all_ranks=not self.is_independent
-        )
-        self._step_losses.clear()
+                total = norm.full_tensor() if isinstance(norm, DTensor) else norm
+                edits = self._edits_by_loss()
+        self._require_finite("after the update a weight is", total.isfinite(), edits)
+        self._step.clear()
 
-    def _require_finite(self, what: str, finite: Tensor, all_ranks: bool = False) -> None:
-        """Stop if a row of the batch is not finite.
+    def _edits_by_loss(self) -> list[Edit]:
+        """Return this rank's edits of the step, highest loss first."""
+        rows = [
+            (loss, edit)
+            for batch, losses in self._step
+            for loss, edit in zip(losses.tolist(), batch.edits, strict=False)
+        ]
+        return [edit for _, edit in sorted(rows, key=lambda row: -row[0])]
 
-        With `all_ranks`, all ranks stop here, and any edit of any rank may be the cause. `what` is
-        subject and verb of the message.
+    def _require_finite(self, what: str, finite: Tensor, edits: Sequence[Edit]) -> None:
+        """Stop if a value is not finite: that of an edit, or the one of all of them.
+
+        `what` is the message's subject and verb.
         """
         if bool(finite.all()):
             return
-        assert self._batch is not None
-        # The row of a padding batch has no edit.
-        rows = zip(self._batch.edits, finite.tolist(), strict=False)
-        edits: list[Edit] = (
-            edits_by_loss(self._step_losses)
-            if all_ranks
-            else [edit for edit, is_finite in rows if not is_finite]
+        if finite.dim():  # the row of a padding batch has no edit
+            rows = zip(edits, finite.tolist(), strict=False)
+            edits = [edit for edit, is_finite in rows if not is_finite]
+        trainer = self.trainer
+        named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:_MAX_NAMED])
+        where = f"at the edit {named}" if edits else "in a padding batch"
+        if len(edits) > _MAX_NAMED:
+            where += f" and {len(edits) - _MAX_NAMED} more"
+        if trainer.world_size > 1:
+            where += f" (on rank {trainer.global_rank} of {trainer.world_size})"
+        kept = any(c.best_model_path for c in trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
+        raise NonFiniteError(
+            f"{what} NaN or infinite at step {trainer.global_step}, {where}. Lower "
+            f"model.learning_rate (it is {self.hparams['learning_rate']}), or set model.lm.dtype "
+            "to float32; "
+            + ("the last checkpoint was saved before." if kept else "no checkpoint was kept.")
         )
-        raise nonfinite_error(self.trainer, what, edits, all_ranks, self.hparams["learning_rate"])
 
     def configure_gradient_clipping(
         self,

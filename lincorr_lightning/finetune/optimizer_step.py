@@ -1,4 +1,4 @@
-"""The target of an edit after one step of its own optimizer.
+"""How an edit is trained: settings, one step of its optimizer, and all its steps at once.
 
 AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
 trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
@@ -22,9 +22,8 @@ from torch.func import functional_call
 
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.batches import EditBatch, edit_batch
+from lincorr_lightning.finetune.batches import EditBatch, answer_losses, edit_batch
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.losses import answer_losses
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
@@ -112,7 +111,7 @@ def logits_after_step(
         NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
     """
     sources, targets = lm.rows(source_prompts), lm.rows(target_prompts)
-    found = [torch.zeros(len(scales), 0, len(target_tokens), dtype=torch.float64)]
+    parts = [torch.zeros(len(scales), 0, len(target_tokens), dtype=torch.float64)]
     # Lightning predicts in inference mode, in which there are no gradients.
     with (
         torch.inference_mode(False),
@@ -123,16 +122,19 @@ def logits_after_step(
         tokens = torch.tensor(target_tokens, device=lm.model.device)
         size = 1 if stack is None else stack.n
         for first in range(0, len(edits), size):
-            ids = range(first, min(first + size, len(edits)))
-            batch = _Batch(lm, edits, ids, sources, targets, tokens)
-            after = (
-                _step_in_weights(batch, training, scales)
-                if stack is None
-                else _step_in_adapters(batch, stack, training, scales)
+            chosen = slice(first, first + size)
+            ids = range(len(edits))[chosen]
+            batch: EditBatch = move_data_to_device(
+                edit_batch(edits[chosen], ids, sources[chosen]), lm.model.device
             )
-            batch.require_finite("a logit after its first update", after.sum((0, 2)))
-            found.append(after.double().cpu())
-    return torch.cat(found, 1)
+            after = (
+                _step_in_weights(lm, batch, targets[chosen], tokens, training, scales)
+                if stack is None
+                else _step_in_adapters(lm, batch, targets[chosen], tokens, training, scales, stack)
+            )
+            _require_finite(batch, "a logit after its first update", after.sum((0, 2)))
+            parts.append(after.double().cpu())
+    return torch.cat(parts, 1)
 
 
 @contextmanager
@@ -144,13 +146,64 @@ def _adapters_for(
     if adapters is not None or training.method == "full" or is_trained:
         yield adapters
         return
-    settings = training.adapter
-    size = max(min(n, _SIDE_BY_SIDE), 1)
-    made = StackedLoRA(lm.model, size, settings.rank, settings.alpha, settings.target_modules)
+    made = StackedLoRA.of(lm.model, max(min(n, _SIDE_BY_SIDE), 1), training.adapter)
     try:
         yield made
     finally:
         made.remove()
+
+
+def _require_finite(batch: EditBatch, what: str, values: Tensor) -> None:
+    """Refuse a value that is not finite; there is one for each edit."""
+    for number, edit, is_finite in zip(
+        batch.ids, batch.edits, values.isfinite().tolist(), strict=True
+    ):
+        if not is_finite:
+            raise NonFiniteError(
+                f"edit {number} ({edit.subject!r} -> {edit.answer!r}): {what} is not finite, so it "
+                "cannot be forecast. Set lm.dtype to float32, or leave the forecast by the "
+                "optimizer's step out."
+            )
+
+
+def _update(gradient: Tensor) -> Tensor:
+    """Turn a gradient into AdamW's first update at a learning rate of 1, in place."""
+    if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
+        return gradient.sign_().neg_()
+    return gradient.div_(gradient.abs().add_(_EPS)).neg_()
+
+
+def _step_in_adapters(
+    lm: LanguageModel,
+    batch: EditBatch,
+    targets: Sequence[Sequence[int]],
+    tokens: Tensor,
+    training: EditTraining,
+    scales: Sequence[float],
+    adapters: StackedLoRA,
+) -> Tensor:
+    """Step all edits of a batch side by side; see `logits_after_step`."""
+    n = len(batch.ids)
+    adapters.reset([training.adapter.seed + i for i in batch.ids])
+    factors = list(adapters.lora_B.values())  # B is 0, so that A has no gradient
+    with torch.enable_grad(), adapters.rows(range(n)):
+        losses = answer_losses(lm.model, batch)
+        # Edits side by side are summed: the gradient of one does not depend on the others.
+        gradients = torch.autograd.grad(losses.sum(), factors)
+    slopes = torch.stack([g[:n].abs().sum((1, 2)).to(losses.device) for g in gradients]).sum(0)
+    _require_finite(batch, "its loss or its gradient", losses.detach() + slopes)
+    updates = [_update(gradient) for gradient in gradients]
+    after = []
+    with torch.no_grad():
+        for scale in scales:
+            lengths = torch.zeros(adapters.n, 1, 1, device=losses.device)
+            lengths[:n, 0, 0] = _step_length(scale, losses.detach(), slopes, training)
+            for factor, update in zip(factors, updates, strict=True):
+                factor.copy_(update * lengths.to(update))
+            after.append(lm.logits_of_rows(targets, tokens, adapters.rows))
+        for factor in factors:  # B = 0 switches the adapters off
+            factor.zero_()
+    return torch.stack(after)
 
 
 class _Losses(nn.Module):
@@ -164,87 +217,29 @@ class _Losses(nn.Module):
         return answer_losses(self.model, batch)
 
 
-class _Batch:
-    """Some edits, as the LM reads them."""
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        edits: Sequence[Edit],
-        ids: range,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
-        tokens: Tensor,
-    ) -> None:
-        self.lm, self.ids, self.tokens = lm, ids, tokens
-        self.edits = [edits[i] for i in ids]
-        batch = edit_batch(self.edits, ids, [sources[i] for i in ids])
-        self.answers: EditBatch = move_data_to_device(batch, lm.model.device)
-        self.targets = [targets[i] for i in ids]
-
-    def require_finite(self, what: str, values: Tensor) -> None:
-        """Refuse a value that is not finite; there is one for each edit."""
-        for row, is_finite in enumerate(values.isfinite().tolist()):
-            if not is_finite:
-                edit = self.edits[row]
-                raise NonFiniteError(
-                    f"edit {self.ids[row]} ({edit.subject!r} -> {edit.answer!r}): {what} is not "
-                    "finite, so it cannot be forecast. Set lm.dtype to float32, or leave the "
-                    "forecast by the optimizer's step out."
-                )
-
-
-def _update(gradient: Tensor) -> Tensor:
-    """Turn a gradient into AdamW's first update at a learning rate of 1, in place."""
-    if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
-        return gradient.sign_().neg_()
-    return gradient.div_(gradient.abs().add_(_EPS)).neg_()
-
-
-def _step_in_adapters(
-    batch: _Batch, adapters: StackedLoRA, training: EditTraining, scales: Sequence[float]
+def _step_in_weights(
+    lm: LanguageModel,
+    batch: EditBatch,
+    targets: Sequence[Sequence[int]],
+    tokens: Tensor,
+    training: EditTraining,
+    scales: Sequence[float],
 ) -> Tensor:
-    """Step all edits of a batch side by side; see `logits_after_step`."""
-    seeds = [training.adapter.seed + i for i in batch.ids]
-    n = len(seeds)
-    adapters.reset(seeds)
-    factors = list(adapters.lora_B.values())  # B is 0, so that A has no gradient
-    with torch.enable_grad(), adapters.rows(range(n)):
-        losses = answer_losses(batch.lm.model, batch.answers)
-        # Edits side by side are summed: the gradient of one does not depend on the others.
-        gradients = torch.autograd.grad(losses.sum(), factors)
-    slopes = torch.stack([g[:n].abs().sum((1, 2)).to(losses.device) for g in gradients]).sum(0)
-    batch.require_finite("its loss or its gradient", losses.detach() + slopes)
-    updates = [_update(gradient) for gradient in gradients]
-    after = []
-    with torch.no_grad():
-        for scale in scales:
-            lengths = torch.zeros(adapters.n, 1, 1, device=losses.device)
-            lengths[:n, 0, 0] = _step_length(scale, losses.detach(), slopes, training)
-            for factor, update in zip(factors, updates, strict=True):
-                factor.copy_(update * lengths.to(update))
-            after.append(batch.lm.logits_of_rows(batch.targets, batch.tokens, adapters.rows))
-        for factor in factors:  # B = 0 switches the adapters off
-            factor.zero_()
-    return torch.stack(after)
-
-
-def _step_in_weights(batch: _Batch, training: EditTraining, scales: Sequence[float]) -> Tensor:
     """Step one edit in the LM's own weights; see `logits_after_step`."""
     # The same names in `LanguageModel` and in `_Losses`.
-    every = {n: p for n, p in batch.lm.named_parameters() if p.is_floating_point()}
+    every = {n: p for n, p in lm.named_parameters() if p.is_floating_point()}
     trained = {n: p for n, p in every.items() if p.requires_grad} or every
     # New leaves that share the weights' memory, so that a frozen LM stays frozen.
     leaves = {name: weight.detach().requires_grad_() for name, weight in trained.items()}
     with torch.enable_grad():
-        loss = functional_call(_Losses(batch.lm), leaves, (batch.answers,)).sum()
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+        loss = functional_call(_Losses(lm), leaves, (batch,)).sum()
+        computed = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    gradients = {n: g for n, g in zip(leaves, computed, strict=True) if g is not None}
     # An LM may be spread over several devices.
     slope = torch.stack([g.float().abs().sum().to(loss.device) for g in gradients.values()]).sum()
-    batch.require_finite("its loss or its gradient", (loss.detach() + slope)[None])
+    _require_finite(batch, "its loss or its gradient", (loss.detach() + slope)[None])
     updates = {name: _update(gradient) for name, gradient in gradients.items()}
-    ids, mask = (part.to(loss.device) for part in batch.lm.pad(batch.targets))
+    ids, mask = (part.to(loss.device) for part in lm.pad(targets))
     after = []
     with torch.no_grad():
         for i, scale in enumerate(scales, start=1):
@@ -252,7 +247,7 @@ def _step_in_weights(batch: _Batch, training: EditTraining, scales: Sequence[flo
             # The last step replaces the update, which saves a copy of the weights.
             scaled = (u.mul_(length) if i == len(scales) else u * length for u in updates.values())
             moved = {n: u.add_(trained[n]) for n, u in zip(updates, scaled, strict=True)}
-            after.append(functional_call(batch.lm, moved, (ids, mask, batch.tokens)))
+            after.append(functional_call(lm, moved, (ids, mask, tokens)))
     return torch.stack(after)
 
 
@@ -262,3 +257,46 @@ def _step_length(scale: float, losses: Tensor, slopes: Tensor, training: EditTra
     if training.method == "lora":  # both factors are trained, the step moves one of them
         longest *= 2
     return (scale * losses / slopes.clamp(min=1e-30)).clamp(max=longest)
+
+
+# -- whole trainings -------------------------------------------------------------------------------
+
+
+@contextmanager
+def trained_edits(
+    lm: LanguageModel,
+    adapters: StackedLoRA,
+    batch: EditBatch,
+    training: EditTraining,
+    seeds: Sequence[int],
+) -> Iterator[None]:
+    """Train each edit in an adapter of its own, as `SourceFinetune` with LoRA does.
+
+    Row i of a forward pass in the context has the adapter of edit i, whose factors are constants.
+    The LM's own weights do not change, nor do their gradients.
+
+    Args:
+        lm: The LM, in eval mode.
+        adapters: Adapters on the LM, at least as many as edits.
+        batch: The edits.
+        training: How they are trained.
+        seeds: Seed of each adapter.
+    """
+    rows = range(len(batch.input_ids))
+    adapters.reset(seeds)
+    factors = list(adapters.parameters())
+    optimizer = torch.optim.AdamW(factors, lr=training.learning_rate, weight_decay=0.0, fused=True)
+    adapters.requires_grad_(True)
+    with torch.enable_grad():
+        for _ in range(training.n_steps):
+            with adapters.rows(rows):
+                losses = answer_losses(lm.model, batch)
+            # Of the factors alone; the LM's own weights may be trained as well.
+            gradients = torch.autograd.grad(losses.sum(), factors)
+            for factor, gradient in zip(factors, gradients, strict=True):
+                factor.grad = gradient
+            optimizer.step()
+    optimizer.zero_grad()
+    adapters.requires_grad_(False)
+    with adapters.rows(rows):
+        yield

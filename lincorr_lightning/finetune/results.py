@@ -275,7 +275,7 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
 def _outcome_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
     """Return the share of each predicted outcome by forecaster."""
     found = {}
-    for name in forecasts.names:
+    for name in list(forecasts.predicted):
         outcomes = forecasts.outcomes(name)
         found[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
     return found

@@ -25,6 +25,8 @@ from lincorr_lightning.lm.finder import features_of, target_layers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lincorr_lightning.finetune.adapters import AdapterSettings
+
 _BASE = -1
 
 
@@ -99,6 +101,11 @@ class StackedLoRA(nn.Module):
         for name, layer in layers.items():
             hook = layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True)
             self._hooks.append(hook)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, n: int, settings: AdapterSettings) -> StackedLoRA:
+        """Return n adapters of the same settings; their seed is left to `reset`."""
+        return cls(model, n, settings.rank, settings.alpha, settings.target_modules)
 
     def remove(self) -> None:
         """Take the adapters off the LM, which is then as it was, with its weights frozen."""

@@ -9,7 +9,7 @@ import pytest
 
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edit_file import RawEdit, check_edits, read_edits
+from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.io import write_csv
@@ -117,12 +117,12 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
             '{"subject": "a", "answer": "Paris", "reference": ["Italy", 2]}',
             "line 1: 'reference' is 2",
         ),
-        ("e.jsonl", "\n \n", "holds no edit"),
+        ("e.jsonl", "\n \n", "has no edit"),
         ("e.jsonl", GOOD[:-2] + ', "answer": "Rome"}', "line 1: .*the key 'answer' is given twice"),
         ("e.jsonl", GOOD + '{"a": ' * 100_000, "line 2: .*it is nested too deeply"),
         ("e.jsonl", GOOD.replace("Paris", r"\ud83d"), "line 1: .* an unpaired surrogate"),
         ("e.csv", "subject,answer,answer\na,Paris,Rome\n", "line 1: the header has 'answer' twice"),
-        ("e.csv", "subject,answer\n", "holds no edit"),
+        ("e.csv", "subject,answer\n", "has no edit"),
         ("e.csv", "", "line 1: the header lacks subject and answer"),
         ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
         ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
@@ -149,7 +149,7 @@ def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
     assert f"such as 'a': 'Paris' ({path}, line 1) and 'Rome' ({path}, line 3)" in str(
         warning.message
     )
-    check_edits([{"subject": "a", "answer": "Paris"}, {"subject": "b", "answer": "Paris"}])
+    read_edits([{"subject": "a", "answer": "Paris"}, {"subject": "b", "answer": "Paris"}])
 
 
 def test_an_unreadable_file_is_named(tmp_path):
@@ -283,7 +283,7 @@ def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
         ([{"subject": "name1"}], "edit 1: 'answer' is missing"),
         ([*entries, "Paris"], "edit 2: an object is needed"),
         ([*entries, {"subject": "", "answer": "Paris"}], "edit 2: 'subject' is ''"),
-        ([], "list of edits is empty"),
+        ([], "list of edits has no edit"),
     ):
         with pytest.raises(SubjectsError, match=re.escape(message)):
             resolve_edits(bad, relation, lm)

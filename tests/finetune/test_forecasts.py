@@ -113,7 +113,7 @@ def test_without_ridges_no_map_is_fitted(lm, edits, relation, forecasts, monkeyp
     monkeypatch.setattr("lincorr_lightning.finetune.forecasts.maps_of_rows", None)
     found = forecast_edits(lm, edits, relation, ridges=(), training=EditTraining())
     assert set(found.predicted) == {"in_context", "optimizer_step"}
-    assert found.causes == ()
+    assert not found.causes
     torch.testing.assert_close(found.predicted["in_context"], forecasts.predicted["in_context"])
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(len(edits)).double())
 

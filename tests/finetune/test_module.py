@@ -14,9 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, TokenGeometryMonitor
 from lincorr_lightning.errors import ConfigError, NonFiniteError
-from lincorr_lightning.finetune.batches import EditBatch, EditSchedule, edit_batch
+from lincorr_lightning.finetune.batches import (
+    EditSchedule,
+    LabelledTokens,
+    answer_losses,
+    edit_batch,
+)
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.losses import answer_losses, edits_by_loss
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.io import write_csv
@@ -151,9 +155,9 @@ def test_the_loss_is_taken_on_the_answers_alone(small_lm):
             logits = model(torch.tensor([prompt + answer[:j]])).logits[0, -1]
             parts.append(-log_softmax(logits, 0)[token].item())
         expected.append(sum(parts) / max(len(parts), 1))
-    losses = answer_losses(model, EditBatch([], [], ids, mask, labels))
+    losses = answer_losses(model, LabelledTokens(ids, mask, labels))
     assert losses.tolist() == pytest.approx(expected, abs=1e-4)
-    nothing = answer_losses(model, EditBatch([], [], ids, mask, torch.full_like(labels, -100)))
+    nothing = answer_losses(model, LabelledTokens(ids, mask, torch.full_like(labels, -100)))
     assert nothing.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -391,46 +395,38 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
 
 @pytest.mark.parametrize("is_padding", [False, True])
 def test_the_rank_whose_loss_is_not_finite_is_named(small_lm, is_padding):
-    """It stops by itself; edits of other ranks are not named, nor is one of a padding batch."""
+    """It stops by itself; a padding batch has no edit to name."""
     module = SourceFinetune(LMConfig(small_lm), "joint")
-    edits = EditsDataModule(module.lm.load(), n_edits=4).prepare_edits()
+    edits = EditsDataModule(module.lm.load(), n_edits=2).prepare_edits()
     module.trainer = SimpleNamespace(
         world_size=2, global_rank=1, global_step=7, checkpoint_callbacks=[]
     )
-    module._batch = edit_batch([] if is_padding else edits[1:2], [] if is_padding else [1], [[3]])
     with pytest.raises(NonFiniteError, match=r"at step 7.*\(on rank 1 of 2\)") as error:
-        module._require_finite("the loss is", torch.tensor([False]))
-    named = [edit for edit in edits if repr(edit.subject) in str(error.value)]
-    assert named == ([] if is_padding else edits[1:2])
+        module._require_finite("the loss is", torch.tensor([False]), edits[:1] * (not is_padding))
+    assert (repr(edits[0].subject) in str(error.value)) == (not is_padding)
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_after_an_update_every_edit_of_the_step_is_named_highest_loss_first(
+def test_after_an_update_the_edits_of_the_step_are_named_highest_loss_first(
     small_lm, make_trainer, accumulated
 ):
     class Losses(L.Callback):
-        found = None
+        ranked = None
 
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            losses = torch.cat([losses for _, losses in pl_module._step_losses])
-            edits = [edit for batch, _ in pl_module._step_losses for edit in batch.edits]
-            Losses.found = [edits[i] for i in losses.argsort(descending=True)]
+            losses = torch.cat([losses for _, losses in pl_module._step])
+            edits = [edit for batch, _ in pl_module._step for edit in batch.edits]
+            Losses.ranked = [edits[i] for i in losses.argsort(descending=True)]
             next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
 
     module = SourceFinetune(LMConfig(small_lm), "joint", edits_per_step=2, forecast=False)
     trainer = make_trainer(callbacks=[Losses()], accumulate_grad_batches=accumulated)
-    with pytest.raises(NonFiniteError, match="all edits of the step, highest loss first") as error:
+    with pytest.raises(NonFiniteError, match="after the update a weight is") as error:
         trainer.fit(module, edits_for(module, n_edits=4))
-    assert len(Losses.found) == 2 * accumulated
-    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in Losses.found[:3])
+    assert len(Losses.ranked) == 2 * accumulated
+    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in Losses.ranked[:3])
     assert f"at the edit {named}" in str(error.value)
     assert ("and 1 more" in str(error.value)) == (accumulated == 2)
-
-
-def test_equal_losses_do_not_compare_edits(small_lm):
-    edits = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=3).prepare_edits()
-    batch = edit_batch(edits, [0, 1, 2], [[3]] * 3)
-    assert edits_by_loss([(batch, torch.tensor([1.0, 2.0, 1.0]))]) == [edits[1], edits[2], edits[0]]
 
 
 def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):

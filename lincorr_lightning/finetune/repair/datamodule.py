@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -19,26 +19,26 @@ from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.adapters import require_same_settings
-from lincorr_lightning.finetune.batches import edit_batch
+from lincorr_lightning.finetune.batches import edit_batch, labelled_tokens
 from lincorr_lightning.finetune.edits import (
-    MAX_CANDIDATES_PER_EDIT,
     Edit,
     prompts_in_context,
     reference_mask,
     repaired_subjects,
     resolve_edits,
+    sample_candidates,
     sample_edits,
 )
 from lincorr_lightning.finetune.repair.batches import (
     HELD_OUT,
     SHOWN,
-    Prompts,
+    DomainPrompts,
+    Facts,
     RepairBatch,
     RepairDataset,
     StatementBatch,
-    statement_batch,
+    statements,
 )
-from lincorr_lightning.finetune.repair.statements import Facts, statements
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.knowledge.catalogue import UnknownKnowledgeError
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
@@ -57,21 +57,6 @@ _SETTINGS = (
     "n_preserved_texts", "texts_per_step", "n_tokens", "subject_kind", "knowledge_files", "seed",
 )  # fmt: skip
 """What a resumed run must not change: the examples, or what is measured before and after."""
-
-
-class Texts(NamedTuple):
-    """Texts of one length, as token ids ``(n_texts, n_tokens)``.
-
-    Attributes:
-        measured: Those whose perplexity is measured.
-        preserved: Those whose predictions must not change.
-        names, corpora: Origin of the measured ones.
-    """
-
-    measured: Tensor
-    preserved: Tensor
-    names: list[str]
-    corpora: list[str]
 
 
 class RepairDataModule(L.LightningDataModule):
@@ -165,12 +150,18 @@ class RepairDataModule(L.LightningDataModule):
         require("data.n_preserved_texts", n_preserved_texts, at_least=0)
         require("data.held_out", held_out, above=0, below=1)
         require_subject_kind(subject_kind)
+        self._catalogue = Catalogue.load(*(knowledge_files or ()))
+        self._catalogue.relation(relation)
         for setting, names in (("preserve", preserve), ("controls", controls)):
-            own = [name for name in names if name in relation.split("->")]
-            if own:
-                raise ConfigError(
-                    f"data.{setting} names {own[0]!r}, which is a part of {relation}. Remove it."
-                )
+            for name in names:
+                if name in relation.split("->"):
+                    raise ConfigError(
+                        f"data.{setting} names {name!r}, which is a part of {relation}. Remove it."
+                    )
+                try:
+                    self._catalogue[name]
+                except UnknownKnowledgeError as error:
+                    raise UnknownKnowledgeError(f"data.{setting}: {error}") from None
         both = sorted(set(preserve) & set(controls))
         if both:
             raise ConfigError(
@@ -179,20 +170,12 @@ class RepairDataModule(L.LightningDataModule):
             )
         self.save_hyperparameters(ignore=["lm"])
         self._lm = lm
-        self._catalogue = Catalogue.load(*(knowledge_files or ()))
-        self._catalogue.relation(relation)
-        for setting, names in (("preserve", preserve), ("controls", controls)):
-            for name in names:
-                try:
-                    self._catalogue[name]
-                except UnknownKnowledgeError as error:
-                    raise UnknownKnowledgeError(f"data.{setting}: {error}") from None
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}
         self.split: dict[str, list[str]] = {}
         self._before: dict[str, Tensor] = {}
         self._tokenized: dict[str, TokenizedRelation] = {}
-        self._texts: Texts | None = None
+        self._texts: tuple[Tensor, Tensor] | None = None
 
     # -- edits -------------------------------------------------------------------------------------
 
@@ -207,69 +190,33 @@ class RepairDataModule(L.LightningDataModule):
         """
         if self.measured:
             return
-        lm, settings, relation = self._language_model, self.hparams, self.relation
+        lm, relation, file = self._language_model, self.relation, self.hparams["edits_file"]
         relation.require_reference()
         shown, held_out = self._split(relation)
-        chosen = self._choose(relation, shown)
-        given = None
-        if settings["edits_file"] is not None:
-            given = resolve_edits(settings["edits_file"], relation, lm, "data.edits_file")
-        taken = {edit.subject for edit in given or ()} | repaired_subjects(lm)
-        n, n_edits = settings["n_examples"], settings["n_edits"] if given is None else 0
-        sizes = [n, n_edits, n_edits]
-        pool = sample_up_to(
-            lm.tokenizer, MAX_CANDIDATES_PER_EDIT * sum(sizes), taken, settings["seed"],
-            settings["subject_kind"],
-        )  # fmt: skip
-        if len(pool) < sum(sizes):
-            raise SubjectsError(
-                f"data.n_examples {n} and twice data.n_edits {n_edits} ask for {sum(sizes)} "
-                f"subjects, but the LM's vocabulary has {len(pool)}. Lower them."
-            )
-        # Three disjoint parts of the pool.
-        edges = (np.cumsum(sizes) / sum(sizes) * len(pool)).astype(int).tolist()
-        parts = [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
-        examples = self._sample(relation, n, parts[0], chosen, "n_examples")
-        if given is None:
+        labels = {SHOWN: self._choose(relation, shown), HELD_OUT: held_out}
+        if file is None:
+            n_edits, edits = self.hparams["n_edits"], list[Edit]()
+        else:
+            n_edits, edits = 0, resolve_edits(file, relation, lm, "data.edits_file")
+        excluding = repaired_subjects(lm) | {edit.subject for edit in edits}
+        n = self.hparams["n_examples"]
+        pools = self._candidates([n, n_edits, n_edits], excluding)
+        examples = self._sample(n, pools[0], labels[SHOWN], "n_examples")
+        if file is None:
             measured = {
-                SHOWN: self._sample(relation, n_edits, parts[1], chosen, "n_edits"),
-                HELD_OUT: self._sample(relation, n_edits, parts[2], held_out, "n_edits"),
+                part: self._sample(n_edits, pool, labels[part], "n_edits")
+                for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
-            measured = {
-                part: [edit for edit in given if edit.label in labels]
-                for part, labels in ((SHOWN, chosen), (HELD_OUT, held_out))
-            }
-            n_left = len(given) - sum(map(len, measured.values()))
-            missing = (
-                f"of the {len(chosen)} answers of the examples" * (not measured[SHOWN]),
-                f"of the {len(held_out)} held-out answers" * (not measured[HELD_OUT]),
-            )
-            if any(missing):
-                message = (
-                    f"data.edits_file has no edit {' nor '.join(filter(None, missing))}. Another "
-                    "data.seed or data.held_out splits the answers in another way."
-                )
-                if all(missing):
-                    raise SubjectsError(message)
-                rank_zero_warn(message)
-            if n_left:
-                rank_zero_warn(
-                    f"{n_left} of {len(given)} edits of data.edits_file are left out: their "
-                    f"answers are neither in the examples (data.answers {settings['answers']}) nor "
-                    "held out."
-                )
+            measured = self._assign(edits, labels)
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
             examples, measured = self.trainer.strategy.broadcast((examples, measured))
         self.examples, self.measured = examples, measured
         texts = relation.source.texts
-        self.split = {
-            part: [texts[i].strip() for i in sorted(labels)]
-            for part, labels in ((SHOWN, chosen), (HELD_OUT, held_out))
-        }
+        self.split = {part: [texts[i].strip() for i in sorted(labels[part])] for part in labels}
         rank_zero_info(
-            f"The examples have {len(chosen)} of {len(shown) + len(held_out)} answers of "
+            f"The examples have {len(labels[SHOWN])} of {len(shown) + len(held_out)} answers of "
             f"{relation.source.knowledge.name}; {len(held_out)} are held out."
         )
 
@@ -288,58 +235,83 @@ class RepairDataModule(L.LightningDataModule):
 
     def _choose(self, relation: TokenizedRelation, shown: set[int]) -> set[int]:
         """Return the shown labels that the examples have, by ``data.answers``."""
-        if self.hparams["answers"] == "all":
+        answers, seed = self.hparams["answers"], self.hparams["seed"]
+        if answers == "all":
             return shown
         lm, kind = self._language_model, self.hparams["subject_kind"]
-        subjects = sample_up_to(lm.tokenizer, _FITTED_SUBJECTS, (), self.hparams["seed"], kind)
+        subjects = sample_up_to(lm.tokenizer, _FITTED_SUBJECTS, (), seed, kind)
         (fitted,) = fit_linear_maps(lm, relation, subjects, ["auto"])
         leading = fitted.weight(relation.name).argmax(0).tolist()
         wrong = {i for i in shown if not relation.reference_mask[leading[i], i]}
         if not wrong:
             raise SubjectsError(
                 f"W predicts the reference of every shown answer of {relation.name}, so that "
-                f"data.answers {self.hparams['answers']} selects none (random takes as many as are "
-                "wrong). Set it to all."
+                f"data.answers {answers} selects none (random takes as many as are wrong). Set it "
+                "to all."
             )
-        if self.hparams["answers"] == "wrong":
+        if answers == "wrong":
             return wrong
-        rng = np.random.default_rng([self.hparams["seed"], 2])
+        rng = np.random.default_rng([seed, 2])
         return set(rng.choice(sorted(shown), len(wrong), replace=False).tolist())
 
+    def _candidates(self, sizes: Sequence[int], excluding: Collection[str]) -> list[list[str]]:
+        """Return disjoint parts of the vocabulary's subjects, in proportion to the sizes."""
+        n, n_edits, _ = sizes
+        seed, kind = self.hparams["seed"], self.hparams["subject_kind"]
+        pool = sample_candidates(self._language_model, sum(sizes), seed, kind, excluding)
+        if len(pool) < sum(sizes):
+            raise SubjectsError(
+                f"data.n_examples {n} and twice data.n_edits {n_edits} ask for {sum(sizes)} "
+                f"subjects, but the LM's vocabulary has {len(pool)}. Lower them."
+            )
+        edges = (np.cumsum(sizes) / sum(sizes) * len(pool)).astype(int).tolist()
+        return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
+
     def _sample(
-        self,
-        relation: TokenizedRelation,
-        n: int,
-        subjects: Sequence[str],
-        labels: Collection[int],
-        setting: str,
+        self, n: int, subjects: Sequence[str], labels: Collection[int], setting: str
     ) -> list[Edit]:
-        return sample_edits(
-            relation, self._language_model, n, subjects, self.hparams["seed"], labels=labels,
-            setting=f"data.{setting}",
-        )  # fmt: skip
+        lm, seed = self._language_model, self.hparams["seed"]
+        return sample_edits(self.relation, lm, n, subjects, seed, labels, f"data.{setting}")
+
+    def _assign(self, edits: Sequence[Edit], labels: dict[str, set[int]]) -> dict[str, list[Edit]]:
+        """Return a user's edits by part, and warn of those that are in none."""
+        measured = {part: [edit for edit in edits if edit.label in labels[part]] for part in labels}
+        names = {SHOWN: "answers of the examples", HELD_OUT: "held-out answers"}
+        empty = [f"of the {len(labels[p])} {names[p]}" for p in labels if not measured[p]]
+        if empty:
+            message = (
+                f"data.edits_file has no edit {' nor '.join(empty)}. Another data.seed or "
+                "data.held_out splits the answers in another way."
+            )
+            if len(empty) == len(labels):
+                raise SubjectsError(message)
+            rank_zero_warn(message)
+        n_left = len(edits) - sum(map(len, measured.values()))
+        if n_left:
+            rank_zero_warn(
+                f"{n_left} of {len(edits)} edits of data.edits_file are left out: their answers "
+                f"are neither in the examples (data.answers {self.hparams['answers']}) nor held "
+                "out."
+            )
+        return measured
 
     # -- batches -----------------------------------------------------------------------------------
 
     def _batch(
-        self,
-        relation: TokenizedRelation,
-        edits: Sequence[Edit],
-        part: str,
-        others: Sequence[str],
-        ids: Sequence[int],
+        self, edits: Sequence[Edit], part: str, others: Sequence[str], ids: Sequence[int]
     ) -> RepairBatch:
-        lm, subjects = self._language_model, [edit.subject for edit in edits]
+        """Return a batch of edits that are measured."""
+        lm, relation, subjects = self._language_model, self.relation, [e.subject for e in edits]
         mask = reference_mask(edits, len(relation.target.labels))
         source = lm.rows(relation.source_prompts(subjects))
-        target = lm.rows(relation.target_prompts(subjects))
-        domains = {name: self._domain(relation, name) for name in others}
+        in_context = _encode(lm, prompts_in_context(edits, relation))
+        domains = {name: self._domain(name) for name in others}
         return RepairBatch(
             part,
             edit_batch(edits, ids, source),
             _prompts(lm, source, relation.source),
-            _prompts(lm, target, relation.target),
-            _prompts(lm, _encode(lm, prompts_in_context(edits, relation)), relation.target),
+            _prompts(lm, lm.rows(relation.target_prompts(subjects)), relation.target),
+            _prompts(lm, in_context, relation.target),
             mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
             {
@@ -351,8 +323,8 @@ class RepairDataModule(L.LightningDataModule):
             torch.empty(0, self.hparams["n_tokens"], dtype=torch.long),
         )
 
-    def _domain(self, relation: TokenizedRelation, name: str) -> Domain:
-        return self._tokenize(f"{relation.source.knowledge.name}->{name}").target
+    def _domain(self, name: str) -> Domain:
+        return self._tokenize(f"{self.relation.source.knowledge.name}->{name}").target
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
@@ -368,12 +340,11 @@ class RepairDataModule(L.LightningDataModule):
             )
         if kind == "edits":
             preserve = self.hparams["preserve"]
-            before = {n: self._logits_before(self._domain(relation, n)) for n in preserve}
+            before = {n: self._logits_before(self._domain(n)) for n in preserve}
             unedited = [self._logits_before(side) for side in (relation.source, relation.target)]
 
-            def make_batch(ids: Sequence[int], step: int) -> RepairBatch:
-                edits = [self.examples[i] for i in ids]
-                batch = self._batch(relation, edits, SHOWN, preserve, ids)
+            def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
+                batch = self._batch([self.examples[i] for i in ids], SHOWN, preserve, ids)
                 batch.logits_before = {name: logits[ids] for name, logits in before.items()}
                 batch.unedited_before = [logits[ids] for logits in unedited]
                 batch.texts = self._preserved_texts(step)
@@ -383,13 +354,13 @@ class RepairDataModule(L.LightningDataModule):
             facts: Facts = "both" if kind == "statements" else kind
             rows = _encode(lm, statements(relation, self.examples, facts))
 
-            def make_batch(ids: Sequence[int], step: int) -> StatementBatch:  # type: ignore[misc]
-                return statement_batch([rows[i] for i in ids], self._preserved_texts(step))
+            def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
+                tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
+                return StatementBatch(*tokens, self._preserved_texts(step))
 
-        steps: RepairDataset[Any] = RepairDataset(
-            len(self.examples), make_batch, self.hparams["batch_size"], self.hparams["seed"],
-            shard.number, shard.n, {name: self.hparams[name] for name in _SETTINGS},
-        )  # fmt: skip
+        steps = RepairDataset(
+            self.examples, relation, self.split, make_batch, size, self.hparams["seed"], shard
+        )
         return ResumableLoader(steps, self.trainer)
 
     def _logits_before(self, domain: Domain) -> Tensor:
@@ -402,51 +373,42 @@ class RepairDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
-        relation, size = self.relation, self.hparams["eval_batch_size"]
         self.prepare_edits()
-        batches: list[Any] = []
+        size, batches = self.hparams["eval_batch_size"], list[Any]()
         for part, edits in self.measured.items():
             for first in range(0, len(edits), size):
-                ids = range(first, min(first + size, len(edits)))
+                ids = range(len(edits))[first : first + size]
                 some = [edits[i] for i in ids]
-                batches.append(self._batch(relation, some, part, self.hparams["controls"], ids))
-        texts = self._read_texts()
-        for first in range(0, len(texts.measured), _TEXTS_PER_BATCH):
-            rows = slice(first, first + _TEXTS_PER_BATCH)
-            batches.append(
-                TokenBatch(texts.measured[rows], texts.names[rows], texts.corpora[rows], first)
-            )
+                batches.append(self._batch(some, part, self.hparams["controls"], ids))
+        measured, _ = self._read_texts()
+        batches += [TokenBatch(rows, [], []) for rows in torch.split(measured, _TEXTS_PER_BATCH)]
         return make_loader(batches, self.trainer)
 
-    def _read_texts(self) -> Texts:
-        """Read the texts, once: first those that are measured, then those that are preserved."""
+    def _read_texts(self) -> tuple[Tensor, Tensor]:
+        """Return the texts that are measured, and those that are preserved; read once."""
         if self._texts is None:
-            n, n_kept = self.hparams["n_texts"], self.hparams["n_preserved_texts"]
+            n, n_preserved = self.hparams["n_texts"], self.hparams["n_preserved_texts"]
             options = ("texts", "key", "n_tokens", "seed", "sample_by")
-            found = read_prompts(
+            rows = read_prompts(
                 self._language_model,
-                n_texts=n + n_kept,
+                n_texts=n + n_preserved,
                 **{name: self.hparams[name] for name in options},
-            )
-            if n_kept and len(found.rows) <= n:
+            ).rows
+            if n_preserved and len(rows) <= n:
                 raise SubjectsError(
-                    f"data.texts has {len(found.rows)} texts, and data.n_texts uses all of them "
-                    "for the perplexity. Lower data.n_texts, add texts, or set "
-                    "data.n_preserved_texts to 0."
+                    f"data.texts has {len(rows)} texts, and data.n_texts uses all of them for the "
+                    "perplexity. Lower data.n_texts, add texts, or set data.n_preserved_texts to 0."
                 )
-            tokens = torch.tensor(found.rows)
-            self._texts = Texts(
-                tokens[:n], tokens[n:], [text.where for text in found.texts[:n]],
-                [text.corpus for text in found.texts[:n]],
-            )  # fmt: skip
+            tokens = torch.tensor(rows)
+            self._texts = tokens[:n], tokens[n:]
         return self._texts
 
     def _preserved_texts(self, step: int) -> Tensor:
         """Return the texts of a step whose predictions must not change."""
-        found = self._read_texts().preserved
+        _, texts = self._read_texts()
         rng = np.random.default_rng([self.hparams["seed"], 3, step])
-        n = min(self.hparams["texts_per_step"], len(found))
-        return found[rng.choice(len(found), n, replace=False)] if n else found
+        n = min(self.hparams["texts_per_step"], len(texts))
+        return texts[rng.choice(len(texts), n, replace=False)] if n else texts
 
     @property
     def relation(self) -> TokenizedRelation:
@@ -492,13 +454,13 @@ class RepairDataModule(L.LightningDataModule):
             part: [Edit(**state) for state in states]
             for part, states in state_dict["measured"].items()
         }
-        self.split = state_dict.get("split", {})
+        self.split = state_dict["split"]
         self._before = state_dict["before"]
 
 
-def _prompts(lm: LanguageModel, rows: Sequence[Sequence[int]], domain: Domain) -> Prompts:
+def _prompts(lm: LanguageModel, rows: Sequence[Sequence[int]], domain: Domain) -> DomainPrompts:
     ids, mask = lm.pad(rows)
-    return Prompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))
+    return DomainPrompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))
 
 
 def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:

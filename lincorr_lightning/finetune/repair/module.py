@@ -27,13 +27,16 @@ from lincorr_lightning.finetune.adapters import (
     trained_names,
     without_adapter,
 )
+from lincorr_lightning.finetune.batches import answer_losses
 from lincorr_lightning.finetune.edits import REPAIRED_SUBJECTS, repaired_subjects
-from lincorr_lightning.finetune.losses import answer_losses
-from lincorr_lightning.finetune.optimizer_step import EditTraining
-from lincorr_lightning.finetune.repair.batches import Prompts, RepairBatch, StatementBatch
-from lincorr_lightning.finetune.repair.datamodule import RepairDataModule
+from lincorr_lightning.finetune.optimizer_step import EditTraining, trained_edits
+from lincorr_lightning.finetune.repair.batches import (
+    DomainPrompts,
+    RepairBatch,
+    RepairDataset,
+    StatementBatch,
+)
 from lincorr_lightning.finetune.repair.results import MeasuredEdit, repair_results, summarize_edits
-from lincorr_lightning.finetune.repair.trained_edits import trained_edits
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.lm.config import LMConfig
@@ -164,11 +167,6 @@ class Repair(L.LightningModule):
         refuse_sharding(self.trainer, "Repair")
         if stage == "fit" and not is_dry_run(self.trainer):
             self._require_both_measurements()
-        data = getattr(getattr(self.trainer, "datamodule", None), "hparams", {})
-        if data.get("examples") == "edits":  # otherwise a step teaches no edits
-            in_step = min(data["batch_size"], data["n_examples"])
-            self._check_size(-(-in_step // self.trainer.world_size))
-        self._check_size(data.get("eval_batch_size", 0))
         require_float32_training(self.lm, self.hparams["method"], self.trainer)
         prepare_run_folder(self.trainer)
 
@@ -207,14 +205,12 @@ class Repair(L.LightningModule):
         is_full = self.hparams["method"] == "full"
         # The dtype auto is known only now, for some checkpoints.
         require_float32_training(self.lm, self.hparams["method"], self._trainer)
-        settings = self._edit_training.adapter
         if is_full:
             self._reference = [copy.deepcopy(model).requires_grad_(False)]
         # Before peft's adapter, whose layers then contain those of the edits.
-        self.edit_adapters = StackedLoRA(
-            model, self.hparams["edits_per_step"], settings.rank, settings.alpha,
-            settings.target_modules,
-        ).requires_grad_(False)  # fmt: skip
+        self.edit_adapters = StackedLoRA.of(
+            model, self.hparams["edits_per_step"], self._edit_training.adapter
+        ).requires_grad_(False)
         if is_full:
             model.requires_grad_(True)
         else:
@@ -311,7 +307,7 @@ class Repair(L.LightningModule):
                 loss = loss + self.hparams["preserve_weight"] * change
         return loss
 
-    def _change(self, prompts: Prompts, before: Tensor) -> Tensor:
+    def _change(self, prompts: DomainPrompts, before: Tensor) -> Tensor:
         """Return the mean KL divergence of the labels' probabilities from those before (nats)."""
         log_p, log_before = (log_softmax(x, 1) for x in (self.lm(*prompts), before))
         return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
@@ -429,16 +425,16 @@ class Repair(L.LightningModule):
             )
         if not self.trainer.is_global_zero:
             return
-        settings, data = run_settings(self.trainer), getattr(self.trainer, "datamodule", None)
-        examples = data.examples if isinstance(data, RepairDataModule) else []
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        dataset = dataset if isinstance(dataset, RepairDataset) else None
         if self.hparams["save_model"]:
+            examples = () if dataset is None else dataset.examples
             subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
             config = {REPAIRED_SUBJECTS: sorted(subjects)} if subjects else {}
             save_merged(self.lm, run_folder(self.trainer) / "model", config)
         results = repair_results(
             self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
-            self._lm_info, settings, self.global_step,
-            data if isinstance(data, RepairDataModule) else None,
+            self._lm_info, run_settings(self.trainer), self.global_step, dataset,
         )  # fmt: skip
         write_results(self.trainer, results)
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.ticker import PercentFormatter
 from scipy.stats import binomtest
 
-from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN
+from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN, RepairDataset
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, GREY, ORANGE, bare_axes, finish, new_figure
 from lincorr_lightning.results.table import Column, Table
-
-if TYPE_CHECKING:
-    from lincorr_lightning.finetune.repair.datamodule import RepairDataModule
 
 _PARTS = (SHOWN, HELD_OUT)
 
@@ -108,7 +105,7 @@ def repair_results(
     lm: Mapping[str, Any],
     settings: Mapping[str, Any],
     n_steps: int,
-    data: RepairDataModule | None,
+    dataset: RepairDataset | None,
 ) -> Results:
     """Return the results of a repair.
 
@@ -120,7 +117,7 @@ def repair_results(
         lm: Description of the LM.
         settings: Settings of the run.
         n_steps: Optimizer steps of the repair.
-        data: The examples, and the source answers of each part; None without a data module.
+        dataset: The examples, and the source answers of each part; None if unknown.
     """
     summaries = {"before": summarize_edits(before), "after": summarize_edits(after)}
     values: dict[str, Any] = {
@@ -131,8 +128,8 @@ def repair_results(
     for results in callback_results:
         values |= {key: value for key, value in results.values.items() if key not in values}
     tables = [_summary_table(summaries, perplexity), _edits_table(before, after)]
-    if data is not None:
-        tables += [_answers_table(data), _examples_table(data)]
+    if dataset is not None:
+        tables += [_answers_table(dataset), _examples_table(dataset)]
     figures = [
         Figure(
             "repair",
@@ -194,23 +191,23 @@ def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def _answers_table(data: RepairDataModule) -> Table:
+def _answers_table(dataset: RepairDataset) -> Table:
     return Table.from_rows(
         "answers",
         ("answer", "part"),
-        [(answer, part) for part, own in data.split.items() for answer in own],
+        [(answer, part) for part, own in dataset.split.items() for answer in own],
         "Source answers of the examples (shown), and those held out.",
     )
 
 
-def _examples_table(data: RepairDataModule) -> Table:
-    texts = data.relation.target.texts
+def _examples_table(dataset: RepairDataset) -> Table:
+    texts = dataset.relation.target.texts
     return Table.from_rows(
         "examples",
         ("subject", "source_answer", "reference"),
         [
             (edit.subject, edit.answer, "|".join(texts[i].strip() for i in edit.reference))
-            for edit in data.examples
+            for edit in dataset.examples
         ],
         "The examples that the repair trains on.",
     )

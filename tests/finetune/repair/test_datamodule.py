@@ -10,7 +10,7 @@ from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, RepairDataModule
 from lincorr_lightning.finetune.edits import resolve_edits
-from lincorr_lightning.finetune.repair.statements import JOINED_BY, statements, target_answer
+from lincorr_lightning.finetune.repair.batches import JOINED_BY, statements, target_answer
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import save_toy_lm

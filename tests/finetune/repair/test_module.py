@@ -130,7 +130,7 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
         with torch.no_grad():
             ids = module.lm.tokenizer(relation.target_prompts([name]), return_tensors="pt")
             logits = plain(**ids).logits[0, -1, relation.target.token_ids].double()
-            colors = run.data._domain(relation, "color")
+            colors = run.data._domain("color")
             ids = module.lm.tokenizer([colors.knowledge.prompt(name)], return_tensors="pt")
             after = plain(**ids).logits[0, -1, colors.token_ids].double().softmax(0)
         target_losses.append(-math.log(float(logits.softmax(0)[list(edit.reference)].sum())))
@@ -304,8 +304,8 @@ def test_settings_that_cannot_work_are_refused(
         repair(edits_per_step=4)
     with pytest.raises(ConfigError, match="must be full or lora"):
         Repair(method="prefix")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"a batch has 32 edits, but at most 8"):
-        repair({"eval_batch_size": 32}, edits_per_step=8)
+    with pytest.raises(ConfigError, match=r"a batch has 12 edits, but at most 8"):
+        repair({"eval_batch_size": 32, "n_edits": 12}, edits_per_step=8)
     for weight in ("preserve_weight", "text_weight"):
         with pytest.raises(ConfigError, match=rf"model\.{weight}"):
             Repair(**{weight: -1.0})
@@ -377,8 +377,7 @@ def test_the_change_of_texts_is_that_from_the_lm_before(
 
 def test_the_preserved_texts_are_others_than_the_measured_ones(repair: Callable[..., Any]) -> None:
     run = repair()
-    texts = run.data._read_texts()
-    measured = {tuple(row) for row in texts.measured.tolist()}
+    measured = {tuple(row) for row in run.data._read_texts()[0].tolist()}
     assert len(measured) == 3
     dataset = run.data.train_dataloader().dataset
     for step in range(4):
