@@ -12,7 +12,7 @@ from torch import nn
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, shard_lm
+from lincorr_lightning.lm.sharding_strategy import check_strategy
 from lincorr_lightning.results.run_folder import prepare_run_folder
 
 
@@ -37,7 +37,7 @@ class FrozenLMModule(L.LightningModule):
     def configure_model(self) -> None:
         """Load the LM's weights; Lightning moves them to the device, or they are sharded."""
         self.lm.load()
-        shard_lm(self.lm, self.device_mesh)
+        self.lm.shard(self.device_mesh)
 
     def setup(self, stage: str) -> None:
         """Refuse settings that give wrong numbers or lose them, before hours are spent."""

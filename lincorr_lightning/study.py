@@ -14,7 +14,7 @@ from torch import nn
 from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding, shard_lm
+from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
@@ -239,7 +239,7 @@ class LMStudy(Study):
         self.lm.load()
         self.lm_info = dict(self.lm.info)
         self.prepare_lm()
-        shard_lm(self.lm, self.device_mesh)
+        self.lm.shard(self.device_mesh)
 
     def prepare_lm(self) -> None:
         """Add adapters, or choose the weights that are trained; the LM is loaded and whole."""

@@ -40,7 +40,7 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.linear_map.row_reader import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded, shard_lm
+from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded
 from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     is_dry_run,
@@ -224,7 +224,7 @@ class SourceFinetune(L.LightningModule):
             model.requires_grad_(True)
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
-        shard_lm(self.lm, self.device_mesh)
+        self.lm.shard(self.device_mesh)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW over the weights that are trained."""

@@ -66,22 +66,17 @@ class LMConfig:
     """Whether a hub id is looked up among earlier downloads only."""
 
     def __post_init__(self) -> None:
-        if not self.name_or_path:
-            raise LanguageModelError(
-                "lm.name_or_path is empty. Pass a checkpoint's folder, a .gguf file, a hub id, or "
-                "tiny-world."
-            )
-        if self.tokenizer == "":
-            raise LanguageModelError(
-                "lm.tokenizer is empty. Pass a tokenizer's folder or hub id, or null."
-            )
-        if self.dtype not in get_args(Dtype):
-            raise LanguageModelError(
-                f"lm.dtype is {self.dtype!r}; it must be one of {', '.join(get_args(Dtype))}."
-            )
-        if self.share_prefixes not in ("auto", True, False):
-            raise LanguageModelError(
-                f"lm.share_prefixes is {self.share_prefixes!r}; it must be auto, true or false."
-            )
+        for name in ("name_or_path", "tokenizer"):
+            if getattr(self, name) == "":
+                raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
+        for name, allowed in (
+            ("dtype", get_args(Dtype)),
+            ("share_prefixes", ("auto", True, False)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise LanguageModelError(
+                    f"lm.{name} is {getattr(self, name)!r}; it must be one of "
+                    f"{', '.join(str(value).lower() for value in allowed)}."
+                )
         if self.tokens_per_forward is not None:
             require("lm.tokens_per_forward", self.tokens_per_forward, at_least=1)

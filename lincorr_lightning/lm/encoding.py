@@ -53,25 +53,19 @@ class PromptEncoder:
         self.pad_id: int = pad if in_vocabulary else 0
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, unpadded.
-
-        Raises:
-            SubjectsError: A prompt has no tokens, more than the LM has positions for, or an
-                unpaired surrogate.
-            LanguageModelError: The LM has no embedding for a token.
-        """
+        """Return the token ids of each prompt, unpadded."""
         if isinstance(prompts, str):
             raise SubjectsError(
                 f"prompts is the single string {prompts!r}; pass a list of prompts."
             )
-        if len(prompts) == 0:
-            return []
         for index, prompt in enumerate(prompts):
             if LONE_SURROGATE.search(prompt):
                 raise SubjectsError(
                     f"prompt {index} ({prompt!r}) has an unpaired surrogate, which is not a "
                     "character. Remove it, or read the text as UTF-8."
                 )
+        if len(prompts) == 0:  # tokenizers refuse an empty list
+            return []
         encoded = self.tokenizer(
             list(prompts),
             add_special_tokens=False,
@@ -128,18 +122,14 @@ class PromptEncoder:
 
 
 def _prefix(tokenizer: PreTrainedTokenizerBase, add_bos: bool | None) -> list[int]:
-    if add_bos is False:
-        return []
-    own = _own_prefix(tokenizer)
-    if add_bos is None:
-        return own
     bos = tokenizer.bos_token_id
-    if bos is None:
+    if add_bos and bos is None:
         raise LanguageModelError(
             f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
             "Set lm.add_bos to null."
         )
-    return own if bos in own else [bos]
+    prefix = [] if add_bos is False else _own_prefix(tokenizer)
+    return [bos] if add_bos and bos not in prefix else prefix
 
 
 def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -33,7 +33,7 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
     searched = module
     if name is not None:
         searched = dict(module.named_modules()).get(name, nn.Module())
-    found: dict[str, PreTrainedModel] = {}
+    lms: dict[str, PreTrainedModel] = {}
     for path, part in searched.named_modules():
         peft_config = getattr(part, "active_peft_config", None)
         if getattr(peft_config, "is_prompt_learning", False):
@@ -42,18 +42,18 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
                 f"({type(peft_config).__name__}), which the LM alone does not see. Use an adapter "
                 "that changes layers, such as LoRA."
             )
-        inside_found = any(path.startswith(f"{outer}.") or outer == "" for outer in found)
-        if isinstance(part, PreTrainedModel) and not inside_found and _predicts(part):
-            found[path] = part
-    if len(found) == 1:
-        return next(iter(found.values()))
+        is_inside = any(path.startswith(f"{outer}.") or outer == "" for outer in lms)
+        if isinstance(part, PreTrainedModel) and not is_inside and _predicts(part):
+            lms[path] = part
+    if len(lms) == 1:
+        return next(iter(lms.values()))
     where = type(module).__name__ if name is None else f"{name!r} of {type(module).__name__}"
-    if not found:
+    if not lms:
         raise LanguageModelError(
             f"there is no Hugging Face causal LM in {where}. Keep the transformers module (or a "
             "LanguageModel) as an attribute of it."
         )
-    listed = ", ".join(f"{path} ({type(part).__name__})" for path, part in found.items())
+    listed = ", ".join(f"{path} ({type(part).__name__})" for path, part in lms.items())
     raise LanguageModelError(f"there are several LMs in {where}: {listed}. Pass the name of one.")
 
 
@@ -66,14 +66,10 @@ def _predicts(model: PreTrainedModel) -> bool:
 def target_layers(
     model: PreTrainedModel, target_modules: Sequence[str] | None
 ) -> dict[str, nn.Module]:
-    """Return the linear layers that get adapters.
+    """Return the linear layers that get adapters, by full name, in the LM's order.
 
     `target_modules` are full names or last parts of names, as in peft; None takes all linear layers
-    but the output layer, like peft's ``all-linear``. Layers are by full name, in the LM's order.
-
-    Raises:
-        LanguageModelError: A target does not exist, is not linear or is the output layer; or the LM
-            has peft adapters already.
+    but the output layer, like peft's ``all-linear``.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
@@ -96,15 +92,16 @@ def target_layers(
         target_modules = [target_modules]
     chosen: set[str] = set()
     for target in target_modules:
-        found = {name for name in modules if name == target or name.endswith(f".{target}")}
-        if not found or found - set(linear):
-            own = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            what = "has no module" if not found else "cannot have an adapter on"
-            why = "" if not found else " (not a linear layer, or the output layer)"
+        named = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if not named or named - set(linear):
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            what = f"has no module {target!r}"
+            if named:
+                what = f"cannot adapt {target!r} (not a linear layer, or the output layer)"
             raise LanguageModelError(
-                f"{type(model).__name__} {what} {target!r}{why}. Its linear layers are: {own}."
+                f"{type(model).__name__} {what}. Its linear layers are: {layers}."
             )
-        chosen |= found
+        chosen |= named
     if not chosen:
         raise LanguageModelError(
             "target_modules is empty. Name some modules, or pass null for all."

@@ -141,9 +141,6 @@ def read_positions(
 
     A block is a pair of positions in the flattened rows, ``(n_positions,)``, and of tokens to read
     there, ``(n_tokens,)``; its logits are ``(n_positions, n_tokens)``, float64.
-
-    Raises:
-        UnusableHeadError: `LogitMethod.ROWS` is not valid for this LM.
     """
     head = head_of(model)
     if head is None or not _is_plain(head):
@@ -180,9 +177,8 @@ def select_logit_method(
 ) -> LogitMethod:
     """Return the fastest method that gives the LM's own logits on a short text.
 
-    Raises:
-        LanguageModelError: A token changes the logits of an earlier position: the LM is not causal,
-            so no position of a prompt predicts the next token.
+    An LM whose tokens change the logits of an earlier position is refused: it is not causal, so no
+    position of a prompt predicts the next token.
     """
     ids = torch.tensor([list(probe)], device=model.device)
     mask = torch.ones_like(ids)
@@ -194,12 +190,12 @@ def select_logit_method(
 
     def agrees(method: LogitMethod) -> bool:
         try:
-            ours = read_logits(model, ids, None, last, tokens, method)
+            logits = read_logits(model, ids, None, last, tokens, method)
         except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
             if oom_reason(error):
                 raise
             return False
-        return bool((ours - own).abs().max() <= tolerance)
+        return bool((logits - own).abs().max() <= tolerance)
 
     if not own.isfinite().all():
         return LogitMethod.ALL  # NaN is reported for the actual prompts, with their text
@@ -208,11 +204,7 @@ def select_logit_method(
             f"{type(model).__name__} is not causal: a later token changes its logits at an earlier "
             "position. Pass a causal LM (for a BERT-like checkpoint: one with is_decoder true)."
         )
-    for method in (LogitMethod.ROWS, LogitMethod.LAST):
-        if agrees(method):
-            break
-    else:
-        method = LogitMethod.ALL
+    method = next(filter(agrees, (LogitMethod.ROWS, LogitMethod.LAST)), LogitMethod.ALL)
     if method is not LogitMethod.ROWS:
         _log.warning(
             "The head of %s is not a plain linear layer whose rows can be computed separately; "

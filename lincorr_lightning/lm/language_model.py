@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder
@@ -34,9 +34,8 @@ from lincorr_lightning.lm.modes import (
     float32_forward,
     trained_in_half_precision,
 )
-from lincorr_lightning.lm.sharding import shard
+from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import (
-    Plan,
     logits_of_trees,
     plan_reading,
     prefix_sharing_error,
@@ -108,7 +107,7 @@ class LanguageModel(nn.Module):
         self._logit_methods: dict[type, LogitMethod] = {}
         self._sharing_errors: dict[type, str | None] = {}
         self.reads_prompts: str | None = None
-        self._tokenizer_fingerprints: dict[int, str] = {}
+        self._tokenizer_prints: dict[int, str] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
@@ -196,8 +195,10 @@ class LanguageModel(nn.Module):
         """Whether frozen half-precision weights can compute in float32; not sharded or compiled."""
         return not (self.is_sharded or self.config.compile)
 
-    def shard(self, mesh: DeviceMesh) -> None:
+    def shard(self, mesh: DeviceMesh | None) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
+
+        Does nothing without a mesh, or if they are sharded.
 
         Args:
             mesh: Ranks in one dimension, or in the dimensions ``data_parallel`` and
@@ -205,7 +206,15 @@ class LanguageModel(nn.Module):
 
         Raises:
             LanguageModelError: The LM does not declare its layers, or has no tensor-parallel plan.
+            ConfigError: The LM is compiled and the mesh has tensor parallelism.
         """
+        if mesh is None or self.is_sharded:
+            return
+        if self.config.compile and splits_matrices(mesh):
+            raise ConfigError(
+                "model.lm.compile is true, which tensor parallelism does not support. Set it to "
+                "false, or use configs/trainer/fsdp.yaml."
+            )
         whole = self.fingerprint["weights"]
         self._batches.rank_sync = shard(self.model, mesh)
         # Computing it after sharding would need all ranks.
@@ -236,12 +245,10 @@ class LanguageModel(nn.Module):
             lengths: Tokens of each row.
             forward: Function that runs a batch in one forward pass; it is called again with a part
                 of the batch if memory ran out.
-            equal_lengths: Whether rows of a batch must have the same length, so that nothing is
-                padded.
+            equal_lengths: Whether rows of a batch have the same length, so that nothing is padded.
 
         Raises:
-            LanguageModelError: A single row does not fit, or ``lm.tokens_per_forward`` is too
-                large.
+            LanguageModelError: A single row does not fit, or ``lm.tokens_per_forward`` is too high.
         """
         self._batches.run(lengths, self.model.device.type, forward, equal_lengths)
 
@@ -252,12 +259,26 @@ class LanguageModel(nn.Module):
 
         Returns:
             ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
+        """
+        return self._encoder.encode(prompts)
+
+    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each prompt, for `logits_of_rows`.
 
         Raises:
             SubjectsError: A prompt has no tokens, or more than the LM has positions for.
             LanguageModelError: The LM has no embedding for a token.
         """
-        return self._encoder.encode(prompts)
+        return self._encoder.rows(prompts)
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Pad rows of token ids on the right.
+
+        Returns:
+            Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.
+        """
+        ids, mask = self._encoder.pad(rows)
+        return ids.to(self.model.device), mask.to(self.model.device)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
         """Return the logits of some tokens after each row, in one forward pass; differentiable.
@@ -293,24 +314,6 @@ class LanguageModel(nn.Module):
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
 
-    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, for `logits_of_rows`.
-
-        Raises:
-            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
-            LanguageModelError: The LM has no embedding for a token.
-        """
-        return self._encoder.rows(prompts)
-
-    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids on the right.
-
-        Returns:
-            Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.
-        """
-        ids, mask = self._encoder.pad(rows)
-        return ids.to(self.model.device), mask.to(self.model.device)
-
     @torch.no_grad()
     def logits_of_rows(
         self,
@@ -331,10 +334,6 @@ class LanguageModel(nn.Module):
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
-
-        Raises:
-            NonFiniteError: The logits after a prompt are NaN or infinite.
-            LanguageModelError: The LM does not have a token, or memory ran out.
         """
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
@@ -353,7 +352,7 @@ class LanguageModel(nn.Module):
             # The rows of the head are read in float64 anyway.
             skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
             precise = float32_forward(self.model, skip)
-        with evaluating(self.model), torch.autocast(device.type, enabled=False), precise:
+        with self._reading(), precise:
             self.in_batches([len(row) for row in rows], forward)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
@@ -366,7 +365,6 @@ class LanguageModel(nn.Module):
             )
         return logits
 
-    @torch.no_grad()
     def logits_of_groups(
         self,
         rows: Sequence[Sequence[int]],
@@ -387,28 +385,17 @@ class LanguageModel(nn.Module):
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
-
-        Raises:
-            NonFiniteError: The logits after a prompt are NaN or infinite.
-            LanguageModelError: The LM does not have a token, memory ran out, or prefix sharing is
-                required and not supported.
         """
-        plan = Plan([], "")
-        if self.model.dtype == torch.float32 and self._batches.rank_sync is None:
-            members: dict[Hashable, dict[int, Sequence[int]]] = {}
-            for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
-                members.setdefault(group, {})[index] = row
-            plan = self._plan_reading(list(members.values()))
-        if plan.trees:
-            firsts = [tree.ends[0][0] for tree in plan.trees]  # all of a tree have one context
-            context_of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
-            logits = self._logits_of_trees(plan, len(rows), [token_ids], context_of_trees)
-            if logits.isfinite().all():
-                return logits
-            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+        members: dict[Hashable, dict[int, Sequence[int]]] = {}
+        for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
+            members.setdefault(group, {})[index] = row
+        logits = None
+        if self.model.dtype == torch.float32 and not self.is_sharded:
+            logits, _ = self._share_prefixes(list(members.values()), [token_ids], context)
+        if logits is not None:
+            return logits
         return self.logits_of_rows(rows, token_ids, context, in_float32=True)
 
-    @torch.no_grad()
     def joint_logits(
         self,
         prompts: Sequence[Sequence[str]],
@@ -433,44 +420,58 @@ class LanguageModel(nn.Module):
                 required and not supported.
         """
         flat = self.rows(list(chain.from_iterable(prompts)))
-        n_subjects = len(prompts[0])
-        rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(len(prompts))]
-        rank_sync = self._batches.rank_sync
-        if rank_sync is not None and self.config.share_prefixes is not False:
-            self._sharing_error()  # a forward pass, in which all ranks must take part
+        n, n_subjects = len(prompts), len(prompts[0])
+        rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(n)]
         about = enumerate(zip(*rows, strict=True))  # the prompts of each subject
-        plan = self._plan_reading([dict(enumerate(each, x * len(rows))) for x, each in about])
-        if rank_sync is not None and rank_sync.any(not plan.trees):
-            plan = Plan([], plan.why if not plan.trees else "one by one, as another rank must")
-        self.reads_prompts = plan.why
-        if plan.trees:
-            logits = self._logits_of_trees(plan, n_subjects, token_ids)
-            finite = bool(logits.isfinite().all())
-            if finite if rank_sync is None else not rank_sync.any(not finite):
-                return logits
-            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+        groups = [dict(enumerate(each, subject * n)) for subject, each in about]
+        logits, self.reads_prompts = self._share_prefixes(groups, token_ids)
+        if logits is not None:
+            return logits
         domains = zip(rows, token_ids, strict=True)
         return torch.cat([self.logits_of_rows(*domain) for domain in domains], dim=1)
 
-    def _plan_reading(self, groups: Sequence[Mapping[int, Sequence[int]]]) -> Plan:
-        return plan_reading(
-            self.model, groups, self.config.share_prefixes, self._batches.fixed, self._sharing_error
-        )
-
-    def _logits_of_trees(
+    def _share_prefixes(
         self,
-        plan: Plan,
-        n_subjects: int,
+        groups: Sequence[Mapping[int, Sequence[int]]],
         token_ids: Sequence[Sequence[int] | Tensor],
         context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-    ) -> Tensor:
-        device = self.model.device
-        tokens = [to_device(self._checked(ids), device) for ids in token_ids]
-        with evaluating(self.model), torch.autocast(device.type, enabled=False):
-            return logits_of_trees(
-                self.model, plan.trees, n_subjects, tokens, self._batches, self._encoder.pad_id,
-                context,
+    ) -> tuple[Tensor | None, str]:
+        """Return the logits of all domains, or None if each prompt is to be read on its own.
+
+        Row i of the groups is the prompt of subject ``i // n`` and domain ``i % n``, of n domains.
+        Also returned is how the prompts are read, in words.
+        """
+        sync = self._batches.rank_sync
+        if sync is not None and self.config.share_prefixes is not False:
+            self._sharing_error()  # a forward pass, in which all ranks must take part
+        trees, why = plan_reading(
+            self.model, groups, self.config.share_prefixes, self._batches.fixed, self._sharing_error
+        )
+        if sync is not None and sync.any(not trees) and trees:
+            trees, why = [], "one by one, as another rank must"
+        if not trees:
+            return None, why
+        tokens = [to_device(self._checked(ids), self.model.device) for ids in token_ids]
+        firsts = [tree.ends[0][0] for tree in trees]  # all of a tree have one context
+        context_of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
+        n_subjects = sum(len(group) for group in groups) // len(token_ids)
+        with self._reading():
+            logits = logits_of_trees(
+                self.model, trees, n_subjects, tokens, self._batches, self._encoder.pad_id,
+                context_of_trees,
             )  # fmt: skip
+        finite = bool(logits.isfinite().all())
+        if finite if sync is None else not sync.any(not finite):
+            return logits, why
+        # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+        return None, why
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Run the LM in eval mode and its own dtype inside a ``with`` block, without gradients."""
+        device = self.model.device.type
+        with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
+            yield
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long)
@@ -487,18 +488,18 @@ class LanguageModel(nn.Module):
         """Return the logit method of this LM; selected once for each type of its head."""
         kind: type = type(head_of(self.model))
         if kind not in self._logit_methods:
-            probe = self._encoder.probe()
-            device = self.model.device.type
-            with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
-                self._logit_methods[kind] = select_logit_method(self.model, probe, self._vocab_size)
+            with self._reading():
+                self._logit_methods[kind] = select_logit_method(
+                    self.model, self._encoder.probe(), self._vocab_size
+                )
         return self._logit_methods[kind]
 
     def _sharing_error(self) -> str | None:
         """Return why this LM does not support prefix sharing, or None; tested once, as above."""
         kind: type = type(head_of(self.model))
         if kind not in self._sharing_errors:
-            method, device = self._logit_method(), self.model.device.type
-            with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
+            method = self._logit_method()
+            with self._reading():
                 self._sharing_errors[kind] = prefix_sharing_error(
                     self.model, method, self._encoder.probe(), self._vocab_size
                 )
@@ -518,14 +519,6 @@ class LanguageModel(nn.Module):
         }
 
     @property
-    def _tokenizer_fingerprint(self) -> str:
-        n_tokens = len(self.tokenizer)  # others may be added
-        if n_tokens not in self._tokenizer_fingerprints:
-            found = fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
-            self._tokenizer_fingerprints[n_tokens] = found
-        return self._tokenizer_fingerprints[n_tokens]
-
-    @property
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
@@ -537,12 +530,16 @@ class LanguageModel(nn.Module):
         parameters = list(self.model.parameters())
         state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in parameters)
+        n_tokens = len(self.tokenizer)  # others may be added
+        if n_tokens not in self._tokenizer_prints:
+            print_ = fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
+            self._tokenizer_prints[n_tokens] = print_
         known = self._weights_print
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
             known = self._weights_print = (state, fingerprint_weights(self.model))
         return {
-            "tokenizer": self._tokenizer_fingerprint,
+            "tokenizer": self._tokenizer_prints[n_tokens],
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
             "weights": known[1],

@@ -62,9 +62,6 @@ class Checkpoint:
         return f"the folder {self.location}" if self.is_folder else f"the hub id {self.location}"
 
 
-# -- where it is ---------------------------------------------------------------------------------
-
-
 def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     """Resolve the name of an LM, or of a tokenizer.
 
@@ -192,9 +189,6 @@ def _damaged_file(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-# -- configuration -------------------------------------------------------------------------------
-
-
 def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
     """Read config.json, or the metadata of a GGUF file."""
     from transformers import AutoConfig
@@ -236,9 +230,6 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
         f"{checkpoint} holds {kind} ({name}), not a causal LM: it does not predict the next token "
         "of a prompt. Pass a decoder such as Llama, GPT-2 or Qwen."
     )
-
-
-# -- tokenizer -----------------------------------------------------------------------------------
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:

@@ -87,10 +87,9 @@ class QueryCache:
     def read(
         self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]], step: Hashable
     ) -> list[Tensor]:
-        """Return the logits of some tokens after some prompts.
+        """Return the logits of tokens after prompts, ``(n_queries, n_tokens)`` per request.
 
-        Returns:
-            ``(n_queries, n_tokens)`` per request, float64, on the CPU.
+        They are float64, on the CPU.
         """
         self.register_tokens([token for _, tokens in requests for token in tokens])
         # A module may also change weights between two steps, such as to restore base weights.
@@ -129,11 +128,7 @@ class QueryCache:
     ) -> Callable[[list[int]], AbstractContextManager[object]] | None:
         """Return a function from the rows of a forward pass to the context of their adapters.
 
-        Args:
-            adapter_ids: Adapter of each row; None for the LM without any.
-
-        Returns:
-            The function; None if no row uses an adapter.
+        `adapter_ids` are those of all rows; None if no row uses an adapter.
         """
         context = self._adapter_context
         if context is None or all(index is None for index in adapter_ids):
@@ -147,11 +142,7 @@ def tokenizer_of(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Find the tokenizer of an LM that a module holds, see `QueryCache.of`.
-
-    Raises:
-        LanguageModelError: No tokenizer is found.
-    """
+    """Find the tokenizer of an LM that a module holds, see `QueryCache.of`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -159,8 +150,7 @@ def tokenizer_of(
     if tokenizer is None:
         held = [getattr(module, name, None) for name in _TOKENIZER_NAMES]
         held += [part.tokenizer for part in module.modules() if isinstance(part, LanguageModel)]
-        held += list(vars(module).values())
-        for candidate in held:
+        for candidate in [*held, *vars(module).values()]:
             if isinstance(candidate, PreTrainedTokenizerBase):
                 return candidate
     origin = tokenizer or getattr(model, "name_or_path", "")

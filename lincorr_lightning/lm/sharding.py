@@ -42,15 +42,18 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
     The mesh dimension ``tensor_parallel`` splits matrices (`split_matrices`); ``data_parallel``, or
     the only dimension of a mesh, shards the layers' weights.
     """
-    data = mesh
-    if "tensor_parallel" in (mesh.mesh_dim_names or ()):
-        data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
-        if tensor.size() > 1:
-            split_matrices(model, tensor, data.size())
-            if data.size() == 1:
-                return RankSync(mesh.device_type)
-    _shard_weights(model, data)
+    data = mesh["data_parallel"] if "data_parallel" in (mesh.mesh_dim_names or ()) else mesh
+    if splits_matrices(mesh):
+        split_matrices(model, mesh["tensor_parallel"], data.size())
+    if not splits_matrices(mesh) or data.size() > 1:
+        _shard_weights(model, data)
     return RankSync(mesh.device_type)
+
+
+def splits_matrices(mesh: DeviceMesh) -> bool:
+    """Return whether a mesh has tensor parallelism."""
+    names = mesh.mesh_dim_names or ()
+    return "tensor_parallel" in names and mesh["tensor_parallel"].size() > 1
 
 
 def _shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -82,10 +85,6 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     like their layers. Embedding, norms and head, tied or not, are replicated, so that the head's
     rows can be read. `n_groups` data shards share the split matrices again; torch requires even
     sizes. Weights and adapters must be the same on each rank.
-
-    Raises:
-        LanguageModelError: Transformers has no plan for this LM, the plan has an unknown style, or
-            a number of heads or a width is not divisible by the number of ranks.
     """
     plan = _plan(model)
     _check_sizes(model, plan, mesh.size(), n_groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch.strategies import (
@@ -12,10 +12,6 @@ from lightning.pytorch.strategies import (
 )
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.lm.language_model import LanguageModel
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -39,11 +35,7 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint)
 
     def setup_environment(self) -> None:
-        """Resolve ``auto`` sizes.
-
-        Raises:
-            ConfigError: A size is below 1, or their product is not the world size.
-        """
+        """Resolve ``auto`` sizes, and refuse those whose product is not the world size."""
         for name in ("data_parallel_size", "tensor_parallel_size"):
             size = getattr(self, f"_{name}")
             if size != "auto":
@@ -64,11 +56,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def check_strategy(trainer: Any) -> None:
-    """Check that a study can run under the Trainer's strategy.
-
-    Raises:
-        ConfigError: The strategy is not supported; the message names those that are.
-    """
+    """Refuse a Trainer's strategy that studies do not support."""
     strategy = trainer.strategy
     if not isinstance(strategy, (ModelParallelStrategy, DDPStrategy, SingleDeviceStrategy)):
         raise ConfigError(
@@ -80,11 +68,7 @@ def check_strategy(trainer: Any) -> None:
 
 
 def refuse_sharding(trainer: Any, what: str) -> None:
-    """Refuse a study or setting that needs the whole LM on each rank.
-
-    Raises:
-        ConfigError: The strategy shards the LM.
-    """
+    """Refuse a sharded LM for a study or setting that needs the whole LM on each rank."""
     if is_sharded(trainer):
         raise ConfigError(
             f"{what} does not support a sharded LM (trainer.strategy). Add --config "
@@ -95,20 +79,3 @@ def refuse_sharding(trainer: Any, what: str) -> None:
 def is_sharded(trainer: L.Trainer) -> bool:
     """Return whether the Trainer's strategy shards the LM over ranks."""
     return isinstance(trainer.strategy, ModelParallelStrategy)
-
-
-def shard_lm(lm: LanguageModel, mesh: DeviceMesh | None) -> None:
-    """Shard a loaded LM over a device mesh; does nothing without a mesh or if it is sharded.
-
-    Raises:
-        ConfigError: The LM is compiled and the mesh has tensor parallelism.
-        LanguageModelError: The LM cannot be sharded.
-    """
-    if mesh is None or lm.is_sharded:
-        return
-    if lm.config.compile and mesh["tensor_parallel"].size() > 1:
-        raise ConfigError(
-            "model.lm.compile is true, which tensor parallelism does not support. Set it to false, "
-            "or use configs/trainer/fsdp.yaml."
-        )
-    lm.shard(mesh)

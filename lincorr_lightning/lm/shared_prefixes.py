@@ -49,17 +49,14 @@ _WORTHWHILE = 0.9
 
 
 class PromptTree(NamedTuple):
-    """Prompts as paths from a root.
-
-    Attributes:
-        token_ids: Token of each node, depth first.
-        parents: Parent of each node, -1 for a root; a parent precedes its children.
-        ends: Pairs of a prompt's index and the node at which it ends.
-    """
+    """Prompts as paths from a root."""
 
     token_ids: list[int]
+    """Token of each node, depth first."""
     parents: tuple[int, ...]
+    """Parent of each node, -1 for a root; a parent precedes its children."""
     ends: list[tuple[int, int]]
+    """Pairs of a prompt's index and the node at which it ends."""
 
 
 def grow_trees(
@@ -142,21 +139,14 @@ def pack_trees(
     }
 
 
-class Plan(NamedTuple):
-    """Trees of prompts, none if each prompt is read separately; and the reason, for the log."""
-
-    trees: list[PromptTree]
-    why: str
-
-
 def plan_reading(
     model: PreTrainedModel,
     groups: Sequence[Mapping[int, Sequence[int]]],
     wanted: bool | Literal["auto"],
     max_tokens: int | None,
     sharing_error: Callable[[], str | None],
-) -> Plan:
-    """Decide whether prefixes are shared.
+) -> tuple[list[PromptTree], str]:
+    """Return trees of prompts, none if each prompt is read separately; and the reason, for the log.
 
     Args:
         model: The LM.
@@ -165,33 +155,28 @@ def plan_reading(
         wanted: `LMConfig.share_prefixes`.
         max_tokens: Tokens of a forward pass; None if nothing is known.
         sharing_error: Function that returns why the LM does not support it, or None.
-
-    Raises:
-        LanguageModelError: `wanted` is True and the LM does not support it.
     """
     n_tokens = sum(len(row) for group in groups for row in group.values())
     alone = all(len(group) == 1 for group in groups)
     if wanted is False or n_tokens == 0 or (wanted == "auto" and alone):
-        return Plan([], "one by one")
+        return [], "one by one"
     max_nodes = min(max_tokens or MAX_NODES, MAX_NODES)
     trees = [tree for group in groups for tree in grow_trees(group, max_nodes)]
     n_nodes = sum(len(tree.token_ids) for tree in trees)
     if wanted == "auto" and n_nodes > _WORTHWHILE * n_tokens:
-        return Plan([], "one by one: their common prefixes are short")
+        return [], "one by one: their common prefixes are short"
     window, longest = narrowest_window(model), max(len(tree.token_ids) for tree in trees)
+    reason = sharing_error()
     if window is not None and longest > window:
-        reason: str | None = f"its attention window is {window} tokens, and they have {longest}"
-    else:
-        reason = sharing_error()
+        reason = f"its attention window is {window} tokens, and they have {longest}"
     if reason is None:
-        saved = f"{n_tokens / n_nodes:.1f} times fewer tokens"
-        return Plan(trees, f"with shared prefixes ({saved})")
+        return trees, f"with shared prefixes ({n_tokens / n_nodes:.1f} times fewer tokens)"
     if wanted is True:
         raise LanguageModelError(
             f"lm.share_prefixes is true, but {type(model).__name__} does not support it: "
             f"{reason}. Set it to auto."
         )
-    return Plan([], f"one by one: {reason}")
+    return [], f"one by one: {reason}"
 
 
 def logits_of_trees(

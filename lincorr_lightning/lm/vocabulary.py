@@ -86,11 +86,7 @@ def _is_usable(string: str) -> bool:
 
 
 def require_subject_kind(subject_kind: str) -> None:
-    """Refuse an unknown kind of subject.
-
-    Raises:
-        ConfigError: It is not a `SubjectKind`.
-    """
+    """Refuse an unknown kind of subject."""
     if subject_kind not in get_args(SubjectKind):
         raise ConfigError(f"data.subject_kind is {subject_kind!r}; it must be any, words or names.")
 

@@ -23,7 +23,6 @@ from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
-from lincorr_lightning.lm.sharding_strategy import shard_lm
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.sae.module import SparseAutoencoders
@@ -217,6 +216,11 @@ def test_ranks_that_read_the_same_count_once() -> None:
     assert [batches[~i if i < 0 else i] for i in second] == [1, 3, 0]
 
 
+class FakeMesh(SimpleNamespace):
+    def __getitem__(self, name: str) -> Any:
+        return fake_mesh(2)
+
+
 def fake_mesh(n: int) -> Any:
     return SimpleNamespace(size=lambda: n)
 
@@ -242,9 +246,8 @@ def test_lms_that_cannot_be_split(
 
 def test_a_compiled_lm_is_not_split() -> None:
     lm = SimpleNamespace(config=SimpleNamespace(compile=True), is_sharded=False)
-    module = SimpleNamespace(device_mesh={"tensor_parallel": fake_mesh(2)})
     with pytest.raises(ConfigError, match="compile"):
-        shard_lm(lm, module.device_mesh)
+        LanguageModel.shard(lm, FakeMesh(mesh_dim_names=("tensor_parallel",)))
 
 
 @pytest.mark.parametrize(
