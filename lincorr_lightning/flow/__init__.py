@@ -1,8 +1,7 @@
 """Feature flow: matching, graphs, deactivation and steering of the features of SAEs."""
 
-from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Edge, FlowGraph
 from lincorr_lightning.flow.groups import FeatureGroups
-from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.module import FeatureFlow
 
 __all__ = [

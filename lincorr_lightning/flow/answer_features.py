@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.functional.auroc import class_auroc
-from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 
 MIN_SUBJECTS = 3
@@ -42,23 +41,8 @@ class AnswerFeatures:
     @property
     def features(self) -> dict[int, Feature]:
         """Features by label, for labels that have one."""
-        found = ((label, self.feature(label)) for label in range(len(self.indices)))
-        return {label: feature for label, feature in found if feature is not None}
-
-
-def last_activations(
-    lm: LanguageModel, rows: Sequence[Sequence[int]], hook_points: Sequence[HookPoint]
-) -> dict[HookPoint, Tensor]:
-    """Return the activations at each prompt's last position, ``(n_prompts, width)`` on the CPU."""
-    found: dict[HookPoint, Tensor] = {}
-
-    def record(forward: Forward) -> None:
-        for at in hook_points:
-            x = forward.at_positions(at, forward.last).cpu()
-            found.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
-
-    run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False)
-    return found
+        indices = enumerate(self.indices.tolist())
+        return {label: Feature(self.hook_point, i) for label, i in indices if i >= 0}
 
 
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
@@ -90,7 +74,7 @@ def find_answer_features(
     Args:
         hook_point: Hook point of the features.
         features: Features at the end of each subject's prompt, ``(n_subjects, n_features)``.
-        members: For which subjects each label is the answer, bool, ``(n_subjects, n_labels)``.
+        members: Result of `answer_members`.
         n_fit: Number of subjects, from the first, that features are chosen on; AUROC is of others.
     """
     n_labels = members.shape[1]
@@ -140,14 +124,9 @@ def compare_answers(
     source_flows = {label: flow(start) for label, start in source[last].features.items()}
     target_flows = {label: flow(start) for label, start in target[last].features.items()}
     pairs = []
-    for s, from_source in source_flows.items():
-        for t, from_target in target_flows.items():
-            carriers = [
-                feature
-                for at in below
-                if (feature := source[at].feature(s)) is not None
-                and feature == target[at].feature(t)
-            ]
-            shared = tuple(sorted(from_source & from_target))
-            pairs.append(AnswerPair(s, t, bool(reference[t, s]), shared, tuple(carriers)))
+    for (s, from_source), (t, from_target) in product(source_flows.items(), target_flows.items()):
+        both = ((source[at].feature(s), target[at].feature(t)) for at in below)
+        carriers = tuple(one for one, other in both if one is not None and one == other)
+        shared = tuple(sorted(from_source & from_target))
+        pairs.append(AnswerPair(s, t, bool(reference[t, s]), shared, carriers))
     return pairs

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.flow.graph import GROUPS
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
 from lincorr_lightning.flow.groups import FeatureGroups
-from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.sae.forwards import Forward, run_layer, run_with_hooks
+from lincorr_lightning.sae.forwards import Forward, Rows, run_layer, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
@@ -33,10 +32,12 @@ METHODS = ("top-1", "top-5", "one-to-one")
 _TOP = 5
 
 SAEs = Mapping[HookPoint, SparseAutoencoder]
-Rows = Sequence[Sequence[int]]
 
 Chosen = Mapping[HookPoint, Tensor]
 """Features chosen in each case, by hook point, ``(n_cases, k)``; -1 is none."""
+
+Cut = tuple[Chosen, float]
+"""Features that are rescaled in each case, and the factor r of their activations."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,9 @@ def predecessors_by_method(
 class Cases:
     """Cases: features at tokens at which at least one of their matched predecessors is active.
 
-    Attributes:
-        hook_point: Hook point of the features.
-        texts: Text of each case, ``(n,)``.
-        positions: Position of its token, ``(n,)``.
-        features: Its feature, ``(n,)``.
-        groups: Code of the feature's group at the token, ``(n,)``.
-        active: Which features of each predecessor's hook point are active at the token,
-            ``(n, n_features)`` bool.
+    They are features of `hook_point`. Each has a text, the position of its token, its feature, and
+    the code of the feature's group at the token, all ``(n,)``; `active` are the features of each
+    predecessor's hook point that are active at the token, ``(n, n_features)`` bool.
     """
 
     hook_point: HookPoint
@@ -104,16 +100,18 @@ class Cases:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def beginnings(self, rows: Rows) -> list[Sequence[int]]:
+        """Return each text up to its token: the LM is causal, and what comes after is no matter."""
+        ends = zip(self.texts.tolist(), self.positions.tolist(), strict=True)
+        return [rows[text][: position + 1] for text, position in ends]
+
     def control(self, chosen: Chosen, generator: torch.Generator) -> dict[HookPoint, Tensor]:
         """Draw as many other features that are active at the same token."""
         drawn = {}
-        for hook_point, active in self.active.items():
-            index = chosen.get(hook_point)
-            if index is None:
-                continue
+        for hook_point in (at for at in self.active if at in chosen):
+            index, others = chosen[hook_point], self.active[hook_point].clone()
             known = index >= 0
-            n = (active.gather(1, index.clamp(min=0)) & known).sum(1)
-            others = active.clone()
+            n = (others.gather(1, index.clamp(min=0)) & known).sum(1)
             rows, ranks = known.nonzero(as_tuple=True)
             others[rows, index[rows, ranks]] = False
             drawn[hook_point] = draw_active(others, n, generator)
@@ -121,12 +119,10 @@ class Cases:
 
 
 class Outcomes(NamedTuple):
-    """Activations of the cases' features, and losses of their texts, after a cut.
+    """Activations of the cases' features at their tokens, and losses, after a cut; ``(n,)``.
 
-    Attributes:
-        activation: Activation of each case's feature at its token, ``(n,)``, float64.
-        loss: Mean negative log likelihood of the text after the token, ``(n,)``, float64; NaN if
-            the token is the last one, or the text was not read to its end.
+    A loss is the mean negative log likelihood of the text after the token; NaN if the token is the
+    last one, or the text was not read to its end.
     """
 
     activation: Tensor
@@ -169,21 +165,15 @@ def find_cases(
     texts, positions, features, codes = (column[order[drawn]] for column in columns)
 
     active = {at: torch.zeros(len(texts), saes[at].n_features, dtype=torch.bool) for at in sources}
+    cases = Cases(groups.hook_point, texts, positions, features, codes, active)
 
     def mark_active(forward: Forward) -> None:
         for at in sources:
             x = forward.at_positions(at, positions[forward.cases])
             active[at][forward.cases] = (saes[at].encode(x) > 0).cpu()
 
-    # The LM is causal: the text after the token does not matter.
-    ends = zip(texts.tolist(), positions.tolist(), strict=True)
-    beginnings = [rows[text][: position + 1] for text, position in ends]
-    run_with_hooks(lm, beginnings, mark_active, hook_points=sources, logits=False)
-    return Cases(groups.hook_point, texts, positions, features, codes, active)
-
-
-Cut = tuple[Chosen, float]
-"""Features that are rescaled in each case, and the factor r of their activations."""
+    run_with_hooks(lm, cases.beginnings(rows), mark_active, hook_points=sources, logits=False)
+    return cases
 
 
 @torch.no_grad()
@@ -264,10 +254,7 @@ def _activations(
             found[case, cut] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
         notify(len(case))
 
-    # The LM is causal: the text after the token does not matter.
-    ends = zip(cases.texts.tolist(), cases.positions.tolist(), strict=True)
-    beginnings = [rows[text][: position + 1] for text, position in ends]
-    run_layer(lm, beginnings, here.layer, record)
+    run_layer(lm, cases.beginnings(rows), here.layer, record)
     return found
 
 
@@ -285,30 +272,18 @@ def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
     return found
 
 
-class Effect(NamedTuple):
-    """Effect of rescaling on some cases, see `CutEffect`."""
-
-    n: int
-    success: float
-    activation_change: float
-    loss_change: float | None
-
-
-def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> Effect | None:
-    """Compare some of the cases, ``(n,)`` bool, before and after a cut; None if there are none."""
-    n = int(which.sum())
-    if not n:
-        return None
+def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> dict[str, Any]:
+    """Return the effect, see `CutEffect`, on some of the cases, ``(n,)`` bool."""
     old, new = before.activation[which], after.activation[which]
     followed = which & before.loss.isfinite() & after.loss.isfinite()
     loss = float(before.loss[followed].sum())
     change = float(after.loss[followed].sum()) - loss
-    return Effect(
-        n,
-        float((new <= 0).double().mean()),
-        float((new / old - 1).mean()),
-        change / loss if loss > 0 else None,
-    )
+    return {
+        "n": int(which.sum()),
+        "success": float((new <= 0).double().mean()),
+        "activation_change": float((new / old - 1).mean()),
+        "loss_change": change / loss if loss > 0 else None,
+    }
 
 
 @dataclass(frozen=True)
@@ -380,10 +355,11 @@ def measure_deactivation(
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [
-        CutEffect(groups.hook_point.layer, *label, group, *effect)
+        CutEffect(
+            groups.hook_point.layer, *label, group, **summarize_outcomes(before, outcomes, mask)
+        )
         for outcomes, label in zip(after, labels, strict=True)
         for group, mask in masks.items()
-        if (effect := summarize_outcomes(before, outcomes, mask)) is not None
     ]
 
 

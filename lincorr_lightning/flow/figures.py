@@ -279,7 +279,7 @@ def relation_figure(found: RelationFlow, lm: str) -> Figure:
         "fixed": "r, unchanged map", "target_only": "r, removed in the\ntarget’s prompt",
         "refitted": "r, refitted map", "recall": "target answers\nstill correct",
     }  # fmt: skip
-    scores = [[getattr(cut.scores, name) for name in titles] for cut in found.cuts]
+    scores = [[getattr(cut, name) for name in titles] for cut in found.cuts]
     table = np.array(scores, float)
     known = ~np.isnan(table).all(0)
     table, names = table[:, known], [t for t, is_known in zip(titles.values(), known, strict=True)

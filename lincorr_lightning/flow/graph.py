@@ -1,4 +1,10 @@
-"""Flow graphs, which `DecoderMatcher` finds, and their JSON and GraphML files."""
+"""Follow features from hook point to hook point through the layers of an LM.
+
+"Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
+2025, arXiv 2502.03032). A feature of the residual stream after layer L has its predecessors in the
+residual stream after layer L-1 and in the outputs of layer L's MLP and attention. Features of these
+outputs have no predecessors: features are born there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,22 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from torch import Tensor
+
+from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require
+from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.io import atomic_write
-from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import (
+    KINDS,
+    Feature,
+    HookKind,
+    HookPoint,
+    at_hook_point,
+    check_index,
+)
+
+# The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
+DEFAULT_THRESHOLD = 0.25
 
 SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 """Names of the kinds of hook points in the names of groups, as in the paper."""
@@ -26,13 +46,7 @@ GROUPS: tuple[str, ...] = tuple(_group_name(code) for code in range(2 ** len(KIN
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """A feature and its matched predecessor.
-
-    Attributes:
-        source: The predecessor.
-        target: The feature that it becomes, or becomes part of.
-        cosine: Cosine of their decoders.
-    """
+    """A feature (`target`), its matched predecessor (`source`) and the cosine of their decoders."""
 
     source: Feature
     target: Feature
@@ -114,33 +128,234 @@ class FlowGraph:
             OutputError: The file cannot be written.
         """
         root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-        for name, (end, kind) in _GRAPHML_KEYS.items():
-            ElementTree.SubElement(
-                root, "key", {"id": name, "for": end, "attr.name": name, "attr.type": kind}
-            )
+        for end, types in _GRAPHML_TYPES.items():
+            for name, kind in types.items():
+                key = {"id": name, "for": end, "attr.name": name, "attr.type": kind}
+                ElementTree.SubElement(root, "key", key)
         graph = ElementTree.SubElement(root, "graph", id=self.start.id, edgedefault="directed")
         content = self.as_dict()
-        for node in content["nodes"]:
-            _add_data(ElementTree.SubElement(graph, "node", id=node["id"]), "node", node)
-        for edge in content["edges"]:
-            ends = {"source": edge["source"], "target": edge["target"]}
-            _add_data(ElementTree.SubElement(graph, "edge", ends), "edge", edge)
+        parts = [("node", ["id"], node) for node in content["nodes"]]
+        parts += [("edge", ["source", "target"], edge) for edge in content["edges"]]
+        for end, names, values in parts:
+            element = ElementTree.SubElement(graph, end, {name: values[name] for name in names})
+            for name in _GRAPHML_TYPES[end]:
+                if values[name] is not None:
+                    ElementTree.SubElement(element, "data", key=name).text = str(values[name])
         ElementTree.indent(root)
         with atomic_write(path) as part:
             ElementTree.ElementTree(root).write(part, encoding="utf-8", xml_declaration=True)
 
 
-_GRAPHML_KEYS = {
-    "layer": ("node", "int"),
-    "kind": ("node", "string"),
-    "index": ("node", "int"),
-    "group": ("node", "string"),
-    "change": ("node", "string"),
-    "cosine": ("edge", "double"),
-}
+_GRAPHML_TYPES = {
+    "node": {
+        "layer": "int", "kind": "string", "index": "int", "group": "string", "change": "string"
+    },
+    "edge": {"cosine": "double"},
+}  # fmt: skip
 
 
-def _add_data(element: ElementTree.Element, end: str, values: Mapping[str, Any]) -> None:
-    for name, (owner, _) in _GRAPHML_KEYS.items():
-        if owner == end and values[name] is not None:
-            ElementTree.SubElement(element, "data", key=name).text = str(values[name])
+class DecoderMatcher:
+    """Matches features of neighbouring hook points of an LM by the cosine of their decoders.
+
+    Args:
+        decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row. They are
+            not copied.
+
+    Raises:
+        SparseAutoencoderError: There are no decoders, they differ in width, or a kind of hook point
+            lacks a layer between two that have one.
+
+    Example:
+        >>> import torch
+        >>> below, above = HookPoint(0, "residual"), HookPoint(1, "residual")
+        >>> matcher = DecoderMatcher({below: torch.eye(3), above: torch.eye(3).flip(0)})
+        >>> graph = matcher.follow(Feature(above, 0), direction="backward")
+        >>> [edge.source.id for edge in graph.edges]
+        ['residual.0.2']
+    """
+
+    def __init__(self, decoders: Mapping[HookPoint, Tensor]) -> None:
+        if not decoders:
+            raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
+        self._decoders = {at: decoders[at].detach() for at in sorted(decoders)}
+        widths = {at: decoder.shape[1] for at, decoder in self._decoders.items()}
+        first = next(iter(widths))
+        for hook_point, width in widths.items():
+            if width != widths[first]:
+                raise SparseAutoencoderError(
+                    f"the SAE at {hook_point} is {width} wide, that at {first} {widths[first]}. "
+                    "Pass SAEs of one LM."
+                )
+        for kind in KINDS:
+            layers = [at.layer for at in self._decoders if at.kind == kind]
+            for layer in range(min(layers, default=0), max(layers, default=0)):
+                if layer not in layers:
+                    raise SparseAutoencoderError(
+                        f"there is no SAE for the {HookPoint(layer, kind)}, between layers that "
+                        "have one: features that pass through it would seem to come from nowhere. "
+                        "Pass one, or only the layers on one side of it."
+                    )
+
+    @property
+    def hook_points(self) -> list[HookPoint]:
+        """Hook points that have an SAE, by layer."""
+        return list(self._decoders)
+
+    @property
+    def last(self) -> HookPoint:
+        """The last residual stream that has an SAE.
+
+        Raises:
+            SparseAutoencoderError: No residual stream has one.
+        """
+        streams = [at for at in self._decoders if at.kind == "residual"]
+        if not streams:
+            raise SparseAutoencoderError("there is no SAE for a residual stream. Pass one.")
+        return max(streams)
+
+    def decoder(self, hook_point: HookPoint) -> Tensor:
+        """Return the decoder of a hook point, ``(n_features, width)``."""
+        return at_hook_point(self._decoders, hook_point)
+
+    def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
+        """Return the hook points with an SAE from which features of a hook point can come.
+
+        Hook points of MLP and attention have none.
+        """
+        if hook_point.kind != "residual":
+            return []
+        layer = hook_point.layer
+        below = [HookPoint(layer - 1, "residual")] if layer else []
+        candidates = [*below, HookPoint(layer, "mlp_out"), HookPoint(layer, "attention_out")]
+        return [candidate for candidate in candidates if candidate in self._decoders]
+
+    def successors(self, hook_point: HookPoint) -> list[HookPoint]:
+        """Return the hook points with an SAE to which features of a hook point can go."""
+        after = HookPoint(hook_point.layer + (hook_point.kind == "residual"), "residual")
+        return [after] if after in self._decoders else []
+
+    def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
+        """Match all features of a hook point with those of each predecessor.
+
+        Args:
+            hook_point: Hook point of the features to match.
+            k: Number of matches in each predecessor.
+
+        Raises:
+            SparseAutoencoderError: The hook point has no SAE.
+        """
+        targets = self.decoder(hook_point)
+        return {
+            source: match_features(targets, self._decoders[source], k)
+            for source in self.predecessors(hook_point)
+        }
+
+    def follow(
+        self,
+        start: Feature,
+        *,
+        direction: str = "both",
+        thresholds: Mapping[HookKind, float] | float = DEFAULT_THRESHOLD,
+        k: int = 1,
+    ) -> FlowGraph:
+        """Follow a feature through the layers.
+
+        Args:
+            start: Feature to start from.
+            direction: ``backward`` to where it comes from, ``forward`` to where it goes, or
+                ``both``, each from the start.
+            thresholds: Minimum cosine of an edge, one for all or by the kind of its source.
+            k: Number of features considered at each hook point, the most similar first.
+
+        Raises:
+            SparseAutoencoderError: The start's hook point has no SAE, its index is out of range,
+                its decoder is zero, or there is no such direction.
+            ConfigError: k or a threshold is out of range.
+        """
+        limits = thresholds_by_kind(thresholds)
+        if direction not in ("backward", "forward", "both"):
+            raise SparseAutoencoderError(
+                f"direction is {direction!r}; it must be backward, forward or both."
+            )
+        require("k", k, at_least=1)
+        self.check_start(start)
+        edges: dict[tuple[Feature, Feature], Edge] = {}
+        groups: dict[Feature, str] = {}
+        zero_norm: dict[HookPoint, int] = {}
+        for backward in (True, False):
+            if direction not in ("both", "backward" if backward else "forward"):
+                continue
+            frontier = seen = {start}
+            while frontier:
+                found = self._step(frontier, backward, limits, k, zero_norm)
+                if backward:
+                    groups.update(self._groups_of(frontier, found))
+                edges.update({(edge.source, edge.target): edge for edge in found})
+                frontier = {edge.source if backward else edge.target for edge in found} - seen
+                seen = seen | frontier
+        return FlowGraph(start, tuple(sorted(edges.values())), groups, limits, zero_norm)
+
+    def _step(
+        self,
+        frontier: set[Feature],
+        backward: bool,
+        limits: Mapping[HookKind, float],
+        k: int,
+        zero_norm: dict[HookPoint, int],
+    ) -> list[Edge]:
+        """Return the edges from the frontier to the hook points before or after it."""
+        edges = []
+        for at in sorted({feature.hook_point for feature in frontier}):
+            indices = sorted(feature.index for feature in frontier if feature.hook_point == at)
+            decoder = self._decoders[at][indices]
+            for other in self.predecessors(at) if backward else self.successors(at):
+                matches = match_features(decoder, self._decoders[other], k)
+                zero_norm[other] = matches.n_zero_sources
+                limit = limits[(other if backward else at).kind]
+                rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
+                for row, index, cosine in zip(
+                    rows.tolist(),
+                    matches.indices[rows, ranks].tolist(),
+                    matches.cosines[rows, ranks].tolist(),
+                    strict=True,
+                ):
+                    here, there = Feature(at, indices[row]), Feature(other, index)
+                    source, target = (there, here) if backward else (here, there)
+                    edges.append(Edge(source, target, cosine))
+        return edges
+
+    def _groups_of(self, frontier: set[Feature], edges: list[Edge]) -> dict[Feature, str]:
+        """Return the group of each feature of the frontier that can have predecessors."""
+        codes = {feature: 0 for feature in frontier if self.predecessors(feature.hook_point)}
+        for edge in edges:
+            codes[edge.target] |= 1 << KINDS.index(edge.source.hook_point.kind)
+        return {feature: GROUPS[code] for feature, code in codes.items()}
+
+    def check_start(self, start: Feature) -> None:
+        """Refuse a feature that cannot be followed."""
+        decoder = self.decoder(start.hook_point)
+        check_index(start.index, len(decoder), start.hook_point)
+        if not decoder[start.index].any():
+            raise SparseAutoencoderError(
+                f"feature {start.index} of the SAE at {start.hook_point} cannot be followed: its "
+                "decoder row is zero, so that it has no direction."
+            )
+
+
+def thresholds_by_kind(thresholds: Mapping[HookKind, float] | float) -> dict[HookKind, float]:
+    """Return the minimum cosine of an edge for every kind of hook point of its source.
+
+    `thresholds` is one number for all, or has some by kind; the others have `DEFAULT_THRESHOLD`.
+    """
+    if not isinstance(thresholds, Mapping):
+        thresholds = dict.fromkeys(KINDS, float(thresholds))
+    unknown = set(thresholds) - set(KINDS)
+    if unknown:
+        raise ConfigError(
+            f"model.thresholds has {sorted(unknown)[0]!r}, which is no kind of hook point; the "
+            f"kinds are {', '.join(KINDS)}."
+        )
+    by_kind = {kind: float(thresholds.get(kind, DEFAULT_THRESHOLD)) for kind in KINDS}
+    for kind, value in by_kind.items():
+        require(f"model.thresholds of {kind}", value, at_least=-1, at_most=1)
+    return by_kind

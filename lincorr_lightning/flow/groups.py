@@ -52,13 +52,6 @@ class FeatureGroups:
         hook_point: Hook point of the features.
         matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
 
-    Attributes:
-        sources: Predecessors by kind.
-        predecessors: Matched predecessor of each feature by kind, ``(n_features,)``; -1 is none.
-        cosines: Cosine of that predecessor by kind, ``(n_features,)``; NaN if there is none.
-        counts: Number of activations of each feature in each group, ``(n_features, 8)``, int64, in
-            the order of `GROUPS`.
-
     Example:
         >>> from lincorr_lightning.flow.matching import match_features
         >>> here, mlp = HookPoint(0, "residual"), HookPoint(0, "mlp_out")
@@ -70,12 +63,15 @@ class FeatureGroups:
 
     def __init__(self, hook_point: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:
         self.hook_point = hook_point
+        # By kind: the hook point, and each feature's best match there with its cosine; -1 and NaN
+        # stand for none.
+        self.sources = {source.kind: source for source in matches}
         self.predecessors = {source.kind: found.indices[:, 0] for source, found in matches.items()}
         self.cosines = {source.kind: found.cosines[:, 0] for source, found in matches.items()}
-        self.sources = {source.kind: source for source in matches}
         first = next(iter(matches.values()))
         self._zero_norm = {hook_point.id: first.n_zero_targets}
         self._zero_norm |= {source.id: found.n_zero_sources for source, found in matches.items()}
+        # Activations of each feature in each group, in the order of `GROUPS`.
         shape = (len(first.indices), len(GROUPS))
         self.counts = torch.zeros(shape, dtype=torch.int64, device=first.indices.device)
 
@@ -92,7 +88,7 @@ class FeatureGroups:
                 n_features)`` each.
 
         Returns:
-            Codes of `GROUPS`, ``(n_tokens, n_features)``, int64.
+            Codes of `GROUPS`, same shape, int64.
         """
         codes = torch.zeros_like(features[self.hook_point], dtype=torch.int64)
         for kind, source in self.sources.items():
@@ -119,9 +115,7 @@ class FeatureGroups:
     def auroc(self, kind: HookKind) -> float:
         """Return how well the cosine predicts that the predecessor is active with the feature.
 
-        Returns:
-            Area under the ROC curve over all activations; NaN if the predecessor of this kind is
-            always or never active.
+        It is over all activations; NaN if the predecessor of this kind is always or never active.
         """
         bit = 1 << KINDS.index(kind)
         together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
@@ -130,10 +124,7 @@ class FeatureGroups:
     def histogram(self, kind: HookKind, n_bins: int = 20) -> Tensor:
         """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
 
-        Bins have equal width from 0 to 1; cosines below 0 are in the first.
-
-        Returns:
-            ``(8, n_bins)``, int64.
+        They are ``(8, n_bins)``: bins of equal width from 0 to 1; cosines below 0 are in the first.
         """
         cosines = self.cosines[kind]
         known = ~cosines.isnan()

@@ -48,10 +48,6 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
         sources: Decoder to search, ``(n_sources, width)``.
         k: Number of sources per target; 1 and 5 in the paper.
 
-    Raises:
-        ValueError: The widths differ.
-        ConfigError: k is below 1.
-
     Example:
         >>> matches = match_features(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1], [3, 3]]))
         >>> matches.indices.tolist(), matches.cosines.round(decimals=3).tolist()
@@ -66,32 +62,29 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
     n_targets, n_sources = len(targets), len(sources)
     targets, sources = targets.float(), sources.float()
     target_norm, source_norm = targets.norm(dim=1), sources.norm(dim=1)
-    # The decoder is copied only if some of its rows are zero.
-    present = source_norm > 0
-    n_zero_sources = n_sources - int(present.sum())
-    kept = present.nonzero().squeeze(1) if n_zero_sources else None
-    if kept is not None:
-        sources, source_norm = sources[kept], source_norm[kept]
-    n_kept = min(k, len(sources))
+    is_zero = source_norm == 0
+    n_zero_sources = int(is_zero.sum())
+    inverse = torch.where(is_zero, 0.0, 1 / source_norm)
+    n_best = min(k, n_sources)
 
     indices = targets.new_full((n_targets, k), -1, dtype=torch.int64)
     cosines = targets.new_full((n_targets, k), torch.nan, dtype=torch.float32)
-    rows = max(1, min(n_targets, _TILE_SIZE // max(1, len(sources))))
-    tile = sources.new_empty(rows, len(sources))
-    inverse = 1 / source_norm
-    for start in range(0, n_targets if n_kept else 0, rows):
+    rows = max(1, min(n_targets, _TILE_SIZE // max(1, n_sources)))
+    tile = sources.new_empty(rows, n_sources)
+    for start in range(0, n_targets if n_best else 0, rows):
         stop = min(start + rows, n_targets)
         norm = target_norm[start:stop, None]
         product = torch.mm(targets[start:stop], sources.T, out=tile[: stop - start])
         product.mul_(inverse)
+        if n_zero_sources:
+            product[:, is_zero] = -torch.inf
         # `max` is several times as fast as `topk` for k = 1.
-        values, best = product.max(1, keepdim=True) if n_kept == 1 else product.topk(n_kept, dim=1)
+        values, best = product.max(1, keepdim=True) if n_best == 1 else product.topk(n_best, dim=1)
+        known = (norm > 0) & values.isfinite()
         # The target's norm does not change the order: only the kept cosines are divided by it.
-        cosines[start:stop, :n_kept] = torch.where(norm > 0, values / norm, torch.nan)
-        indices[start:stop, :n_kept] = torch.where(
-            norm > 0, best if kept is None else kept[best], -1
-        )
-    n_zero_targets = n_targets - int((target_norm > 0).sum())
+        cosines[start:stop, :n_best] = torch.where(known, values / norm, torch.nan)
+        indices[start:stop, :n_best] = torch.where(known, best, -1)
+    n_zero_targets = int((target_norm == 0).sum())
     return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, n_zero_sources)
 
 

@@ -9,17 +9,15 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from lincorr_lightning.data.texts import TokenRows, TokenStep
+from lincorr_lightning.data.texts import TextBlocks, TokenRows
 from lincorr_lightning.errors import (
     ConfigError,
     DomainError,
     SparseAutoencoderError,
     require,
 )
-from lincorr_lightning.flow.activity import FeatureActivity, name_features
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
-from lincorr_lightning.flow.graph import FlowGraph
-from lincorr_lightning.flow.matcher import DecoderMatcher, thresholds_by_kind
+from lincorr_lightning.flow.graph import DecoderMatcher, FlowGraph, thresholds_by_kind
 from lincorr_lightning.flow.relation_flow import RelationFlow, measure_relation
 from lincorr_lightning.flow.results import (
     DrawnFlow,
@@ -28,7 +26,7 @@ from lincorr_lightning.flow.results import (
     write_graphs,
 )
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
-from lincorr_lightning.flow.text_statistics import TextStatistics
+from lincorr_lightning.flow.text_statistics import FeatureActivity, TextStatistics, name_features
 from lincorr_lightning.flow.transitions import measure_transitions
 from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -37,12 +35,13 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
 from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.forwards import rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
-from lincorr_lightning.sae.training import SAETraining
+from lincorr_lightning.sae.training import train_saes
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class FeatureFlow(FrozenLMModule):
     and Steering in Language Models", Laptev et al., 2025, arXiv 2502.03032.)
 
     It is run by ``lincorr test`` in one process. Its batches are `TokenRows`. Without SAEs, a
-    DataLoader of `TokenStep` comes first, on which small ones are trained.
+    batch of `TextBlocks` comes first, on which small ones are trained.
 
     Args:
         lm: The LM.
@@ -214,54 +213,24 @@ class FeatureFlow(FrozenLMModule):
     # -- reading ---------------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
-        """Match the features of the given SAEs."""
+        """Start without texts."""
         self._rows: list[list[int]] = []
         self._n_skipped = 0
-        self._training: SAETraining | None = None
         self._statistics: TextStatistics | None = None
-        if self.saes:
-            self._start_reading()
-
-    def _start_reading(self) -> TextStatistics:
-        self._matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
-        self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
-        return self._statistics
-
-    def _train(self, batch: TokenStep, n_steps: float) -> None:
-        # Lightning tests in inference mode, whose tensors cannot be trained.
-        with torch.inference_mode(False):
-            if self._training is None:
-                self._training = SAETraining(self.lm, self.sae, self.hparams["seed"], n_steps)
-            self._training.step(batch)
-
-    def _finish_training(self) -> TextStatistics:
-        if self._training is None:
-            raise ConfigError(
-                "model.saes is null, so that SAEs are trained first, but the data has no batches "
-                "of TokenStep for that. Pass --data TextsDataModule, or SAEs as model.saes."
-            )
-        with torch.inference_mode(False):
-            saes = self._training.finish()
-            self._add(saes)
-        self._training = None
-        self._check_saes()
-        if not is_dry_run(self.trainer):
-            save_saes(saes, run_folder(self.trainer))
-        return self._start_reading()
 
     @torch.no_grad()
     def test_step(
-        self, batch: TokenStep | TokenRows, batch_idx: int, dataloader_idx: int = 0
+        self, batch: TextBlocks | TokenRows, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Train SAEs if none are given, or count the groups and the activity of features.
 
         Raises:
             ConfigError: The batch is of another type, or there is nothing to train SAEs on.
         """
-        del batch_idx
-        if isinstance(batch, TokenStep):
-            if self._statistics is None:
-                self._train(batch, self.trainer.num_test_batches[dataloader_idx])
+        del batch_idx, dataloader_idx
+        if isinstance(batch, TextBlocks):
+            if not self.saes:
+                self._train(batch)
             return
         if not isinstance(batch, TokenRows):
             raise ConfigError(
@@ -269,15 +238,29 @@ class FeatureFlow(FrozenLMModule):
                 f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that "
                 "yields these."
             )
-        statistics = self._statistics or self._finish_training()
-        pairs = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
-        rows = [ids[mask].tolist() for ids, mask in pairs]
+        if not self.saes:
+            raise ConfigError(
+                "model.saes is null, so that SAEs are trained first, but the data has no batch of "
+                "TextBlocks for that. Pass --data TextsDataModule, or SAEs as model.saes."
+            )
+        if self._statistics is None:
+            self._matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
+            self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
+        rows = rows_of(batch)
         self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
-        statistics.update(rows, self._n_skipped)
+        self._statistics.update(rows, self._n_skipped)
         # Later measurements read some of the texts again.
         n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
         if len(self._rows) < n_kept:
             self._rows += rows
+
+    def _train(self, steps: TextBlocks) -> None:
+        dry_run = is_dry_run(self.trainer)
+        saes = train_saes(self.lm, [steps[0]] if dry_run else steps, self.sae, self.hparams["seed"])
+        self._add(saes)
+        self._check_saes()
+        if not dry_run:
+            save_saes(saes, run_folder(self.trainer))
 
     # -- measuring -------------------------------------------------------------------------------
 

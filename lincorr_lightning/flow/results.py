@@ -152,10 +152,7 @@ def _relation_values(found: RelationFlow) -> dict[str, Any]:
 
 
 def _cut_rows(found: RelationFlow) -> list[dict[str, Any]]:
-    return [
-        {"cut": cut.cut, "control": cut.control, "n_features": cut.n_features} | asdict(cut.scores)
-        for cut in found.cuts
-    ]
+    return [asdict(cut) for cut in found.cuts]
 
 
 def _share(values: Iterable[bool]) -> float | None:
@@ -180,10 +177,10 @@ def _scalars(
             scalars[f"steering/{strategy}/{name}"] = best[name]
     for cut in found.relation.cuts if found.relation is not None else ():
         name = cut.cut + ("_control" if cut.control else "")
-        scalars[f"relation/r/{name}"] = cut.scores.fixed
-        scalars[f"relation/r_target_only/{name}"] = cut.scores.target_only
-        scalars[f"relation/r_refitted/{name}"] = cut.scores.refitted
-        scalars[f"relation/recall/{name}"] = cut.scores.recall
+        scalars[f"relation/r/{name}"] = cut.fixed
+        scalars[f"relation/r_target_only/{name}"] = cut.target_only
+        scalars[f"relation/r_refitted/{name}"] = cut.refitted
+        scalars[f"relation/recall/{name}"] = cut.recall
     return {key: value for key, value in scalars.items() if value is not None}
 
 

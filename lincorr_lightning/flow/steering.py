@@ -18,18 +18,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.flow.activity import FeatureActivity
 from lincorr_lightning.flow.graph import FlowGraph
+from lincorr_lightning.flow.text_statistics import FeatureActivity
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import Forward, Interventions, run_with_hooks
+from lincorr_lightning.sae.forwards import Forward, Interventions, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.interventions import add_features
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-
-Rows = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,6 @@ def steering_weights(
     ``single`` uses the start alone. With the others every feature takes part: ``constant`` with
     equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
     ``exponential`` with a factor of `decay` per step.
-
-    Raises:
-        ConfigError: There is no such strategy.
     """
     if strategy not in STRATEGIES:
         raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.matching import match_features
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -50,17 +50,8 @@ def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
     """Return T, which maps the features of one SAE to those of a later one.
 
     ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: 1 where the source is among the k most
-    similar to the target, else 0.
-
-    Args:
-        indices: Sources of each target, ``(n_targets, k)``; -1 is none.
-        n_sources: Number of features of the source.
-
-    Returns:
-        ``(n_sources, n_targets)``, sparse, float32.
-
-    Raises:
-        ValueError: An index is not below `n_sources`.
+    similar to the target, else 0. It is sparse, ``(n_sources, n_targets)``; `indices` are the
+    sources of each target, ``(n_targets, k)``, and -1 is none.
 
     Example:
         >>> transition_matrix(torch.tensor([[1, 0], [1, -1]]), 2).to_dense().tolist()
@@ -112,7 +103,7 @@ def measure_transitions(
     `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
     result per pair of hook points, kind of weights and k of `TRANSITION_K`.
     """
-    found = []
+    transitions = []
     for target in matcher.hook_points:
         to = saes[target]
         x = sample[target].to(to.decoder.device)
@@ -121,16 +112,15 @@ def measure_transitions(
             features = of.encode(sample[source].to(of.decoder.device))
             own = number(explained_variance(x, to(x)))
             for compared in ("decoder", "encoder"):
-                matches = match_features(
-                    getattr(to, compared), getattr(of, compared), max(TRANSITION_K)
-                )
+                weights = getattr(to, compared), getattr(of, compared)
+                indices = match_features(*weights, max(TRANSITION_K)).indices
                 for k in TRANSITION_K:
-                    transition = transition_matrix(matches.indices[:, :k], of.n_features)
+                    transition = transition_matrix(indices[:, :k], of.n_features)
                     carried = to.decode(carry_features(features, transition))
                     explained = number(explained_variance(x, carried))
-                    found.append(
+                    transitions.append(
                         Transition(
                             str(source), str(target), source.kind, compared, k, explained, own
                         )
                     )
-    return found
+    return transitions

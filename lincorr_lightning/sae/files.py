@@ -17,12 +17,13 @@ from torch import Tensor
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import read_json
 
-WAY_OUT = "Copy or download the SAE again, or pass another folder."
+_WAY_OUT = "Copy or download the SAE again, or pass another folder."
+_MAX_COMPRESSION = 1032  # of zip's deflate
 
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:
     """Raise the error of a file that cannot be read."""
-    raise SparseAutoencoderError(f"cannot read {path}: {reason}. {WAY_OUT}")
+    raise SparseAutoencoderError(f"cannot read {path}: {reason}. {_WAY_OUT}")
 
 
 def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
@@ -31,35 +32,19 @@ def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        SparseAutoencoderError: The file is missing or damaged, or holds no object.
-    """
-    return read_json(path, SparseAutoencoderError, WAY_OUT)
+    """Read a JSON object."""
+    return read_json(path, SparseAutoencoderError, _WAY_OUT)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
-
-    Raises:
-        SparseAutoencoderError: The file is missing or damaged.
-    """
+    """Read a ``.safetensors`` or ``.npz`` file of numbers; nothing is unpickled."""
     if not path.is_file():
         fail_to_read(path, "there is no such file")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        fail_to_read(path, f"it is damaged or cut short ({error})")
-
-
-def read_npz(path: Path) -> dict[str, Tensor]:
-    """Read an ``.npz`` file of numbers; nothing is unpickled.
-
-    Raises:
-        SparseAutoencoderError: The file is missing or damaged, has pickled objects, or declares an
-            array larger than a file of its size can have.
-    """
+    if path.suffix != ".npz":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            fail_to_read(path, f"it is damaged or cut short ({error})")
     try:
         with ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -68,9 +53,6 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError, MemoryError) as error:
         fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
-
-
-_MAX_COMPRESSION = 1032  # of zip's deflate
 
 
 def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
@@ -82,23 +64,3 @@ def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
     n_bytes = math.prod(shape) * dtype.itemsize
     if n_bytes > min(entry.file_size, _MAX_COMPRESSION * file_size):
         raise ValueError(f"{entry.filename} claims the shape {shape}, for which it is too short")
-
-
-class TensorReader:
-    """Look up the tensors of a file by name, in float32."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._path, self._tensors = path, tensors
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def __call__(self, name: str) -> Tensor:
-        """Return a tensor in float32.
-
-        Raises:
-            SparseAutoencoderError: The file lacks it.
-        """
-        if name not in self._tensors:
-            fail_to_read(self._path, f"it lacks {name} (it has {', '.join(self._tensors)})")
-        return self._tensors[name].float()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lincorr_lightning.data.texts import TokenRows
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
@@ -18,6 +19,7 @@ from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_
 from lincorr_lightning.sae.interventions import Intervention
 
 Interventions = Mapping[HookPoint, Intervention]
+Rows = Sequence[Sequence[int]]
 
 
 class Forward(NamedTuple):
@@ -47,22 +49,15 @@ class Forward(NamedTuple):
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
     def at_positions(self, hook_point: HookPoint, positions: Tensor) -> Tensor:
-        """Return the activations at one position of each text, ``(n_cases, width)``.
-
-        Args:
-            hook_point: A captured hook point.
-            positions: Position in each text, ``(n_cases,)``.
-        """
+        """Return the activations at one position of each text, ``(n_cases, width)``."""
         x = self.at[hook_point]
         rows = torch.arange(len(x), device=x.device)
         return x[rows, positions.to(x.device)]
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """Return the LM's loss of the next token at each position.
+        """Return the cross-entropy of the next token, and whether there is one.
 
-        Returns:
-            Cross-entropies, ``(n_cases, longest - 1)``, float64, 0 where there is no next token;
-            and whether there is a next token, bool, same shape.
+        Both are ``(n_cases, longest - 1)``; the losses are float64, and 0 where there is none.
         """
         has_next = self.mask[:, 1:]
         logits = self.logits[:, :-1]
@@ -72,16 +67,22 @@ class Forward(NamedTuple):
         return loss.double().reshape(has_next.shape) * has_next, has_next
 
 
-@torch.no_grad()
+def rows_of(texts: TokenRows) -> list[list[int]]:
+    """Return the token ids of each text."""
+    pairs = zip(texts.input_ids.cpu(), texts.attention_mask.cpu().bool(), strict=True)
+    return [ids[mask].tolist() for ids, mask in pairs]
+
+
 def run_with_hooks(
     lm: LanguageModel,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     callback: Callable[[Forward], None],
     *,
     hook_points: Sequence[HookPoint] = (),
     interventions: Interventions | Callable[[list[int]], Interventions] | None = None,
     logits: bool = True,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    batches: MicroBatches | None = None,
 ) -> None:
     """Run the LM over texts, in batches of similar length that fit the memory.
 
@@ -98,11 +99,10 @@ def run_with_hooks(
             point only.
         context: Function from the indices of a forward pass's texts to a context to run it in, as
             for `LanguageModel.logits_of_rows`.
+        batches: Batches that keep the size that fits the memory from one call to the next.
     """
-    device = lm.model.device.type
 
-    def run(cases: list[int]) -> None:
-        ids, mask = lm.pad([rows[case] for case in cases])
+    def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
         changes = interventions(cases) if callable(interventions) else (interventions or {})
         with ExitStack() as stack:
             stack.enter_context(context(cases) if context is not None else nullcontext())
@@ -117,39 +117,58 @@ def run_with_hooks(
                 output = torch.empty(0, device=ids.device)
         callback(Forward(cases, ids, mask.bool(), at, output))
 
-    with evaluating(lm.model), torch.autocast(device, enabled=False):
-        batches = MicroBatches(lm.config.tokens_per_forward)
-        batches.run([len(row) for row in rows], device, run)
+    _run_batches(lm, rows, run, batches)
 
 
-@torch.no_grad()
 def run_layer(
     lm: LanguageModel,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     layer: int,
     callback: Callable[[list[int], Callable[[Intervention | None], Tensor]], None],
 ) -> None:
     """Run the LM over texts up to a layer, which `callback` can then run as often as it wants.
 
-    Args:
-        lm: The LM, loaded.
-        rows: Token ids of each text, as `LanguageModel.rows` returns them.
-        layer: Index of the layer, from 0.
-        callback: Function called with the indices of the texts of each forward pass and the
-            function that `stop_before` returns; texts are padded on the right.
+    `callback` takes the indices of the texts of each forward pass, and the function that
+    `stop_before` returns; texts are padded on the right.
     """
+
+    def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
+        inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        callback(cases, stop_before(lm.model, layer, lambda: lm.model.base_model(**inputs)))
+
+    _run_batches(lm, rows, run)
+
+
+@torch.no_grad()
+def _run_batches(
+    lm: LanguageModel,
+    rows: Rows,
+    run: Callable[[list[int], Tensor, Tensor], None],
+    batches: MicroBatches | None = None,
+) -> None:
     device = lm.model.device.type
-
-    def run(cases: list[int]) -> None:
-        ids, mask = lm.pad([rows[case] for case in cases])
-        callback(
-            cases,
-            stop_before(
-                lm.model, layer,
-                lambda: lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False),
-            ),
-        )  # fmt: skip
-
+    batches = batches or MicroBatches(lm.config.tokens_per_forward)
     with evaluating(lm.model), torch.autocast(device, enabled=False):
-        batches = MicroBatches(lm.config.tokens_per_forward)
-        batches.run([len(row) for row in rows], device, run)
+        batches.run(
+            [len(row) for row in rows],
+            device,
+            lambda cases: run(cases, *lm.pad([rows[case] for case in cases])),
+        )
+
+
+def last_activations(
+    lm: LanguageModel,
+    rows: Rows,
+    hook_points: Sequence[HookPoint],
+    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+) -> dict[HookPoint, Tensor]:
+    """Return the activations at each text's last position, ``(n_texts, width)`` on the CPU."""
+    found: dict[HookPoint, Tensor] = {}
+
+    def record(forward: Forward) -> None:
+        for at in hook_points:
+            x = forward.at_positions(at, forward.last).cpu()
+            found.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+
+    run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False, context=context)
+    return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from lincorr_lightning.errors import SparseAutoencoderError
 
 HookKind = Literal["residual", "mlp_out", "attention_out"]
 KINDS: tuple[HookKind, ...] = get_args(HookKind)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -73,14 +75,20 @@ class Feature:
 
 
 def check_index(index: int, n_features: int, hook_point: HookPoint) -> int:
-    """Return the index of a feature if the SAE has that feature.
-
-    Raises:
-        SparseAutoencoderError: The index is out of range.
-    """
+    """Return the index of a feature if the SAE has that feature."""
     if not 0 <= index < n_features:
         raise SparseAutoencoderError(
             f"the SAE at {hook_point} has no feature {index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."
         )
     return index
+
+
+def at_hook_point(parts: Mapping[HookPoint, T], hook_point: HookPoint) -> T:
+    """Return what belongs to a hook point, such as its SAE."""
+    if hook_point not in parts:
+        raise SparseAutoencoderError(
+            f"there is no SAE for the {hook_point}; there are for {', '.join(map(str, parts))}. "
+            "Load one, or take one of these hook points."
+        )
+    return parts[hook_point]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint, at_hook_point
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 Intervention = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ def add_features(
     """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
-        sae = sae_at(saes, feature.hook_point)
+        sae = at_hook_point(saes, feature.hook_point)
         row = sae.decoder.detach()[sae.check_feature(feature.index)] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 
@@ -102,27 +102,8 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
     return drawn
 
 
-def sae_at(saes: Mapping[HookPoint, SparseAutoencoder], hook_point: HookPoint) -> SparseAutoencoder:
-    """Return the SAE of a hook point.
-
-    Raises:
-        SparseAutoencoderError: There is none; the message lists the hook points that have one.
-    """
-    if hook_point not in saes:
-        raise SparseAutoencoderError(
-            f"there is no SAE for the {hook_point}; there are for {', '.join(map(str, saes))}. "
-            "Load one, or take one of these hook points."
-        )
-    return saes[hook_point]
-
-
 def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
-    """Return the feature of an id.
-
-    Raises:
-        SparseAutoencoderError: The text is no such id, the hook point has no SAE, or the SAE lacks
-            the feature.
-    """
+    """Return the feature of an id, if there is an SAE that has it."""
     name, _, index = text.strip().rpartition(".")
     hook_point = HookPoint.named(name)
     if hook_point is None or not index.isdecimal():
@@ -130,4 +111,4 @@ def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Fea
             f"{text!r} names no feature: write its kind of hook point ({', '.join(KINDS)}), layer "
             "and index, such as residual.1.37."
         )
-    return Feature(hook_point, sae_at(saes, hook_point).check_feature(int(index)))
+    return Feature(hook_point, at_hook_point(saes, hook_point).check_feature(int(index)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
@@ -27,13 +26,20 @@ from lincorr_lightning.sae.results import STUDY, sae_results
 from lincorr_lightning.sae.scoring import (
     SCORES,
     SAEScore,
-    read_activations,
     score_hook_points,
     score_texts,
 )
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
-from lincorr_lightning.sae.training import DECAY, LEARNING_RATE, WARMUP, learning_rate_factor
+from lincorr_lightning.sae.training import (
+    DECAY,
+    LEARNING_RATE,
+    WARMUP,
+    BlockActivations,
+    learning_rate_factor,
+)
+
+B = TypeVar("B")
 
 
 class SparseAutoencoders(FrozenLMModule):
@@ -110,9 +116,7 @@ class SparseAutoencoders(FrozenLMModule):
         self._found: Reconstruction | None = None
         self._quality: ReconstructionQuality | None = None
         self._scored: dict[HookPoint, SparseAutoencoder] = {}
-        self._block: int | None = None
-        self._activations: Tensor | None = None
-        self._batches = MicroBatches(self.lm.config.tokens_per_forward)
+        self._reader: BlockActivations | None = None
         self._started = 0.0
 
     # -- setup -----------------------------------------------------------------------------------
@@ -196,33 +200,21 @@ class SparseAutoencoders(FrozenLMModule):
         )
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.hparams["learning_rate"] * factor
-        texts, block = _texts_of(batch)
-        if block is None or block != self._block:
-            self._activations = None  # frees the last block's memory first
-            self._activations = read_activations(
-                self.lm.model, self._saes.hook_points, texts, self._batches, self.device
-            )
-            self._block = block
+        if self._reader is None:
+            self._reader = BlockActivations(self.lm, self._saes.hook_points)
+        self._activations = self._reader.read(_checked(batch))
         if self.trainer.global_step == 0 and batch_idx == 0:
-            self._fit_input()
-
-    def _fit_input(self) -> None:
-        """Set input scale and decoder bias from the first block of rank 0."""
-        saes = self._saes
-        assert self._activations is not None
-        saes.fit_input(self._activations)
-        for tensor in (saes.input_scale, saes.decoder_bias):
-            tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
+            # From the first block of rank 0.
+            saes = self._saes
+            saes.fit_input(self._reader.block)
+            for tensor in (saes.input_scale, saes.decoder_bias):
+                tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
     def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
         """Return the loss of all SAEs on one step's tokens."""
-        del batch_idx
-        assert self._activations is not None
-        activations = self._activations
-        if isinstance(batch, TokenStep):
-            activations = activations[:, batch.positions]
-        self.n_tokens += activations.shape[1]
-        losses: StepLosses = self._saes(activations)
+        del batch, batch_idx
+        self.n_tokens += self._activations.shape[1]
+        losses: StepLosses = self._saes(self._activations)
         active, least = losses.active, losses.least
         if self.trainer.world_size > 1:
             # All ranks keep the same counts, whichever rank saw a feature.
@@ -300,9 +292,9 @@ class SparseAutoencoders(FrozenLMModule):
         """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
         assert self._quality is not None
-        texts, _ = _texts_of(batch)
-        losses, n_targets = score_texts(self.lm.model, self._scored, texts, self._quality.update)
-        if bool(texts.counted.any()):
+        update = self._quality.update
+        losses, n_targets = score_texts(self.lm.model, self._scored, _checked(batch), update)
+        if bool(batch.counted.any()):
             self._quality.add_losses(losses, n_targets)
 
     def on_validation_epoch_end(self) -> None:
@@ -386,12 +378,10 @@ class SparseAutoencoders(FrozenLMModule):
             self._found = Reconstruction(**stored["found"])
 
 
-def _texts_of(batch: object) -> tuple[TokenRows, int | None]:
-    """Return the texts of a batch, and the number of their block if there is one."""
-    if isinstance(batch, TokenStep):
-        return batch.texts, batch.block
-    if isinstance(batch, TokenRows):
-        return batch, None
+def _checked(batch: B) -> B:
+    """Return a batch of texts or of a training step."""
+    if isinstance(batch, (TokenRows, TokenStep)):
+        return batch
     raise ConfigError(
         "SparseAutoencoders takes batches of TokenStep or TokenRows (lincorr_lightning.data.texts)"
         f", not {type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that yields "

@@ -1,4 +1,4 @@
-"""Read activations for training, and score SAEs by the LM's loss with their reconstructions."""
+"""Score SAEs by the LM's loss with their reconstructions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.data.texts import TokenRows
-from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.hook_points import HookKind, HookPoint
-from lincorr_lightning.sae.hooks import captured, edited, stopping_after, width_of
+from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -27,48 +26,13 @@ SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
 DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
 """Edges of half decades of the share of tokens at which a feature is active, as logarithms."""
 
-Update = Callable[[int, Tensor, Tensor, Tensor], None]
-
-
-@torch.no_grad()
-def read_activations(
-    model: PreTrainedModel,
-    hook_points: Sequence[HookPoint],
-    texts: TokenRows,
-    batches: MicroBatches,
-    device: torch.device,
-) -> Tensor:
-    """Return the activations of all counted tokens in their order and the LM's precision.
-
-    Their shape is ``(n_hook_points, n_counted, width)``.
-    """
-    mask = texts.attention_mask.bool()
-    lengths = mask.sum(1).tolist()
-    slots = texts.counted.flatten().cumsum(0).view_as(texts.counted) - 1
-    n = int(texts.counted.sum())
-    out = torch.empty(len(hook_points), n, width_of(model), dtype=model.dtype, device=device)
-
-    def read(batch: list[int]) -> None:
-        longest = max(lengths[i] for i in batch)
-        ids, attention, counted, slot = (
-            tensor[batch, :longest].to(device)
-            for tensor in (texts.input_ids, mask, texts.counted, slots)
-        )
-        with captured(model, hook_points) as found, stopping_after(model, hook_points):
-            model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)
-        for i, hook_point in enumerate(hook_points):
-            out[i, slot[counted]] = found[hook_point][counted].to(out)
-
-    batches.run(lengths, device.type, read)
-    return out
-
 
 @torch.no_grad()
 def score_texts(
     model: PreTrainedModel,
     saes: Mapping[HookPoint, SparseAutoencoder],
     texts: TokenRows,
-    update: Update,
+    update: Callable[[int, Tensor, Tensor, Tensor], None],
 ) -> tuple[Tensor, int]:
     """Run one batch of texts unchanged, and twice for each SAE.
 

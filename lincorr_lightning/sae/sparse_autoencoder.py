@@ -22,8 +22,6 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 FORMAT = "lincorr sparse autoencoder"
 FORMAT_VERSION = 2
-# Key of the hook point in config.json, by version of the format.
-_HOOK_POINT_KEYS = {1: "place", 2: "hook_point"}
 CONFIG_FILE = "config.json"
 TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
@@ -326,17 +324,16 @@ class SparseAutoencoder(nn.Module):
         """
         folder = Path(folder)
         config = read_config(folder / CONFIG_FILE)
-        version = config.get("format_version")
-        if config.get("format") != FORMAT or version not in tuple(_HOOK_POINT_KEYS):
+        written = config.get("format"), config.get("format_version")
+        if written != (FORMAT, FORMAT_VERSION):
             fail_to_read(
                 folder / CONFIG_FILE,
-                f"its format is {config.get('format')!r} of version {version}, and this version of "
-                f"lincorr-lightning ({__version__}) reads {FORMAT!r} up to version "
-                f"{FORMAT_VERSION}",
+                f"its format is {written[0]!r} of version {written[1]}, and this version of "
+                f"lincorr-lightning ({__version__}) reads {FORMAT!r} of version {FORMAT_VERSION}",
             )
         tensors = read_tensors(folder / TENSORS_FILE)
         try:
-            hook_point = HookPoint(**config[_HOOK_POINT_KEYS[version]])
+            hook_point = HookPoint(**config["hook_point"])
             parts: dict[str, Any] = {**tensors, **{name: config[name] for name in _SETTINGS}}
             return cls(hook_point=hook_point, **parts).eval()
         except KeyError as error:

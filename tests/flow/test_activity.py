@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.flow.activity import FeatureActivity
+from lincorr_lightning.flow.text_statistics import FeatureActivity
 
 
 def test_activity_is_counted_as_by_loops() -> None:

@@ -13,10 +13,9 @@ from lincorr_lightning.flow.answer_features import (
     answer_members,
     compare_answers,
     find_answer_features,
-    last_activations,
 )
-from lincorr_lightning.flow.matcher import DecoderMatcher
-from lincorr_lightning.flow.relation_ablation import (
+from lincorr_lightning.flow.graph import DecoderMatcher
+from lincorr_lightning.flow.relation_flow import (
     RelationLogits,
     ablation,
     control_features,
@@ -25,6 +24,7 @@ from lincorr_lightning.flow.relation_ablation import (
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import last_activations
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from tests.toys import toy_sae
 
@@ -143,12 +143,12 @@ def test_scores_are_numpys() -> None:
         *(RelationLogits(torch.from_numpy(x.s), torch.from_numpy(x.t)) for x in (before, after)),
         n_fit=fit,
     )
-    assert found.fixed == pytest.approx(r(old, after.s, after.t))
-    assert found.target_only == pytest.approx(r(old, before.s, after.t))
-    assert found.refitted == pytest.approx(r(new, after.s, after.t))
+    assert found["fixed"] == pytest.approx(r(old, after.s, after.t))
+    assert found["target_only"] == pytest.approx(r(old, before.s, after.t))
+    assert found["refitted"] == pytest.approx(r(new, after.s, after.t))
     now, answer = after.t[fit:].argmax(1), before.s[fit:].argmax(1)
-    assert found.recall == pytest.approx(right[now, answer].mean())
-    assert found.kept == pytest.approx((now == before.t[fit:].argmax(1)).mean())
+    assert found["recall"] == pytest.approx(right[now, answer].mean())
+    assert found["kept"] == pytest.approx((now == before.t[fit:].argmax(1)).mean())
 
 
 def test_logits_with_and_without_removed_features(small_lm: str) -> None:

@@ -12,8 +12,8 @@ from lincorr_lightning.flow.deactivation import (
     run_cuts,
     summarize_outcomes,
 )
+from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.groups import FeatureGroups
-from lincorr_lightning.flow.matcher import DecoderMatcher
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
@@ -173,8 +173,9 @@ def test_summary_by_group() -> None:
     after = Outcomes(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, float("nan")]))
     chosen = torch.tensor([True, True, False])
     effect = summarize_outcomes(before, after, chosen)
-    assert (effect.n, effect.success) == (2, 0.5)
-    assert effect.activation_change == pytest.approx((-1 - 0.75) / 2)
-    assert effect.loss_change == pytest.approx((6 - 4) / 4)
+    assert effect == {
+        "n": 2, "success": 0.5, "activation_change": pytest.approx((-1 - 0.75) / 2),
+        "loss_change": pytest.approx((6 - 4) / 4),
+    }  # fmt: skip
     last = summarize_outcomes(before, after, ~chosen)
-    assert (last.n, last.success, last.loss_change) == (1, 1.0, None)
+    assert (last["n"], last["success"], last["loss_change"]) == (1, 1.0, None)

@@ -10,7 +10,6 @@ from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_ablation import RelationScores
 from lincorr_lightning.flow.relation_flow import RelationCut
 from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.transitions import Transition
@@ -53,7 +52,7 @@ TRANSITIONS = [
 RELATION = SimpleNamespace(
     relation=SimpleNamespace(name="city->country"), n_fit=50, subjects=["x"] * 100,
     cuts=[
-        RelationCut(cut, control, n, RelationScores(0.9, None, -0.1, 0.7, 0.8))
+        RelationCut(cut, control, n, 0.9, None, -0.1, 0.7, 0.8)
         for cut, control, n in (("none", False, 0), ("carriers", False, 4), ("carriers", True, 4))
     ],
 )  # fmt: skip

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import LincorrError, OutputError, SparseAutoencoderError
-from lincorr_lightning.flow.graph import GROUPS, Edge, Feature
-from lincorr_lightning.flow.matcher import DecoderMatcher
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Edge, Feature
 from lincorr_lightning.flow.results import DrawnFlow, write_graphs
 from lincorr_lightning.sae.hook_points import HookPoint
 

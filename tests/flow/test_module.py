@@ -244,7 +244,7 @@ def test_saes_cannot_be_trained_without_steps(small_lm: str, texts: str, tmp_pat
         accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"model\.saes is null.* no batches of TokenStep"):
+    with pytest.raises(ConfigError, match=r"model\.saes is null.* no batch of TextBlocks"):
         trainer.test(module, data, verbose=False)
 
 

@@ -10,7 +10,6 @@ from lincorr_lightning.flow.answer_features import AnswerFeatures, AnswerPair
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, FlowGraph
 from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_ablation import RelationScores
 from lincorr_lightning.flow.relation_flow import RelationCut, RelationFlow
 from lincorr_lightning.flow.results import (
     DrawnFlow,
@@ -71,7 +70,7 @@ def _relation() -> RelationFlow:
         for side in ("source", "target")
     }
     cuts = [
-        RelationCut(cut, control, n, RelationScores(0.9, None, -0.1, 0.7, 0.8))
+        RelationCut(cut, control, n, 0.9, None, -0.1, 0.7, 0.8)
         for cut, control, n in (("none", False, 0), ("carriers", False, 1), ("carriers", True, 1))
     ]
     logits = SimpleNamespace(target=torch.tensor([[1.0, 0], [0, 1], [0, 1], [0, 1]]))

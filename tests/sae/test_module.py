@@ -20,8 +20,8 @@ from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
-from lincorr_lightning.sae.scoring import read_activations
 from lincorr_lightning.sae.stacked import SAESettings
+from lincorr_lightning.sae.training import read_activations
 from tests.launching import run_in_two
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
@@ -262,9 +262,7 @@ def test_activations_are_those_of_the_counted_tokens_in_order(make: Callable[...
     model = module.lm.load().model
     hook_points = find_hook_points(model)
     rows = module.lm.rows(LINES[:9])
-    found = read_activations(
-        model, hook_points, pad_rows(rows, 2), MicroBatches(20), torch.device("cpu")
-    )
+    found = read_activations(module.lm, hook_points, pad_rows(rows, 2), MicroBatches(20))
     expected = []
     for row in rows:
         with captured(model, hook_points) as read:

@@ -12,7 +12,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.module import SparseAutoencoders
 from lincorr_lightning.sae.stacked import SAESettings
-from lincorr_lightning.sae.training import SAETraining
+from lincorr_lightning.sae.training import train_saes
 
 
 def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
@@ -27,12 +27,9 @@ def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
     fingerprint = lm.fingerprint
     data = TextsDataModule(lm, training_tokens=192, **sizes)
     data.setup("test")
-    steps, texts = data.test_dataloader()
+    (steps,), texts = data.test_dataloader()
     assert len(steps) == 12
-    training = SAETraining(lm, settings, seed=3, n_steps=12)
-    for batch in steps:
-        training.step(batch)
-    found = training.finish()
+    found = train_saes(lm, steps, settings, seed=3)
     assert lm.fingerprint == fingerprint
     assert sum(len(batch.input_ids) for batch in texts) == 20
 
