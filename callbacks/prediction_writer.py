@@ -19,8 +19,8 @@ from lincorr_lightning.results.run_folder import run_folder
 class PredictionWriter(BasePredictionWriter):
     """Writes the predicted logits of every pair: all of them, and the highest as a table.
 
-    For any LightningModule whose ``predict_step`` returns a dict with ``inputs`` (list of
-    subjects), ``first`` (position of the first of them in the data), ``logits`` (pair ->
+    For any LightningModule whose ``predict_step`` returns a dict with ``subjects`` (list
+    of str), ``first`` (position of the first of them in the data), ``logits`` (pair ->
     ``(n_subjects, n_labels)``) and ``labels`` (pair -> list of str). ``predictions.safetensors``
     holds one tensor per pair, its rows in the order of the data; ``tables/predictions.csv`` has one
     row per subject and pair.
@@ -53,7 +53,7 @@ class PredictionWriter(BasePredictionWriter):
         del pl_module, batch_indices
         batches = [batch for part in gather(list(predictions)) for batch in part]
         # A study that writes its predictions itself returns empty ones.
-        filled = (batch for batch in batches if batch and batch["inputs"])
+        filled = (batch for batch in batches if batch and batch["subjects"])
         parts: list[dict[str, Any]] = sorted(filled, key=lambda batch: batch["first"])
         if not trainer.is_global_zero or not parts:
             return
@@ -62,7 +62,7 @@ class PredictionWriter(BasePredictionWriter):
         logits = {pair: torch.cat([part["logits"][pair] for part in parts]) for pair in pairs}
         with atomic_write(folder / "predictions.safetensors") as path:
             save_file(logits, path)
-        subjects = [subject for part in parts for subject in part["inputs"]]
+        subjects = [subject for part in parts for subject in part["subjects"]]
         columns = ["subject", "pair"]
         for rank in range(1, self.top + 1):
             columns += [f"label_{rank}", f"logit_{rank}"]

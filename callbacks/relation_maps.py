@@ -16,7 +16,7 @@ from lincorr_lightning.linear_map.fitting import (
     relation_layout,
     sample_fitted_subjects,
 )
-from lincorr_lightning.linear_map.row_reader import RowReader
+from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.query_cache import QueryCache
 

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -17,14 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.html import html_table
-from lincorr_lightning.io import (
-    atomic_folder,
-    atomic_write,
-    read_json,
-    regular_file,
-    write_json,
-)
+from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -37,8 +29,9 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
-_CHECKSUM = "sha256"  # of the safetensors file; maps of earlier versions have none
+_CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
+_WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
 class LinearMap:
@@ -84,18 +77,32 @@ class LinearMap:
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
 
-    def _repr_html_(self) -> str:
-        """Return a summary as a notebook shows it: the LM and the first pairs."""
-        n_labels = {name: str(len(texts)) for name, texts in self._labels.items()}
-        rows = []
-        for pair, ridge in self.ridge.items():
-            source, target = _ends(pair)
-            rows.append([pair, n_labels[source], n_labels[target], f"{ridge:g}"])
-        table = html_table(
-            ["pair", "source labels", "target labels", "ridge"], rows, [False, True, True, True],
-            f"{len(rows)} pairs of {len(n_labels)} kinds of knowledge",
-        )  # fmt: skip
-        return f"<p><b>LinearMap</b> fitted on {escape(self.lm)}</p>\n{table}"
+    def _check(self) -> None:
+        for name, texts in self._labels.items():
+            ids = self._token_ids.get(name, ())
+            if len(ids) != len(texts) or name not in self.templates:
+                raise LinearMapError(
+                    f"{name} has {len(texts)} labels, {len(ids)} token ids and "
+                    f"{'a' if name in self.templates else 'no'} template."
+                )
+        for pair, weight in self._weights.items():
+            sides = _sides(pair)
+            for name in sides:
+                if name not in self._labels:
+                    raise LinearMapError(f"the pair {pair} has no labels of {name}.")
+            if pair not in self._biases or pair not in self.ridge:
+                raise LinearMapError(f"the pair {pair} lacks its bias or its ridge.")
+            n_source, n_target = (len(self._labels[name]) for name in sides)
+            for key, tensor, shape in (
+                (f"{pair}/weight", weight, (n_target, n_source)),
+                (f"{pair}/bias", self._biases[pair], (n_target,)),
+            ):
+                if tuple(tensor.shape) != shape:
+                    raise LinearMapError(
+                        f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
+                    )
+                if not tensor.isfinite().all():
+                    raise LinearMapError(f"{key} holds NaN or infinite numbers.")
 
     # -- content -----------------------------------------------------------------------------
 
@@ -145,11 +152,9 @@ class LinearMap:
             raise LinearMapError(
                 f"{pair} takes source logits (n_subjects, {weight.shape[1]}), "
                 f"not {tuple(source_logits.shape)}. "
-                f"Pass the logits of token_ids({_ends(pair)[0]!r})."
+                f"Pass the logits of token_ids({_sides(pair)[0]!r})."
             )
         return source_logits.double() @ weight.T + self.bias(pair).to(source_logits.device)
-
-    # -- compatibility -----------------------------------------------------------------------
 
     def check_labels(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuse a tokenizer whose tokens of the same ids are other labels.
@@ -162,23 +167,20 @@ class LinearMap:
             LinearMapError: Labels differ; the message names the first ones, and how many there are.
         """
         for knowledge, texts in self._labels.items():
-            found = [_decode(tokenizer, token) for token in self._token_ids[knowledge]]
+            readings = [_readings(tokenizer, token) for token in self._token_ids[knowledge]]
             wrong = [
-                (text, readings[0])
-                for text, readings in zip(texts, found, strict=True)
-                if text not in readings
+                f"{text!r} is {there[0]!r} there"
+                for text, there in zip(texts, readings, strict=True)
+                if text not in there
             ]
             if wrong:
-                named = ", ".join(
-                    f"{text!r} is {ours!r} there" for text, ours in wrong[:_MAX_NAMED]
-                )
                 more = ", ..." if len(wrong) > _MAX_NAMED else ""
                 name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
                 raise LinearMapError(
                     f"this linear map was fitted on {self.lm} and does not fit the tokenizer "
                     f"{name}: {len(wrong)} of {len(texts)} labels of {knowledge} are other tokens "
-                    f"({named}{more}). Take an LM with the same tokenizer, or fit a map on this "
-                    "LM with `lincorr fit`."
+                    f"({', '.join(wrong[:_MAX_NAMED])}{more}). Take an LM with the same tokenizer, "
+                    "or fit a map on this LM with `lincorr fit`."
                 )
 
     # -- files ------------------------------------------------------------------------------
@@ -194,26 +196,16 @@ class LinearMap:
         Raises:
             OutputError: The folder cannot be written, or holds other files.
         """
-        with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
-            with atomic_write(new / _TENSORS) as part:
-                save_file(self._tensors(), part)
-            write_json(new / _CONFIG, {**self._config(), _CHECKSUM: _checksum(new / _TENSORS)})
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {}
-        for pair in self.pairs:
-            tensors[f"{pair}/weight"] = self._weights[pair]
-            tensors[f"{pair}/bias"] = self._biases[pair]
+        tensors = {f"{pair}/weight": weight for pair, weight in self._weights.items()}
+        tensors |= {f"{pair}/bias": bias for pair, bias in self._biases.items()}
         for name, ids in self._token_ids.items():
             tensors[f"{name}/token_ids"] = torch.tensor(ids, dtype=torch.int64)
-        return tensors
-
-    def _config(self) -> dict[str, Any]:
-        return {
+        versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+        config = {
             "format_version": FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
             "pairs": {pair: {"ridge": self.ridge[pair]} for pair in self.pairs},
-            "knowledges": {
+            "knowledge": {
                 name: {
                     "template": self.templates[name],
                     "labels": texts,
@@ -221,17 +213,16 @@ class LinearMap:
                 }
                 for name, texts in self._labels.items()
             },
-            "versions": {
-                "lincorr_lightning": __version__,
-                **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
-            },
+            "versions": {"lincorr_lightning": __version__, **versions},
         }
+        with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
+            with atomic_write(new / _TENSORS) as part:
+                save_file(tensors, part)
+            write_json(new / _CONFIG, {**config, _CHECKSUM: _checksum(new / _TENSORS)})
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | Path,
-        language_model: LanguageModel | None = None,
+        cls, folder: str | Path, language_model: LanguageModel | None = None
     ) -> LinearMap:
         """Read an artifact.
 
@@ -247,77 +238,37 @@ class LinearMap:
         folder = Path(folder)
         config = _read_config(folder)
         tensors = _read_tensors(folder / _TENSORS)
+        problem = ""
         try:
-            linear_map = cls._assemble(config, tensors)
-        except LinearMapError as error:
-            raise LinearMapError(f"{folder} is damaged: {error} Fit the map again.") from None
-        if config.get(_CHECKSUM, checksum := _checksum(folder / _TENSORS)) != checksum:
-            raise LinearMapError(
-                f"{folder} is damaged: the SHA-256 of {_TENSORS} is not that of {_CONFIG}, so its "
-                "weights are not those that were saved. Copy it again, or fit the map again."
+            kinds, pairs = config["knowledge"], config["pairs"]
+            linear_map = cls(
+                weights={pair: tensors[f"{pair}/weight"] for pair in pairs},
+                biases={pair: tensors[f"{pair}/bias"] for pair in pairs},
+                token_ids={name: tensors[f"{name}/token_ids"].tolist() for name in kinds},
+                labels={name: entry["labels"] for name, entry in kinds.items()},
+                templates={name: entry["template"] for name, entry in kinds.items()},
+                ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
+                lm=config["lm"]["name_or_path"],
+                fingerprint=config["lm"]["fingerprint"],
             )
+            if any(kinds[name]["token_ids"] != linear_map.token_ids(name) for name in kinds):
+                problem = f"token ids of {_CONFIG} and {_TENSORS} differ."
+            elif config[_CHECKSUM] != _checksum(folder / _TENSORS):
+                problem = (
+                    f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}, so its weights are not "
+                    "those that were saved."
+                )
+        except LinearMapError as error:
+            problem = str(error)
+        except KeyError as error:
+            problem = f"{_CONFIG} or {_TENSORS} lacks the key {error}."
+        except (TypeError, ValueError, AttributeError) as error:
+            problem = f"{_CONFIG} has a value of the wrong kind ({error})."
+        if problem:
+            raise LinearMapError(f"{folder} is damaged: {problem} Copy it or fit the map again.")
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
         return linear_map
-
-    @classmethod
-    def _assemble(cls, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
-        """Build the map from config and tensors, using each key of both once."""
-
-        def take(key: str) -> Tensor:
-            if key not in tensors:
-                raise LinearMapError(f"{_CONFIG} names {key}, which {_TENSORS} lacks.")
-            return tensors.pop(key)
-
-        try:
-            pairs, kinds = dict(config["pairs"]), dict(config["knowledges"])
-            parts: dict[str, Any] = {
-                "labels": {name: entry["labels"] for name, entry in kinds.items()},
-                "token_ids": {name: entry["token_ids"] for name, entry in kinds.items()},
-                "templates": {name: entry["template"] for name, entry in kinds.items()},
-                "ridge": {pair: entry["ridge"] for pair, entry in pairs.items()},
-                "lm": config["lm"]["name_or_path"],
-                "fingerprint": config["lm"]["fingerprint"],
-            }
-            for name in kinds:
-                if take(f"{name}/token_ids").tolist() != list(parts["token_ids"][name]):
-                    raise LinearMapError(f"{name}/token_ids differs from that of {_CONFIG}.")
-            weights = {pair: take(f"{pair}/weight") for pair in pairs}
-            biases = {pair: take(f"{pair}/bias") for pair in pairs}
-            if tensors:
-                raise LinearMapError(f"{_TENSORS} has {sorted(tensors)[0]}, which {_CONFIG} lacks.")
-            return cls(weights=weights, biases=biases, **parts)
-        except KeyError as error:
-            raise LinearMapError(f"{_CONFIG} lacks the key {error}.") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise LinearMapError(f"{_CONFIG} has a value of the wrong kind ({error}).") from None
-
-    def _check(self) -> None:
-        for name, texts in self._labels.items():
-            ids = self._token_ids.get(name, ())
-            if len(ids) != len(texts) or name not in self.templates:
-                raise LinearMapError(
-                    f"{name} has {len(texts)} labels, {len(ids)} token ids and "
-                    f"{'a' if name in self.templates else 'no'} template."
-                )
-        for pair, weight in self._weights.items():
-            source, target = _ends(pair)
-            for name in (source, target):
-                if name not in self._labels:
-                    raise LinearMapError(f"the pair {pair} has no labels of {name}.")
-            if pair not in self._biases or pair not in self.ridge:
-                raise LinearMapError(f"the pair {pair} lacks its bias or its ridge.")
-            n_target, n_source = len(self._labels[target]), len(self._labels[source])
-            for key, tensor, shape in (
-                (f"{pair}/weight", weight, (n_target, n_source)),
-                (f"{pair}/bias", self._biases[pair], (n_target,)),
-            ):
-                if tuple(tensor.shape) != shape:
-                    raise LinearMapError(
-                        f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
-                    )
-                if not tensor.isfinite().all():
-                    raise LinearMapError(f"{key} holds NaN or infinite numbers.")
 
 
 def _get(parts: Mapping[str, T], name: str, kind: str) -> T:
@@ -333,23 +284,20 @@ def _float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64, copy=True).contiguous()
 
 
-def _ends(pair: str) -> tuple[str, str]:
+def _sides(pair: str) -> tuple[str, str]:
     source, arrow, target = pair.partition("->")
     if not (source and arrow and target):
         raise LinearMapError(f"{pair!r} is not a pair; write it as 'city->country'.")
     return source, target
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
+def _readings(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
     """Return how a domain may write a token: alone, or with its spelling if two read alike."""
     if not 0 <= token < len(tokenizer):
         return "no token", "no token"
     text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     text = text.replace("▁", " ").strip()
     return text, f"{text} [{tokenizer.convert_ids_to_tokens(token)} {token}]"
-
-
-_WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
 def _fail_to_read(path: Path, reason: str) -> NoReturn:
@@ -361,13 +309,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         _fail_to_read(folder, "there is no such folder")
     path = folder / _CONFIG
     config = read_json(path, LinearMapError, _WAY_OUT)
-    if "format_version" not in config:
+    version = config.get("format_version")
+    if version is None:
         _fail_to_read(path, "it is not the config of a linear map")
-    if config["format_version"] != FORMAT_VERSION:
-        raise LinearMapError(
-            f"{path} has format version {config['format_version']}; this version of "
-            f"lincorr-lightning ({__version__}) reads {FORMAT_VERSION}. Install one that reads it."
-        )
+    if version != FORMAT_VERSION:
+        reason = f"it has format version {version}; lincorr-lightning {__version__} reads"
+        _fail_to_read(path, f"{reason} {FORMAT_VERSION}")
     return config
 
 
@@ -388,8 +335,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def read_fit_subjects(run: Path) -> set[str]:
     """Return the subjects that a probe's run fitted its maps on; empty if it has no list of them.
 
-    Args:
-        run: Folder of the run, which holds ``tables/subjects.csv`` beside ``linear_map/``.
+    The run's folder holds ``tables/subjects.csv`` beside ``linear_map/``.
     """
     path = run / "tables" / "subjects.csv"
     if not path.is_file():
@@ -399,12 +345,7 @@ def read_fit_subjects(run: Path) -> set[str]:
 
 
 def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
-    """Warn if maps of a folder are scored on subjects that they were fitted on.
-
-    Args:
-        folder: Folder of the maps, ``linear_map/`` of a probe's run.
-        subjects: Subjects that the maps are scored on.
-    """
+    """Warn if the maps of ``linear_map/`` of a run are scored on subjects of its fit half."""
     seen = read_fit_subjects(Path(folder).resolve().parent).intersection(subjects)
     if seen:
         rank_zero_warn(

@@ -1,25 +1,24 @@
-"""Fitting the linear maps of all pairs of a layout, or of one relation on an LM in memory."""
+"""Linear maps of one relation, fitted on an LM in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
+from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, read_rows, source_progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, read_rows
 from lincorr_lightning.linear_map.solver import (
     RidgeSolver,
     Solution,
     choose_ridges,
-    per_target_ridge,
     split_targets,
     tuning_rows,
+    weights_by_pair,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -31,55 +30,6 @@ MIN_FITTED = 10
 """Subjects that must remain to fit a map on, besides those that it is applied to."""
 
 
-@dataclass(frozen=True)
-class FittedMaps:
-    """The maps of all pairs of a layout, and of their nulls.
-
-    Each is by source and leads to all targets of the source, side by side.
-
-    Attributes:
-        ridges: Ridge strength of each pair.
-        maps: The maps.
-        permuted: Maps fitted with the targets' rows permuted; empty without that null.
-        control: Maps from the control prompt, read at the source's tokens; empty without it.
-        n: Number of subjects they were fitted on.
-        moments: Moments of the joint rows they were fitted on; None for stored maps.
-        solvers: Solver of each source, for other ridge strengths; empty for stored maps.
-    """
-
-    ridges: Mapping[Pair, float]
-    maps: Mapping[str, Solution]
-    permuted: Mapping[str, Solution]
-    control: Mapping[str, Solution]
-    n: int
-    moments: Moments | None = None
-    solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
-
-
-def fit_layout(moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float]) -> FittedMaps:
-    """Solve for W and b of every pair, and of its nulls.
-
-    Args:
-        moments: Moments of the joint rows to fit on; with permuted scatter, if the permuted null is
-            wanted.
-        layout: Columns of the joint rows.
-        ridges: Ridge strength of each pair.
-    """
-    solvers, maps, permuted, control = {}, {}, {}, {}
-    for source in source_progress(layout, "solving"):
-        y = layout.target_columns(source)
-        ridge = per_target_ridge(layout, source, ridges).to(moments.mean.device)
-        with_null = moments.n_shuffled > 0
-        solver = solvers[source] = RidgeSolver(moments, layout.columns(source), y, with_null)
-        maps[source] = solver.solve(ridge)
-        if with_null:
-            permuted[source] = solver.solve(ridge, permuted=True)
-        if layout.control is not None:
-            columns = layout.control_columns(source)
-            control[source] = RidgeSolver(moments, columns, y).solve(ridge)
-    return FittedMaps(dict(ridges), maps, permuted, control, int(moments.n), moments, solvers)
-
-
 def to_linear_map(
     layout: JointLayout,
     maps: Mapping[str, Solution],
@@ -87,16 +37,14 @@ def to_linear_map(
     lm: LanguageModel,
 ) -> LinearMap:
     """Return maps as an artifact of their own."""
-    weights, biases = {}, {}
-    for source, solution in maps.items():
-        on_cpu = Solution(*(part.cpu() for part in solution))
-        for target, weight in split_targets(layout, source, on_cpu.weight, dim=0):
-            weights[f"{source}->{target}"] = weight
-        for target, bias in split_targets(layout, source, on_cpu.bias):
-            biases[f"{source}->{target}"] = bias
+    on_cpu = {source: Solution(*(part.cpu() for part in each)) for source, each in maps.items()}
     return LinearMap(
-        weights=weights,
-        biases=biases,
+        weights={f"{s}->{t}": weight for (s, t), weight in weights_by_pair(layout, on_cpu).items()},
+        biases={
+            f"{source}->{target}": bias
+            for source, solution in on_cpu.items()
+            for target, bias in split_targets(layout, source, solution.bias)
+        },
         token_ids={name: domain.token_ids for name, domain in layout.domains.items()},
         labels={name: domain.texts for name, domain in layout.domains.items()},
         templates={name: domain.knowledge.template for name, domain in layout.domains.items()},

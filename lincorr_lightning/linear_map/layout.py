@@ -39,6 +39,8 @@ _CHUNK = 256
 Pair = tuple[str, str]
 """Names of a source and a target."""
 
+_Prompt = tuple[str, tuple[int, ...]]  # template and token ids
+
 
 @dataclass(frozen=True)
 class JointLayout:
@@ -131,6 +133,9 @@ class JointLayout:
         return torch.tensor([self.n_labels + position[token] for token in tokens])
 
 
+# -- reading ----------------------------------------------------------------------------------
+
+
 def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
     """Return the sources, with a progress bar on rank 0 where there are many."""
     few = len(layout.sources) < 8 or getattr(rank_zero_only, "rank", 0) != 0
@@ -161,6 +166,54 @@ def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -
     bar = tqdm(parts, desc="reading subjects", unit_scale=_CHUNK, unit="subject",
                disable=hidden or None, leave=False)  # fmt: skip
     return torch.cat([domain_rows(lm, layout, part) for part in bar])
+
+
+class RowReader:
+    """Reads joint rows, each prompt once: make a new reader when the LM's weights have changed.
+
+    Whatever has been announced for the same subjects is read together: their prompts share their
+    beginnings, which the LM then reads once.
+
+    Args:
+        lm: The LM.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm = lm
+        self._announced: dict[tuple[str, ...], dict[_Prompt, Domain]] = {}
+        self._logits: dict[tuple[str, ...], dict[_Prompt, Tensor]] = {}
+
+    def announce(self, layout: JointLayout, subjects: Sequence[str]) -> None:
+        """Note domains that will be read for some subjects."""
+        domains = {_key(domain): domain for domain in layout.domains.values()}
+        self._announced.setdefault(tuple(subjects), {}).update(domains)
+
+    def read(self, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
+        """Return the joint rows of some subjects, without a control prompt.
+
+        Returns:
+            ``(n_subjects, layout.n_labels)``, float64.
+
+        Raises:
+            NonFiniteError: The LM answers a subject with NaN or infinite logits.
+        """
+        self.announce(layout, subjects)
+        announced = self._announced[tuple(subjects)]
+        known = self._logits.setdefault(tuple(subjects), {})
+        missing = {str(i): d for i, (key, d) in enumerate(announced.items()) if key not in known}
+        if missing:
+            together = JointLayout(missing, ())
+            rows = read_rows(self.lm, together, subjects)
+            for name, domain in missing.items():
+                known[_key(domain)] = rows[:, together.columns(name)]
+        return torch.cat([known[_key(domain)] for domain in layout.domains.values()], dim=1)
+
+
+def _key(domain: Domain) -> _Prompt:
+    return domain.knowledge.template, tuple(domain.token_ids)
+
+
+# -- building ---------------------------------------------------------------------------------
 
 
 def build_layout(

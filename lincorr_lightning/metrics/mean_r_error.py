@@ -25,7 +25,7 @@ class Scale(NamedTuple):
     r: Tensor
 
 
-class MeanRError(Metric):
+class MeanRStandardError(Metric):
     """Standard error over rows of the mean label-wise r of each target, and of its excess.
 
     By the influence function of r (`pearson_influence`): rows are independent, labels are not, so

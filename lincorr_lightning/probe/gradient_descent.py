@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.linear_map.affine_map import AffineMap
+from lincorr_lightning.linear_map.solver import AffineMap
 
 
 class MapDescent(torch.optim.SGD):

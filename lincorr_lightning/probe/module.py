@@ -19,11 +19,18 @@ from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import HALF_DECADES, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.affine_map import AffineMap
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.fitting import FittedMaps, fit_layout, to_linear_map
+from lincorr_lightning.linear_map.fitting import to_linear_map
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import choose_ridges, split_targets, tuning_rows
+from lincorr_lightning.linear_map.solver import (
+    AffineMap,
+    FittedMaps,
+    choose_ridges,
+    fit_layout,
+    split_targets,
+    tuning_rows,
+    weights_by_pair,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
@@ -402,11 +409,8 @@ class LinearProbe(FrozenLMModule):
         found = ProbeFindings(
             scores=scores,
             weights={
-                (source, target): block.numpy()
-                for source, solution in fitted.maps.items()
-                for target, block in split_targets(
-                    self.layout, source, solution.weight.cpu().clone(), dim=0
-                )
+                pair: weight.cpu().clone().numpy()
+                for pair, weight in weights_by_pair(self.layout, fitted.maps).items()
             },
             layout=self.layout,
             paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
@@ -434,14 +438,14 @@ class LinearProbe(FrozenLMModule):
         """Predict target logits.
 
         Returns:
-            ``inputs``: the subjects; ``first``: position of the first one; ``logits``: predictions
-            of each pair, ``(n_subjects, n_target)``; ``labels``: target labels of each pair.
+            ``subjects``; ``first``: position of the first one; ``logits``: predictions of each
+            pair, ``(n_subjects, n_target)``; ``labels``: target labels of each pair.
         """
         del batch_idx
         subjects = [] if batch.is_padding else batch.subjects
         logits = self(self.joint_rows(batch.subjects))
         return {
-            "inputs": subjects,
+            "subjects": subjects,
             "first": batch.first,
             "logits": {f"{s}->{t}": y[: len(subjects)].cpu() for (s, t), y in logits.items()},
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},

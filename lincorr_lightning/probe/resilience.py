@@ -19,13 +19,8 @@ from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import (
-    RidgeSolver,
-    label_r,
-    per_target_ridge,
-    split_targets,
-)
+from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
@@ -222,8 +217,8 @@ class MapResilience(FrozenLMModule):
         now = {half: metric.gather() for half, metric in self.moments.items()}  # type: ignore[operator]
         then = {half: metric.gather() for half, metric in self.moments_before.items()}  # type: ignore[operator]
         before = {} if then or self._run is None else _read_label_means(self._run)
-        old = {source: self._old_weight(then, source) for source in self.layout.sources}
-        refitted = {source: self._solve(now["fit"], source) for source in self.layout.sources}
+        old = self._old_weights(then)
+        refitted = self._solve(now["fit"])
         dtypes = dtype_name(self._old_dtype()), dtype_name(self.lm.dtype)
         warning = None
         if dtypes[0] != dtypes[1]:
@@ -251,17 +246,20 @@ class MapResilience(FrozenLMModule):
         assert self.before is not None
         return self.before.dtype
 
-    def _old_weight(self, then: Mapping[str, Moments], source: str) -> Tensor:
+    def _old_weights(self, then: Mapping[str, Moments]) -> dict[str, Tensor]:
         if self.stored is None:
-            return self._solve(then["fit"], source)
-        names = [f"{source}->{target}" for target in self.layout.targets(source)]
-        return torch.cat([self.stored.weight(name) for name in names]).to(self.device)
+            return self._solve(then["fit"])
+        weights = {}
+        for source in self.layout.sources:
+            names = [f"{source}->{target}" for target in self.layout.targets(source)]
+            parts = [self.stored.weight(name) for name in names]
+            weights[source] = torch.cat(parts).to(self.device)
+        return weights
 
-    def _solve(self, fit: Moments, source: str) -> Tensor:
-        """Return W of a source to all its targets, ``(n_target, n_source)``."""
-        columns = self.layout.columns(source), self.layout.target_columns(source)
-        ridge = per_target_ridge(self.layout, source, self.ridges).to(fit.mean.device)
-        return RidgeSolver(fit, *columns).solve(ridge).weight
+    def _solve(self, fit: Moments) -> dict[str, Tensor]:
+        """Return W of each source to all its targets, ``(n_target, n_source)``."""
+        maps = fit_layout(fit, self.layout, self.ridges).maps
+        return {source: solution.weight for source, solution in maps.items()}
 
     def on_test_end(self) -> None:
         """Write the results."""
@@ -288,31 +286,25 @@ def score_resilience(
         before: Known mean label-wise r of the old maps on the old LM, by ``city->country``; used
             where the old LM was not read.
     """
-    pairs: dict[Pair, PairResilience] = {}
-    for source in layout.sources:
-        x, y = layout.columns(source), layout.target_columns(source)
-        scores = {
-            "after": label_r(now, old[source], x, y),
-            "refitted": label_r(now, refitted[source], x, y),
-        }
-        if then is not None:
-            scores["before"] = label_r(then, old[source], x, y)
-        summaries = {
-            name: {t: summarize(part) for t, part in split_targets(layout, source, r.cpu())}
-            for name, r in scores.items()
-        }
-        for target in layout.targets(source):
-            means = {name: number(found[target].mean) for name, found in summaries.items()}
-            pairs[source, target] = PairResilience(
+    pairs = []
+    on_new, own = label_r_by_pair(now, layout, old), label_r_by_pair(now, layout, refitted)
+    on_old = {} if then is None else label_r_by_pair(then, layout, old)
+    for pair in layout.pairs:
+        source, target = pair
+        after = summarize(on_new[pair])
+        known = before.get(f"{source}->{target}")
+        pairs.append(
+            PairResilience(
                 source=source,
                 target=target,
-                before=means.get("before", before.get(f"{source}->{target}")),
-                after=means["after"],
-                refitted=means["refitted"],
-                after_std=number(summaries["after"][target].std),
+                before=number(summarize(on_old[pair]).mean) if on_old else known,
+                after=number(after.mean),
+                refitted=number(summarize(own[pair]).mean),
+                after_std=number(after.std),
                 n_labels=layout.sizes[target],
             )
-    return [pairs[pair] for pair in layout.pairs]
+        )
+    return pairs
 
 
 def _read_label_means(run: Path) -> dict[str, float]:

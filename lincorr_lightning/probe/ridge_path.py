@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from lincorr_lightning.functional import Moments, hit_rates
-from lincorr_lightning.linear_map.fitting import FittedMaps
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
-from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 
 
@@ -47,16 +44,12 @@ def ridge_paths(
     """Score every ridge strength for every pair; there is no path without the fit's solvers."""
     paths: dict[Pair, list[RidgePoint]] = {}
     for source in source_progress(layout, "ridge path") if fitted.solvers else ():
-        x, y = layout.columns(source), layout.target_columns(source)
         for ridge in grid:
-            weight = fitted.solvers[source].solve(ridge).weight
-            r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
-            for target, block in split_targets(layout, source, weight.cpu(), dim=0):
-                reference = layout.references[source, target]
-                hits: tuple[Rates | None, Rates | None] = (None, None)
-                if reference is not None:
-                    both = hit_rates(block, torch.from_numpy(reference))
-                    hits = both[0].by_rank(), both[1].by_rank()
-                mean = float(r[target].double().nanmean())
-                paths.setdefault((source, target), []).append(RidgePoint(ridge, mean, *hits))
+            maps = {source: fitted.solvers[source].solve(ridge)}
+            alone = replace(fitted, maps=maps, permuted={}, control={})
+            for pair, found in score_maps(alone, test, layout).items():
+                mean = float(found.r.double().nanmean())
+                hits = found.precision or {}
+                point = RidgePoint(ridge, mean, hits.get("influenced"), hits.get("influencing"))
+                paths.setdefault(pair, []).append(point)
     return paths

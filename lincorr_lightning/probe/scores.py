@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.fitting import FittedMaps
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.linear_map.solver import label_r, split_targets
+from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
 
 _NUMBERS = (
@@ -153,54 +152,43 @@ def score_pairs(
     Returns:
         Scores in the order of the layout's pairs.
     """
-    scores: dict[Pair, PairScore] = {}
-    for source in layout.sources:
-        x, y = layout.columns(source), layout.target_columns(source)
-
-        def by_target(r: Tensor, source: str = source) -> dict[str, Tensor]:
-            return dict(split_targets(layout, source, r.cpu()))
-
-        weight = fitted.maps[source].weight
-        r = by_target(label_r(test, weight, x, y))
-        permuted, control = {}, {}
-        if fitted.permuted:
-            null = fitted.permuted[source].weight
-            permuted = by_target(label_r(test, null, x, y, shuffled=True))
-        if fitted.control:
-            null = fitted.control[source].weight
-            control = by_target(label_r(test, null, layout.control_columns(source), y))
-        blocks = split_targets(layout, source, weight.cpu(), dim=0)
-        for (target, block), instance_mean in zip(blocks, instance[source].tolist(), strict=True):
-            summary, reference = summarize(r[target]), layout.references[source, target]
-            scores[source, target] = PairScore(
+    instance_of = {
+        (source, target): r
+        for source, means in instance.items()
+        for target, r in zip(layout.targets(source), means.tolist(), strict=True)
+    }
+    measured = score_maps(fitted, test, layout)
+    scores = []
+    for source, target in layout.pairs:
+        found = measured[source, target]
+        summary = summarize(found.r)
+        scores.append(
+            PairScore(
                 source=source,
                 target=target,
                 label_mean=summary.mean,
                 label_std=summary.std,
-                instance_mean=instance_mean,
+                instance_mean=instance_of[source, target],
                 n_labels=layout.sizes[target],
                 n_constant_labels=summary.n_constant,
-                permuted_label_mean=summarize(permuted[target]).mean if permuted else None,
-                control_label_mean=summarize(control[target]).mean if control else None,
+                permuted_label_mean=_mean(found.permuted_r),
+                control_label_mean=_mean(found.control_r),
                 ridge=fitted.ridges[source, target],
-                label_r=r[target].numpy(),
-                precision=_precision(block, reference),
+                label_r=found.r.numpy(),
+                precision=found.precision,
                 completeness=by_completeness(
-                    r[target], block, reference, layout.domains[target].completeness
+                    found.r,
+                    found.weight,
+                    layout.references[source, target],
+                    layout.domains[target].completeness,
                 ),
             )
-    return [scores[pair] for pair in layout.pairs]
+        )
+    return scores
 
 
-def _precision(
-    weight: Tensor, reference: npt.NDArray[np.bool_] | None
-) -> dict[str, dict[str, float]] | None:
-    if reference is None:
-        return None
-    influenced, influencing = hit_rates(weight, torch.from_numpy(reference))
-    if math.isnan(influenced.rates[0]):
-        return None
-    return {"influenced": influenced.by_rank(), "influencing": influencing.by_rank()}
+def _mean(r: Tensor | None) -> float | None:
+    return None if r is None else summarize(r).mean
 
 
 def by_completeness(

@@ -22,15 +22,16 @@ from lincorr_lightning.functional.significance import (
     partial_correlation,
     weight_cosine,
 )
-from lincorr_lightning.linear_map.fitting import FittedMaps
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.solver import (
+    FittedMaps,
     Solution,
     label_r,
     per_target_ridge,
     split_targets,
+    weights_by_pair,
 )
-from lincorr_lightning.metrics import MeanRError, Scale
+from lincorr_lightning.metrics import MeanRStandardError, Scale
 from lincorr_lightning.probe.scores import PairScore
 
 FINDING = 0.01
@@ -65,7 +66,7 @@ def mean_r_errors(
         x, y = layout.columns(source).to(device), layout.target_columns(source).to(device)
         own, null = fitted.maps[source], fitted.control.get(source)
         c = x if null is None else layout.control_columns(source).to(device)
-        metric = MeanRError(
+        metric = MeanRStandardError(
             [layout.sizes[target] for target in layout.targets(source)],
             target=Scale(test.mean[y], _std(test.scatter.diagonal()[y], test.n), test.mean[y]),
             prediction=_scale(own, test, x, y),
@@ -127,7 +128,7 @@ def add_partial_correlations(
             continue
         partial = partial_correlation(
             fit, test, layout.columns(source), layout.target_columns(source), removed,
-            per_target_ridge(layout, source, fitted.ridges).to(fit.mean.device),
+            per_target_ridge(layout, source, fitted.ridges),
         )  # fmt: skip
         unique = dict(split_targets(layout, source, partial.unique.cpu()))
         for target, r in split_targets(layout, source, partial.r.cpu()):
@@ -187,11 +188,7 @@ def compose_maps(
     Every pair is composed through knowledge with a reference on both legs (city→country→continent),
     and set beside the median over the knowledge without one: what common drift alone carries.
     """
-    weights = {
-        (source, target): block
-        for source, solution in maps.items()
-        for target, block in split_targets(layout, source, solution.weight, dim=0)
-    }
+    weights = weights_by_pair(layout, maps)
     found: list[Composition] = []
     for score in sorted(scores, key=lambda s: 2.0 if math.isnan(s.label_mean) else -s.label_mean):
         source, target = score.pair

@@ -24,7 +24,6 @@ from lincorr_lightning.linear_map.artifact import (
     read_fit_subjects,
     warn_of_fit_subjects,
 )
-from tests.html_checks import ParsedHTML
 from tests.toys import word_tokenizer
 
 CITIES = ["Paris", "Rome", "Tokyo"]
@@ -84,16 +83,6 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
 # -- there and back --------------------------------------------------------------------------
 
 
-def test_a_notebook_shows_the_pairs_with_texts_escaped(parts: dict[str, Any]) -> None:
-    page = ParsedHTML(LinearMap(**parts | {"lm": "a<b>&c"})._repr_html_())
-    assert "LinearMap fitted on a<b>&c" in page.text and page.tags >= {"table"}
-    assert page.rows == [
-        ["pair", "source labels", "target labels", "ridge"],
-        ["city->country", "3", "2", "0"],
-        ["country->city", "2", "3", "31.6"],
-    ]
-
-
 def test_round_trip(parts: dict[str, Any], folder: Path) -> None:
     found = LinearMap.from_pretrained(folder)
     assert found.pairs == ["city->country", "country->city"]
@@ -123,7 +112,7 @@ def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) ->
     )
     config = json.loads((folder / "config.json").read_text())
     assert config["format_version"] == 1
-    assert config["knowledges"]["country"] == {
+    assert config["knowledge"]["country"] == {
         "template": "{} lives in the country of", "labels": COUNTRIES, "token_ids": [5, 4],
     }  # fmt: skip
     assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
@@ -149,9 +138,10 @@ def test_weights_that_changed_after_saving_are_refused(folder: Path) -> None:
     ):
         LinearMap.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    del config["sha256"]  # a map of an earlier version
+    del config["sha256"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert LinearMap.from_pretrained(folder).pairs == ["city->country", "country->city"]
+    with pytest.raises(LinearMapError, match="lacks the key 'sha256'"):
+        LinearMap.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "linear_map.safetensors"])
@@ -277,7 +267,7 @@ def test_truncated_tensors(folder: Path, keep: int) -> None:
     [
         ('{"format_version": 1, "lm', r"config\.json: it is not valid JSON"),
         ('{"model_type": "llama"}', "it is not the config of a linear map"),
-        ('{"format_version": 2}', r"has format version 2; .* reads 1"),
+        ('{"format_version": 2}', r"config\.json: it has format version 2; .* reads 1\."),
     ],
 )
 def test_config_that_cannot_be_read(folder: Path, text: str, message: str) -> None:
@@ -289,10 +279,10 @@ def test_config_that_cannot_be_read(folder: Path, text: str, message: str) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"city->country/bias": None}, "names city->country/bias, which .* lacks"),
-        ({"city/token_ids": None}, "names city/token_ids, which .* lacks"),
-        ({"a->b/bias": np.zeros(2)}, "has a->b/bias, which config.json lacks"),
-        ({"city/token_ids": np.array([1, 2, 4])}, "city/token_ids differs from that of config"),
+        ({"city->country/bias": None}, "lacks the key 'city->country/bias'"),
+        ({"city/token_ids": None}, "lacks the key 'city/token_ids'"),
+        ({"a->b/bias": np.zeros(2)}, "the SHA-256 of linear_map.safetensors is not that"),
+        ({"city/token_ids": np.array([1, 2, 4])}, "token ids of config.json and .* differ"),
         (
             {"city->country/weight": np.zeros((3, 2))},
             r"city->country/weight has the shape \(3, 2\); the labels need \(2, 3\)",
@@ -314,10 +304,9 @@ def test_tensors_that_disagree_with_the_config(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lm": {"name_or_path": "x"}}, "config.json lacks the key 'fingerprint'"),
-        ({"pairs": {"city->country": {"ridge": 0}}}, "has country->city/bias, which config"),
+        ({"lm": {"name_or_path": "x"}}, "lacks the key 'fingerprint'"),
         ({"pairs": {"city->country": 3}}, "config.json has a value of the wrong kind"),
-        ({"knowledges": {}}, "has city/token_ids, which config.json lacks"),
+        ({"knowledge": {}}, "the pair city->country has no labels of city"),
     ],
 )
 def test_config_that_disagrees_with_the_tensors(

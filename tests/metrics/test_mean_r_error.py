@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.functional import labelwise_pearson
-from lincorr_lightning.metrics import MeanRError, Scale
+from lincorr_lightning.metrics import MeanRStandardError, Scale
 
 SIZES = [3, 2]
 
@@ -16,13 +16,13 @@ def _sample(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return truth + 0.5 * noise[1] - 2, truth, 3 * (common + noise[2])
 
 
-def _metric(n: int = 100_000) -> MeanRError:
+def _metric(n: int = 100_000) -> MeanRStandardError:
     prediction, truth, null = _sample(n, 1)
 
     def scale(values: Tensor) -> Scale:
         return Scale(values.mean(0), values.std(0), labelwise_pearson(values, truth))
 
-    return MeanRError(SIZES, scale(truth), scale(prediction), scale(null))
+    return MeanRStandardError(SIZES, scale(truth), scale(prediction), scale(null))
 
 
 def _by_target(r: Tensor) -> Tensor:
@@ -58,11 +58,12 @@ def test_labels_without_r_are_left_out() -> None:
     r = whole._prediction.r.clone()
     r[1] = torch.nan
     assert whole._null is not None
-    without = MeanRError(SIZES, whole._target, whole._prediction._replace(r=r), whole._null)
+    without = MeanRStandardError(SIZES, whole._target, whole._prediction._replace(r=r), whole._null)
     without.update(*rows)
     kept = [0, 2, 3, 4]
     scales = whole._target, whole._prediction, whole._null
-    fewer = MeanRError([2, 2], *(Scale(*(values[kept] for values in scale)) for scale in scales))
+    fewer_scales = (Scale(*(values[kept] for values in scale)) for scale in scales)
+    fewer = MeanRStandardError([2, 2], *fewer_scales)
     fewer.update(*(part[:, kept] for part in rows))
     torch.testing.assert_close(without.compute(), fewer.compute())
 
@@ -75,7 +76,7 @@ def test_one_row_has_no_spread() -> None:
 
 def test_without_a_null_the_excess_is_r_itself() -> None:
     scaled = _metric(1000)
-    metric = MeanRError(SIZES, scaled._target, scaled._prediction)
+    metric = MeanRStandardError(SIZES, scaled._target, scaled._prediction)
     prediction, truth, _ = _sample(100, 2)
     metric.update(prediction, truth, None)
     own, above = metric.compute()

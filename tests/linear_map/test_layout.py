@@ -6,7 +6,7 @@ import torch
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.fitting import relation_layout
-from lincorr_lightning.linear_map.row_reader import RowReader
+from lincorr_lightning.linear_map.layout import RowReader
 from tests.toys import recorded_passes
 
 SUBJECTS = ["name1", "name2", "name3"]
