@@ -7,7 +7,7 @@ import lightning as L
 from lincorr_lightning.ablation.batches import PairedCorpus, PhaseDataset, TextBatch, TrainingPlan
 from lincorr_lightning.ablation.mappings import pair_labels
 from lincorr_lightning.ablation.paired_texts import read_paired_texts, resolve_texts, sample_texts
-from lincorr_lightning.data.resumable_loader import ResumableLoader
+from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation

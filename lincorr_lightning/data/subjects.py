@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-import lightning as L
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import read_subjects
-from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm import LanguageModel
@@ -23,6 +22,7 @@ from lincorr_lightning.lm.vocabulary import (
     require_subject_kind,
     sample_subjects,
 )
+from lincorr_lightning.study import StudyData
 
 Half = Literal["fit", "test"]
 
@@ -52,7 +52,7 @@ class SubjectBatch:
     is_padding: bool = False
 
 
-class SubjectsDataModule(L.LightningDataModule):
+class SubjectsDataModule(StudyData):
     """Subjects of knowledge prompts: half to fit a map, half to test it (paper section 3.2).
 
     Subjects are arbitrary: vocabulary strings without special tokens, sampled without replacement.
@@ -95,7 +95,7 @@ class SubjectsDataModule(L.LightningDataModule):
         subjects_file: str | None = None,
         predict_subjects: list[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(lm)
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.
         require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
@@ -103,7 +103,11 @@ class SubjectsDataModule(L.LightningDataModule):
         if test_on not in ("held_out", "all"):
             raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
         self.save_hyperparameters(ignore=["lm"])
-        self._lm = lm
+        self.n_subjects, self.words_per_subject = n_subjects, words_per_subject
+        self.subject_kind: SubjectKind = subject_kind
+        self.fit_fraction, self.batch_size, self.seed = fit_fraction, batch_size, seed
+        self.test_on, self.subjects_file = test_on, subjects_file
+        self.predict_subjects = predict_subjects
         self.halves: dict[Half, list[str]] = {}
 
     def setup(self, stage: str) -> None:
@@ -113,19 +117,20 @@ class SubjectsDataModule(L.LightningDataModule):
             SubjectsError: A half has too few subjects, or fewer than there are ranks.
         """
         subjects = self._all_subjects()
-        n_fit = round(len(subjects) * self.hparams["fit_fraction"])
+        n_fit = round(len(subjects) * self.fit_fraction)
         self.halves = {"fit": subjects[:n_fit], "test": subjects[n_fit:]}
+        n_shards = data_shard(self.trainer).n
         for half, members in self.halves.items():
             if len(members) < 2:
                 raise SubjectsError(
-                    f"{len(subjects)} subjects with data.fit_fraction "
-                    f"{self.hparams['fit_fraction']} leave {len(members)} in the {half} half; each "
-                    "half needs at least 2. Raise data.n_subjects."
+                    f"{len(subjects)} subjects with data.fit_fraction {self.fit_fraction} leave "
+                    f"{len(members)} in the {half} half; each half needs at least 2. Raise "
+                    "data.n_subjects."
                 )
             if stage != "predict":
                 what = f"subjects of the {half} half"
                 require_items(self.trainer, len(members), what, "raise data.n_subjects")
-                n_batches, n_shards = len(self._edges(len(members))) - 1, data_shard(self.trainer).n
+                n_batches = len(self._batches(half))
                 if n_batches < n_shards:
                     rank_zero_warn(
                         f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the "
@@ -133,38 +138,32 @@ class SubjectsDataModule(L.LightningDataModule):
                         "more. Raise data.n_subjects, or lower trainer.devices."
                     )
 
-    def _edges(self, n: int) -> list[int]:
-        """Edges of batches in which no subject is alone, without a permuted partner."""
-        return batch_edges(self.trainer, n, self.hparams["batch_size"], least=_MIN_ACTUAL_SIZE)
-
     def _all_subjects(self) -> list[str]:
-        seed, n = self.hparams["seed"], self.hparams["n_subjects"]
-        if self.hparams["subjects_file"] is not None:
-            subjects = read_subjects(self.hparams["subjects_file"])
+        n = self.n_subjects
+        if self.subjects_file is not None:
+            subjects = read_subjects(self.subjects_file)
             if n is not None and n > len(subjects):
                 raise SubjectsError(
-                    f"data.n_subjects is {n}, but {self.hparams['subjects_file']} has "
-                    f"{len(subjects)} subjects. Lower data.n_subjects or add lines."
+                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)} "
+                    "subjects. Lower data.n_subjects or add lines."
                 )
-            order = np.random.default_rng(seed).permutation(len(subjects))[:n]
+            order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]
         if self._lm is None:
             raise ConfigError(
                 "SubjectsDataModule samples subjects from an LM's vocabulary: pass lm=module.lm, "
                 "or give data.subjects_file instead."
             )
-        tokenizer, words = self._lm.tokenizer, self.hparams["words_per_subject"]
-        kind = self.hparams["subject_kind"]
+        tokenizer, words, kind = self._lm.tokenizer, self.words_per_subject, self.subject_kind
         if n is None:
             n = min(PAPER_N_SUBJECTS, count_subjects(tokenizer, words, kind))
-        return sample_subjects(tokenizer, n, words, seed, kind)
+        return sample_subjects(tokenizer, n, words, self.seed, kind)
 
     def _batches(self, half: Half, subjects: Sequence[str] | None = None) -> list[SubjectBatch]:
+        """Return batches in which no subject is alone, without a permuted partner."""
         members = self.halves[half] if subjects is None else list(subjects)
-        return [
-            SubjectBatch(members[start:stop], start, half)
-            for start, stop in pairwise(self._edges(len(members)))
-        ]
+        edges = batch_edges(self.trainer, len(members), self.batch_size, least=_MIN_ACTUAL_SIZE)
+        return [SubjectBatch(members[start:stop], start, half) for start, stop in pairwise(edges)]
 
     def train_dataloader(self) -> DataLoader[SubjectBatch]:
         """Return a loader of the fit half."""
@@ -176,10 +175,9 @@ class SubjectsDataModule(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader[SubjectBatch]:
         """Return a loader of the held-out half, or of both, see `test_on`."""
-        before = self._batches("fit") if self.hparams["test_on"] == "all" else []
+        before = self._batches("fit") if self.test_on == "all" else []
         return make_loader([*before, *self._batches("test")], self.trainer)
 
     def predict_dataloader(self) -> DataLoader[SubjectBatch]:
         """Return a loader of `predict_subjects`, or else of the held-out half."""
-        chosen = self.hparams["predict_subjects"] or None
-        return make_loader(self._batches("test", chosen), self.trainer)
+        return make_loader(self._batches("test", self.predict_subjects or None), self.trainer)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.files import SampleBy, read_texts
-from lincorr_lightning.data.resumable_loader import ResumableLoader
-from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tiny_world.world import (
     WORLD_CORPUS,
     WORLD_FILE,
@@ -25,6 +23,7 @@ from lincorr_lightning.data.tiny_world.world import (
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.study import StudyData
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -77,11 +76,27 @@ def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
+@dataclass(frozen=True)
+class BlockSettings:
+    """How texts are cut into training steps; see `TextsDataModule`."""
+
+    n_tokens: int
+    batch_tokens: int
+    block_steps: int
+    max_length: int
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of a block."""
+        return self.batch_tokens * self.block_steps
+
+
 class TextBlocks(Dataset[TokenStep]):
     """Training steps of one data shard: blocks of texts in an endless shuffled order.
 
     A step follows from its number alone, so that a resumed run continues with the texts that the
-    interrupted run had left. `settings` are the hyper-parameters of `TextsDataModule`.
+    interrupted run had left.
 
     Raises:
         ConfigError: There are fewer blocks than shards.
@@ -91,51 +106,47 @@ class TextBlocks(Dataset[TokenStep]):
         self,
         rows: Sequence[list[int]],
         n_skipped: int,
-        settings: Mapping[str, Any],
+        settings: BlockSettings,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._rows, self._n_skipped = rows, n_skipped
+        self._rows, self._n_skipped, self._settings = rows, n_skipped, settings
         self._rank, self._world_size = rank, world_size
-        self._seed: int = settings["seed"]
-        self._batch_tokens: int = settings["batch_tokens"]
-        self._block_steps: int = settings["block_steps"]
-        size = self._batch_tokens * self._block_steps
-        self.n_blocks: int = settings["n_tokens"] // size
+        size = settings.size
+        self.n_blocks = settings.n_tokens // size
         if self.n_blocks < world_size:
             raise ConfigError(
-                f"data.n_tokens is {settings['n_tokens']}: {self.n_blocks} blocks of {size} tokens "
+                f"data.n_tokens is {settings.n_tokens}: {self.n_blocks} blocks of {size} tokens "
                 f"for {world_size} ranks. Train on more tokens, or make blocks smaller."
             )
         counts = np.array([len(row) - n_skipped for row in rows], dtype=np.int64)
         # A block ends with a whole text, so it exceeds its size by less than one text.
         needed = self.n_blocks * (size + int(counts.max()))
         n_epochs = -(-needed // int(counts.sum()))
-        orders = (
-            np.random.default_rng([self._seed, 1, epoch]).permutation(len(rows))
+        orders = [
+            np.random.default_rng([settings.seed, 1, epoch]).permutation(len(rows))
             for epoch in range(n_epochs)
-        )
-        self._order = np.concatenate(list(orders))
+        ]
+        self._order = np.concatenate(orders)
         ends = counts[self._order].cumsum()
         self._starts = [0]
         for _ in range(self.n_blocks):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
-        names = ("n_tokens", "batch_tokens", "block_steps", "max_length", "seed")
-        self.determined_by: dict[str, Any] = {name: settings[name] for name in names} | {
+        self.determined_by: dict[str, Any] = asdict(settings) | {
             "n_texts": len(rows), "skipped": n_skipped, "n_shards": world_size,
         }  # fmt: skip
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:
         """Steps of this shard in one epoch."""
-        return self.n_blocks // self._world_size * self._block_steps
+        return self.n_blocks // self._world_size * self._settings.block_steps
 
     def __getitem__(self, index: int) -> TokenStep:
-        own_block, step = divmod(index % len(self), self._block_steps)
+        own_block, step = divmod(index % len(self), self._settings.block_steps)
         block = own_block * self._world_size + self._rank
         texts, positions = self._read(block)
-        n = self._batch_tokens
+        n = self._settings.batch_tokens
         return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
 
     def rows(self, block: int) -> list[list[int]]:
@@ -145,8 +156,8 @@ class TextBlocks(Dataset[TokenStep]):
 
     def _read(self, block: int) -> tuple[TokenRows, Tensor]:
         if self._cached is None or self._cached[0] != block:
-            size = self._batch_tokens * self._block_steps
-            order = np.random.default_rng([self._seed, 2, block]).permutation(size)
+            size = self._settings.size
+            order = np.random.default_rng([self._settings.seed, 2, block]).permutation(size)
             texts = pad_rows(self.rows(block), self._n_skipped)
             # Tokens of the last text beyond the block's size are in no step.
             texts.counted.view(-1)[texts.counted.flatten().nonzero()[size:, 0]] = False
@@ -154,7 +165,7 @@ class TextBlocks(Dataset[TokenStep]):
         return self._cached[1:]
 
 
-class TextsDataModule(L.LightningDataModule):
+class TextsDataModule(StudyData):
     """Texts for an LM to read, of any length.
 
     Training texts come in blocks of ``batch_tokens * block_steps`` tokens, whose activations are
@@ -212,30 +223,33 @@ class TextsDataModule(L.LightningDataModule):
         seed: int = 0,
         training_tokens: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training_tokens"])
-        for name in ("n_tokens", "batch_tokens", "block_steps", "n_held_out", "eval_batch_size"):
-            require(f"data.{name}", self.hparams[name], at_least=1)
-        require("data.max_length", max_length, at_least=2)
-        if skip_tokens is not None:
-            require("data.skip_tokens", skip_tokens, at_least=0)
-        if n_texts is not None:
-            require("data.n_texts", n_texts, at_least=1)
-        if n_tokens < batch_tokens * block_steps:
+        least = {
+            "n_tokens": 1, "batch_tokens": 1, "block_steps": 1, "n_held_out": 1, "n_texts": 1,
+            "eval_batch_size": 1, "max_length": 2, "skip_tokens": 0,
+        }  # fmt: skip
+        for name, value in self.hparams.items():
+            if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
+                require(f"data.{name}", value, at_least=least[name])
+        self.block_settings = BlockSettings(n_tokens, batch_tokens, block_steps, max_length, seed)
+        block = self.block_settings.size
+        if n_tokens < block:
             raise ConfigError(
                 f"data.n_tokens is {n_tokens}, less than one block of data.batch_tokens * "
-                f"data.block_steps = {batch_tokens * block_steps}. Train on more tokens, or make "
-                "blocks smaller."
+                f"data.block_steps = {block}. Train on more tokens, or make blocks smaller."
             )
-        if 0 < training_tokens < batch_tokens * block_steps:
+        if 0 < training_tokens < block:
             raise ConfigError(
                 f"model.training_tokens is {training_tokens}, but SAEs are trained on blocks of "
-                f"{batch_tokens * block_steps} tokens. Set it to that or more, or pass SAEs as "
-                "model.saes."
+                f"{block} tokens. Set it to that or more, or pass SAEs as model.saes."
             )
-        self._training_tokens = training_tokens
+        self.texts, self.key, self.sample_by = texts, key, sample_by
+        self.knowledge, self.knowledge_files = knowledge, knowledge_files
+        self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
+        self.n_held_out, self.n_texts = n_held_out, n_texts
+        self.training_tokens = training_tokens
         self.n_skipped = 0
-        self._lm = lm
         self._excluded: frozenset[str] = frozenset()
         self._rows: list[list[int]] = []
         self._held_out: list[list[int]] = []
@@ -249,15 +263,14 @@ class TextsDataModule(L.LightningDataModule):
             ConfigError: There is no LM, or no texts are named and the LM has no world of its own.
         """
         trains = stage in (None, "fit")
-        setting = "n_held_out" if trains or self.hparams["n_texts"] is None else "n_texts"
+        setting = "n_held_out" if trains or self.n_texts is None else "n_texts"
         if self._held_out_by == setting and (self._rows or not trains):
             return
-        lm = self._language_model()
-        n_special, skip = len(lm.prefix), self.hparams["skip_tokens"]
-        self.n_skipped = n_special if skip is None else skip
+        lm, skip = self.language_model, self.skip_tokens
+        self.n_skipped = len(lm.prefix) if skip is None else skip
         texts = self._all_texts()
-        held_out = self._choose(len(texts), setting)
-        rows = _tokenize([texts[i] for i in held_out], lm, self.hparams["max_length"])
+        held_out = self._choose(len(texts), trains)
+        rows = _tokenize([texts[i] for i in held_out], lm, self.block_settings.max_length)
         self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
@@ -266,77 +279,74 @@ class TextsDataModule(L.LightningDataModule):
                 "texts as data.texts, or lower data.skip_tokens."
             )
         self._held_out_by = setting
-        if not trains:
-            if len(texts) < self.hparams[setting]:
-                rank_zero_info(
-                    f"data.{setting} is {self.hparams[setting]}, but there are {len(texts)} "
-                    "different texts; all of them are read"
-                )
-            return
-        is_held_out = set(held_out)
-        train = [text for i, text in enumerate(texts) if i not in is_held_out]
-        rows = _tokenize(train, lm, self.hparams["max_length"])
+        if trains:
+            chosen = set(held_out)
+            self._rows = self._training_rows([t for i, t in enumerate(texts) if i not in chosen])
+        elif len(texts) < (n := getattr(self, setting)):
+            rank_zero_info(
+                f"data.{setting} is {n}, but there are {len(texts)} different texts; all of them "
+                "are read"
+            )
+
+    def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = _tokenize(texts, self.language_model, self.block_settings.max_length)
         rows = [row for row in rows if len(row) > self.n_skipped]
         n_tokens = sum(len(row) - self.n_skipped for row in rows)
-        if n_tokens < self.hparams["batch_tokens"]:
+        needed = self.block_settings.batch_tokens
+        if n_tokens < needed:
+            n = len(self._all_texts())
             raise SubjectsError(
-                f"there are {len(texts)} different texts, of which data.n_held_out = "
-                f"{self.hparams['n_held_out']} takes {len(held_out)}: {n_tokens} tokens are left "
-                f"to train on, and a step alone takes {self.hparams['batch_tokens']}. Name more "
-                "texts as data.texts, or lower data.n_held_out."
+                f"there are {n} different texts, of which data.n_held_out = {self.n_held_out} "
+                f"takes {n - len(texts)}: {n_tokens} tokens are left to train on, and a step "
+                f"alone takes {needed}. Name more texts as data.texts, or lower "
+                "data.n_held_out."
             )
-        self._rows = rows
+        return rows
 
     def read_texts(self) -> list[str]:
         """Return the texts that a study reads which trains nothing; see `setup` for errors."""
         texts = self._all_texts()
-        setting = "n_held_out" if self.hparams["n_texts"] is None else "n_texts"
-        return [texts[i] for i in self._choose(len(texts), setting)]
+        return [texts[i] for i in self._choose(len(texts), trains=False)]
 
     def complement(self, n_tokens: int) -> TextsDataModule:
         """Return a datamodule that trains on every text but those of `read_texts`.
 
         It takes all kinds of knowledge that the LM was trained on, whichever this one reads.
         """
-        same = ("texts", "key", "sample_by", "batch_tokens", "block_steps", "max_length",
-                "skip_tokens", "eval_batch_size", "knowledge_files", "seed")  # fmt: skip
-        settings = {name: self.hparams[name] for name in same}
-        other = TextsDataModule(self._lm, n_tokens=n_tokens, n_held_out=1, **settings)
+        other = TextsDataModule(
+            self._lm, self.texts, self.key, self.sample_by, skip_tokens=self.skip_tokens,
+            n_held_out=1, eval_batch_size=self.eval_batch_size,
+            knowledge_files=self.knowledge_files,
+            **asdict(replace(self.block_settings, n_tokens=n_tokens)),
+        )  # fmt: skip
         other._excluded = frozenset(self.read_texts())
         return other
-
-    def _language_model(self) -> LanguageModel:
-        if self._lm is None:
-            raise ConfigError("TextsDataModule tokenizes for an LM: pass lm=module.lm.")
-        return self._lm
 
     def _all_texts(self) -> list[str]:
         """Return every different text."""
         return [text for text in dict.fromkeys(self._sources()) if text not in self._excluded]
 
     def _sources(self) -> Iterable[str]:
-        if self.hparams["texts"] is not None:
-            named = read_texts(*(self.hparams[name] for name in ("texts", "key", "sample_by")))
-            return (text.text for text in named)
-        name = self._language_model().config.name_or_path
+        if self.texts is not None:
+            return (text.text for text in read_texts(self.texts, self.key, self.sample_by))
+        name = self.language_model.config.name_or_path
         world = world_file(name)
         if world is None:
             raise ConfigError(
                 f"data.texts is null, which stands for sentences about the tiny world, but {name} "
                 f"has no {WORLD_FILE} beside it. Name files of texts as data.texts."
             )
-        return world_sentences(
-            world, self.hparams["knowledge"] or WORLD_CORPUS, self.hparams["knowledge_files"] or ()
-        )
+        return world_sentences(world, self.knowledge or WORLD_CORPUS, self.knowledge_files or ())
 
-    def _choose(self, n: int, setting: str) -> list[int]:
-        """Return which of n texts are held out."""
-        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(n)
-        return sorted(order[: self.hparams[setting]].tolist())
+    def _choose(self, n: int, trains: bool) -> list[int]:
+        """Return which of n texts are held out, or read by a study that trains nothing."""
+        n_chosen = self.n_held_out if trains or self.n_texts is None else self.n_texts
+        order = np.random.default_rng([self.block_settings.seed, 0]).permutation(n)
+        return sorted(order[:n_chosen].tolist())
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        return TextBlocks(self._rows, self.n_skipped, self.hparams, rank, world_size)
+        return TextBlocks(self._rows, self.n_skipped, self.block_settings, rank, world_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""
@@ -345,8 +355,7 @@ class TextsDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
         """Return a loader of the held-out texts, those of similar length together."""
-        rows = sorted(self._held_out, key=len)
-        size: int = self.hparams["eval_batch_size"]
+        rows, size = sorted(self._held_out, key=len), self.eval_batch_size
         starts = range(0, len(rows), size)
         batches = [pad_rows(rows[start : start + size], self.n_skipped) for start in starts]
         return make_loader(batches, self.trainer)
@@ -354,14 +363,13 @@ class TextsDataModule(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:
         """Return a loader of the texts that a study reads which trains nothing.
 
-        With `training_tokens` a batch comes first: the `TextBlocks` of other texts.
+        With `training_tokens` a loader of `TokenStep` from other texts comes first.
         """
-        if not self._training_tokens:
+        if not self.training_tokens:
             return self.val_dataloader()
-        other = self.complement(self._training_tokens)
+        other = self.complement(self.training_tokens)
         other.setup("fit")
-        blocks = [other.blocks()]
-        return [DataLoader(blocks, batch_size=None), self.val_dataloader()]  # type: ignore[arg-type]
+        return [DataLoader(other.blocks(), batch_size=None), self.val_dataloader()]
 
 
 def _tokenize(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[int]]:

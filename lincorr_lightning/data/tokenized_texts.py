@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import SampleBy, Text, read_texts
-from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.data.tiny_world.world import world_documents, world_file
 from lincorr_lightning.distributed import batch_edges, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.study import StudyData
 
 DEFAULT_N_TEXTS = 96
 """Number of texts about the tiny world."""
@@ -27,7 +27,7 @@ DEFAULT_N_TEXTS = 96
 _CHARACTERS_PER_TOKEN = 32
 
 
-class Prompts(NamedTuple):
+class FirstTokens(NamedTuple):
     """Texts, their first tokens, and the number of texts that were too short."""
 
     texts: list[Text]
@@ -57,7 +57,7 @@ class TokenBatch:
     is_padding: bool = False
 
 
-class TokenizedTextDataModule(L.LightningDataModule):
+class TokenizedTextDataModule(StudyData):
     """The first tokens of whole texts, equally many of each.
 
     Texts that are too short are skipped and counted, with a warning.
@@ -92,14 +92,16 @@ class TokenizedTextDataModule(L.LightningDataModule):
         batch_size: int = 1,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(lm)
         require("data.n_tokens", n_tokens, at_least=4)
         require("data.batch_size", batch_size, at_least=1)
         if n_texts is not None:
             require("data.n_texts", n_texts, at_least=1)
         self.save_hyperparameters(ignore=["lm"])
-        self._lm = lm
-        self.prompts: Prompts | None = None
+        self.texts, self.key, self.sample_by = texts, key, sample_by
+        self.n_tokens, self.n_texts = n_tokens, n_texts
+        self.batch_size, self.seed = batch_size, seed
+        self.prompts: FirstTokens | None = None
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the texts, the same on every rank.
@@ -111,17 +113,17 @@ class TokenizedTextDataModule(L.LightningDataModule):
         del stage
         if self.prompts is not None:
             return
-        if self._lm is None:
-            raise ConfigError("TokenizedTextDataModule tokenizes for an LM: pass lm=module.lm.")
-        options = ("texts", "key", "n_tokens", "n_texts", "seed", "sample_by")
-        self.prompts = read_prompts(self._lm, **{name: self.hparams[name] for name in options})
+        self.prompts = read_prompts(
+            self.language_model, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
+            sample_by=self.sample_by,
+        )  # fmt: skip
         require_items(self.trainer, len(self.prompts.rows), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """Return a loader of all prompts, shared by the ranks."""
         assert self.prompts is not None, "setup reads the texts"
         texts, rows, n_skipped = self.prompts
-        edges = batch_edges(self.trainer, len(rows), self.hparams["batch_size"])
+        edges = batch_edges(self.trainer, len(rows), self.batch_size)
         batches = [
             TokenBatch(
                 torch.tensor(rows[start:stop]),
@@ -144,7 +146,7 @@ def read_prompts(
     seed: int = 0,
     owner: str = "data",
     sample_by: SampleBy = "line",
-) -> Prompts:
+) -> FirstTokens:
     """Read texts and take the first tokens of each; warn of those that are too short.
 
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
@@ -166,7 +168,7 @@ def read_prompts(
         source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
     else:
         source = read_texts(texts, key, sample_by, owner)
-    found = Prompts([], [], 0)
+    found = FirstTokens([], [], 0)
     longest = 0
     for text in source:
         if len(found.rows) == n_texts:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import lightning as L
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.resumable_loader import ResumableLoader
+from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require

@@ -201,5 +201,5 @@ def test_every_held_out_text_is_read_by_one_rank(lm: LanguageModel, file: str, w
 def test_an_lm_and_texts_are_needed(lm: LanguageModel, file: str) -> None:
     with pytest.raises(ConfigError, match=r"no world.json beside it. Name files"):
         TextsDataModule(lm, **SMALL).setup()
-    with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
+    with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
         TextsDataModule(texts=[file], **SMALL).setup()

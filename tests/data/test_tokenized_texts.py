@@ -77,7 +77,7 @@ def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
         TokenizedTextDataModule(**setting)
     with pytest.raises(ConfigError, match=r"data\.n_tokens is 65, but .* reads at most 64 tokens"):
         set_up(small_lm, n_tokens=65)
-    with pytest.raises(ConfigError, match=r"pass lm=module\.lm"):
+    with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
         TokenizedTextDataModule().setup("test")
 
 

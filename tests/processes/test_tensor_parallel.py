@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.samplers import PaddedBatchSampler
+from lincorr_lightning.data.loaders import PaddedBatchSampler
 from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter

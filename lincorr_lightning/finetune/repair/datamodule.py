@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import SampleBy
-from lincorr_lightning.data.resumable_loader import ResumableLoader
-from lincorr_lightning.data.samplers import make_loader
+from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
