@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.data.tokenized_texts import read_prompts
 from lincorr_lightning.errors import require
-from lincorr_lightning.geometry.history import history_figure
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Column, Table
@@ -126,20 +125,14 @@ class TokenGeometryMonitor(PeriodicCallback):
                 "TokenGeometryMonitor measures a single layer, which has no next one to overlap "
                 "with. Set its embedding_layer to measure the token embedding as well."
             )
-        mean = {
-            name: torch.stack([getattr(part, name) for part in clouds]).mean(0)
-            for name in ("dimension", "overlap", "cosine_mean", "angle_mean")
-        }
         curves = {
-            **{
-                f"dimension_n2={n}": mean["dimension"][:, i]
-                for i, n in enumerate(self.settings.range_scalings)
-            },
-            **{f"overlap_k={k}": mean["overlap"][:, i] for i, k in enumerate(self.settings.ks)},
-            "cosine": mean["cosine_mean"],
-            "angle": mean["angle_mean"],
+            key.replace(" ", "_").removesuffix("_mean"): torch.stack(
+                [self.settings.named(part)[key] for part in clouds]
+            ).mean(0)
+            for key in self.settings.named(clouds[0])
+            if not key.endswith("_std")
         }
-        layers = self.settings.layers(len(mean["cosine_mean"]))
+        layers = self.settings.layers(len(curves["cosine"]))
         scalars = {
             f"{name}/layer_{layer}": float(value)
             for name, values in curves.items()
@@ -153,6 +146,9 @@ class TokenGeometryMonitor(PeriodicCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the means before and after training, with a table and heat maps of all steps."""
+        # Imported here: it takes pandas and matplotlib.
+        from lincorr_lightning.geometry.figures import history_figure
+
         if self._measured != trainer.global_step:
             self.measure(trainer)
         prefix = f"{self.numbered(self.study)}/"
@@ -171,7 +167,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         table = Table.from_rows(
             self.study, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
         )
-        draw = partial(history_figure, curves, f"{texts}; one column per measurement")
+        draw = partial(history_figure, table.frame, f"{texts}; one column per measurement")
         return Results(
             self.study, values, tables=[table], figures=[Figure(self.study, caption, draw)]
         )

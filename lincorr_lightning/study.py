@@ -107,7 +107,7 @@ class Study(L.LightningModule):
     def _complete(self, results: Results) -> Results:
         return replace(
             results,
-            settings=run_settings(self.trainer),
+            settings=plain(run_settings(self.trainer)),
             included=collect_callback_results(self.trainer),
         )
 

@@ -6,63 +6,52 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from lincorr_lightning.geometry.mantel import (
-    Floats,
-    MantelResult,
-    mantel_test,
-    rank_residuals,
-)
-
-SCORES = ("r", "excess", "hit1")
-"""Scores of a linear map: label-wise r, r above the control's, Hit@1."""
+from lincorr_lightning.geometry.mantel import Floats, mantel_test, rank_residuals
+from lincorr_lightning.results.table import column
 
 
 @dataclass(frozen=True)
-class PairScore:
-    """Scores of a linear map from a source to a target on held-out subjects.
-
-    Attributes:
-        source: Name of the source.
-        target: Name of the target.
-        r: Mean label-wise r.
-        excess: r minus that of the control prompt; None without a control.
-        hits: Hit@N of influenced targets by N; empty without a reference.
-    """
+class ScoredPair:
+    """Scores of a linear map from a source to a target on held-out subjects."""
 
     source: str
     target: str
     r: float | None
+    """Mean label-wise r."""
+
     excess: float | None
+    """r minus that of the control prompt; None without a control."""
+
     hits: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def values(self) -> dict[str, float | None]:
-        """The score's numbers, by the names of `SCORES`."""
-        return {"r": self.r, "excess": self.excess, "hit1": self.hits.get("1")}
+    """Hit@N of influenced targets by N; empty without a reference."""
 
 
-class ClosenessTest(NamedTuple):
-    """A correlation of closeness and scores over pairs.
-
-    Attributes:
-        closeness: ``overlap``, ``dimension_difference`` or ``wording``.
-        setting: As ``k=10`` or ``n2=2``; empty for wording.
-        layer: Number of the layer; None for the mean over all layers.
-        against: One of `SCORES`.
-        given: ``wording`` if that is partialled out, else None.
-        result: None if there are too few pairs.
-    """
+@dataclass(frozen=True)
+class ClosenessTest:
+    """A correlation of closeness and scores over pairs; without numbers if there are too few."""
 
     closeness: str
+    """``overlap``, ``dimension_difference`` or ``wording``."""
+
     setting: str
-    layer: int | None
+    """As ``k=10`` or ``n2=2``; empty for wording."""
+
+    layer: str
+    """Number of the layer; ``all`` for the mean over all layers."""
+
     against: str
+    """Score of the maps: ``r``, ``excess`` or ``hit1``."""
+
     given: str | None
-    result: MantelResult | None
+    """``wording`` if that is partialled out, else None."""
+
+    spearman: float | None = column("rho", ".2f", None)
+    p: float | None = column(format=".4f", default=None)
+    n_pairs: int | None = None
+    n_permutations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,7 @@ class KnowledgeCloseness:
     """
 
     n_subjects: int
-    scores: Sequence[PairScore]
+    scores: Sequence[ScoredPair]
     layers: Sequence[int]
     range_scalings: Sequence[int]
     ks: Sequence[int]
@@ -110,43 +99,30 @@ class KnowledgeCloseness:
 
         By name: ``r``, and ``excess`` and ``hit1`` where known; NaN for unknown pairs.
         """
-        n = len(self.names)
-        both = {name: np.full((2, n, n), math.nan) for name in SCORES}
+        both: dict[str, dict[tuple[str, str], list[float]]] = {"r": {}, "excess": {}, "hit1": {}}
         for score in self.scores:
-            i, j = self.names.index(score.source), self.names.index(score.target)
-            for name, value in score.values.items():
-                if value is not None:
-                    both[name][0, i, j] = both[name][1, j, i] = value
-        means = {}
-        for name, values in both.items():
-            n_known = np.isfinite(values).sum(0)
-            total = np.where(np.isfinite(values), values, 0.0).sum(0)
-            means[name] = np.where(n_known > 0, total / np.maximum(n_known, 1), math.nan)
-        return {name: m for name, m in means.items() if np.isfinite(m).any() or name == "r"}
-
-    @cached_property
-    def wording_matrix(self) -> Floats:
-        """Similarity of the wording of all pairs."""
-        return self._matrix(self.wording)
+            values = (score.r, score.excess, score.hits.get("1"))
+            for by_pair, value in zip(both.values(), values, strict=True):
+                if value is not None and math.isfinite(value):
+                    pair = min(score.source, score.target), max(score.source, score.target)
+                    by_pair.setdefault(pair, []).append(value)
+        return {
+            name: self._matrix({pair: sum(known) / len(known) for pair, known in by_pair.items()})
+            for name, by_pair in both.items()
+            if by_pair or name == "r"
+        }
 
     # k, scaling and layer are positions; None for a layer is the mean over all of them.
 
     def overlap_matrix(self, k: int, layer: int | None = None) -> Floats:
         """Return the overlap of all pairs."""
-        return self._matrix(
-            {
-                pair: float(values[:, k].mean() if layer is None else values[layer, k])
-                for pair, values in self.overlap.items()
-            }
-        )
+        values = {pair: by_layer[:, k] for pair, by_layer in self.overlap.items()}
+        return self._matrix({pair: _at(one, layer) for pair, one in values.items()})
 
     def difference_matrix(self, scaling: int, layer: int | None = None) -> Floats:
         """Return ``|log ID - log ID'|`` of all pairs."""
         logs = {name: np.log(values[:, scaling]) for name, values in self.dimension.items()}
-        apart = {(a, b): np.abs(logs[a] - logs[b]) for a, b in self.overlap}
-        return self._matrix(
-            {pair: float(v.mean() if layer is None else v[layer]) for pair, v in apart.items()}
-        )
+        return self._matrix({(a, b): _at(abs(logs[a] - logs[b]), layer) for a, b in self.overlap})
 
     def _matrix(self, values: Mapping[tuple[str, str], float]) -> Floats:
         matrix = np.full((len(self.names), len(self.names)), math.nan)
@@ -169,26 +145,36 @@ class KnowledgeCloseness:
         return [test for layer in layers for test in self._tests(layer)]
 
     def _tests(self, layer: int | None) -> Iterator[ClosenessTest]:
-        number = None if layer is None else self.layers[layer]
-        for name, setting, matrix in self._closeness(layer):
+        number = "all" if layer is None else str(self.layers[layer])
+        wording = self._matrix(self.wording)
+        measures = [
+            *(("overlap", f"k={k}", self.overlap_matrix(i, layer)) for i, k in enumerate(self.ks)),
+            *(
+                ("dimension_difference", f"n2={n2}", self.difference_matrix(i, layer))
+                for i, n2 in enumerate(self.range_scalings)
+            ),
+            *([("wording", "", wording)] if layer is None else []),
+        ]
+        for name, setting, matrix in measures:
             for against, scores in self.score_matrices.items():
-                result = mantel_test(matrix, scores, self.n_permutations, self.seed)
-                yield ClosenessTest(name, setting, number, against, None, result)
-                if name != "wording":
-                    x, y = (rank_residuals(m, self.wording_matrix) for m in (matrix, scores))
-                    result = mantel_test(x, y, self.n_permutations, self.seed)
-                    yield ClosenessTest(name, setting, number, against, "wording", result)
+                for given in (None, "wording") if name != "wording" else (None,):
+                    pair = matrix, scores
+                    if given is not None:
+                        pair = rank_residuals(matrix, wording), rank_residuals(scores, wording)
+                    result = mantel_test(*pair, self.n_permutations, self.seed)
+                    numbers = {} if result is None else vars(result)
+                    yield ClosenessTest(name, setting, number, against, given, **numbers)
 
-    def _closeness(self, layer: int | None) -> Iterator[tuple[str, str, Floats]]:
-        for i, k in enumerate(self.ks):
-            yield "overlap", f"k={k}", self.overlap_matrix(i, layer)
-        for i, n2 in enumerate(self.range_scalings):
-            yield "dimension_difference", f"n2={n2}", self.difference_matrix(i, layer)
-        if layer is None:
-            yield "wording", "", self.wording_matrix
-
-    def test(self, closeness: str, setting: str, against: str) -> MantelResult | None:
+    def test(self, closeness: str, setting: str, against: str) -> ClosenessTest:
         """Return one of `tests`, over the mean of all layers, with nothing partialled out."""
-        wanted = (closeness, setting, None, against, None)
-        (found,) = [test.result for test in self.tests if test[:5] == wanted]
-        return found
+        wanted = (closeness, setting, "all", against, None)
+        (test,) = (
+            test
+            for test in self.tests
+            if (test.closeness, test.setting, test.layer, test.against, test.given) == wanted
+        )
+        return test
+
+
+def _at(values: Floats, layer: int | None) -> float:
+    return float(values.mean() if layer is None else values[layer])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+from pandas import DataFrame, concat
 
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import Floats, MantelResult
+from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.profiles import TokenProfiles
-from lincorr_lightning.results.heat_maps import correlation_heatmap
+from lincorr_lightning.results.heat_maps import correlation_heatmap, short
+from lincorr_lightning.results.plots import curves, p_text
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
@@ -23,20 +25,19 @@ from lincorr_lightning.results.style import (
     INK,
     ORANGE,
     finish,
-    legible,
     new_figure,
     panels_of,
     plain_axes,
 )
 
-_PANEL = (3.4, 2.5)  # inches
-_MAX_CLOUDS = 24
-_MAX_MARKED_LAYERS = 12
+_MAX_CLOUDS = 20  # as many colours
+_MAX_TICKS = 8
 _ALPHA = 0.01
 _MANTEL_ALPHA = 0.05
 _NAMES = {
-    "dimension": "intrinsic dimension", "overlap": "neighborhood overlap",
-    "cosine_mean": "cosine similarity", "angle_mean": "neighbor angle (°)",
+    "dimension": "intrinsic dimension", "overlap": "overlap with the next layer",
+    "cosine_mean": "cosine similarity", "cosine": "cosine similarity",
+    "angle_mean": "neighbor angle (°)", "angle": "neighbor angle (°)",
 }  # fmt: skip
 _SCORES = {"r": "label-wise r", "excess": "r above the control", "hit1": "Hit@1"}
 _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
@@ -44,77 +45,120 @@ _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
 # -- token geometry --------------------------------------------------------------------------------
 
 
-def profiles_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level."""
-    n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
-    panels = [(f"{_NAMES['dimension']}, n2 = {n2}", profiles.layers, profiles.dimension[..., 0])]
-    if profiles.overlap.shape[2]:
-        values = profiles.overlap[..., profiles.paper_k]
-        panels.append((f"{_NAMES['overlap']}, k = {k}", profiles.layers[:-1], values))
-    for name in ("cosine_mean", "angle_mean"):
-        panels.append((_NAMES[name], profiles.layers, profiles.profiles[name]))
-    note = f"{_prompts(profiles)}; bands: standard deviation over prompts"
-    figure, axes = _panels(len(panels), f"Token geometry of {lm}", note)
-    for panel, (title, layers, values) in zip(axes, panels, strict=True):
-        for i, (label, colour) in enumerate(_levels(profiles)):
-            _curve(panel, layers, values[:, i], label, colour)
-        _finish(panel, title, profiles.layers)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower left", ncols=2, frameon=False,
-        fontsize=8, handlelength=1.6, columnspacing=1.2,
+def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figure:
+    """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
+
+    `means` are those over prompts, by ``key``, ``shuffle`` and ``layer``.
+    """
+    frame = means[means["key"].isin(profiles.shown)]
+    frame = frame.sort_values("key", key=lambda keys: keys.map(profiles.shown.index), kind="stable")
+    levels = {level: _level_name(level, profiles.n_tokens) for level in frame["shuffle"].unique()}
+    # From dark to light, distinct in grey as well.
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(levels)))
+    dark_to_light = [matplotlib.colors.to_hex(shade) for shade in shades]
+    colours = [BLUE, ORANGE] if len(levels) <= 2 else dark_to_light
+    return curves(
+        frame.assign(
+            low=frame["mean"] - frame["std"],
+            high=frame["mean"] + frame["std"],
+            level=frame["shuffle"].map(levels),
+            panel=frame["key"].map(_title),
+        ),
+        "layer", "mean", "level", "panel", band=("low", "high"), labels=("layer", ""), per_row=2,
+        title=f"Token geometry of {lm}",
+        subtitle=f"{_prompts(profiles)}; bands: standard deviation over prompts",
+        colours=dict(zip(levels.values(), colours, strict=False)),
+        each=lambda axes, _, __: axes.set_xlim(frame["layer"].min() - 0.5,
+                                               frame["layer"].max() + 0.5),
     )  # fmt: skip
-    return finish(figure)
 
 
-def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
-    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts."""
-    level = list(profiles.shuffles).index(0) if 0 in profiles.shuffles else 0
-    tests = [profiles.dimension_loss(level, j, 0) for j in range(len(profiles.layers))]
-    known = [(layer, t) for layer, t in zip(profiles.layers, tests, strict=True) if t is not None]
-    n2 = profiles.range_scalings[0]
-    figure, (left, right) = _panels(
-        2, f"Intrinsic dimension and loss over prompts, {lm}",
-        f"{_prompts(profiles)}; S = {profiles.shuffles[level]}, n2 = {n2}; band: 95% confidence; "
-        f"filled: p < {_ALPHA:g}",
+def dimension_loss_figure(
+    profiles: TokenProfiles, tests: Sequence[Mapping[str, Any]], lm: str
+) -> Figure:
+    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts.
+
+    `tests` are rows with ``shuffle``, ``layer``, ``n2`` and the numbers of a `CorrelationTest`.
+    """
+    n2, prompts = profiles.settings.range_scalings[0], profiles.prompts
+    level = prompts["shuffle"].min()
+    frame = DataFrame(tests)
+    frame = frame[(frame["shuffle"] == level) & (frame["n2"] == n2)].dropna(subset=["pearson"])
+    figure = new_figure(
+        7.0, 3.0, f"Intrinsic dimension and loss over prompts, {lm}",
+        f"{_prompts(profiles)}, {_level_name(level, profiles.n_tokens)}; n2 = {n2}; "
+        f"bars: 95% confidence; filled: p < {_ALPHA:g}",
     )  # fmt: skip
-    _finish(left, "Pearson r of log ID and log loss", profiles.layers)
+    left, right = panels_of(figure, 2, 2)
+    plain_axes(left, "Pearson r of log ID and log loss", "layer", "")
     left.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+    left.set_xlim(profiles.layers["layer"].min() - 0.5, profiles.layers["layer"].max() + 0.5)
     left.set_ylim(-1.05, 1.05)
-    if not known:
+    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if not len(frame):
         for axes in (left, right):
             axes.text(0.5, 0.5, "too few prompts", transform=axes.transAxes, ha="center",
                       va="center", color=GREY, fontsize=9)  # fmt: skip
         return finish(figure)
-    layers = [layer for layer, _ in known]
-    left.plot(layers, [t.pearson for _, t in known], color=BLUE, linewidth=1.7)
-    low, high = [t.low for _, t in known], [t.high for _, t in known]
-    left.fill_between(layers, low, high, color=BLUE, alpha=0.18, linewidth=0)
-    if len(layers) == 1:  # a band of one layer has no width
-        left.vlines(layers, low, high, color=BLUE, alpha=0.4, linewidth=4)
-    for layer, t in known:
-        face = BLUE if t.pearson_p < _ALPHA else "white"
-        left.plot(layer, t.pearson, "o", color=BLUE, markerfacecolor=face, markersize=5)
-    layer, strongest = max(known, key=lambda pair: abs(pair[1].pearson))
-    x = profiles.dimension[:, level, list(profiles.layers).index(layer), 0]
-    y = profiles.loss[:, level]
-    finite = np.isfinite(x) & np.isfinite(y)
-    x, y = x[finite], y[finite]
-    right.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
-    if len(x) > 1 and np.ptp(x) > 0:
-        slope, offset = np.polyfit(np.log(x), np.log(y), 1)
-        ends = np.array([x.min(), x.max()])
-        right.plot(ends, np.exp(offset) * ends**slope, color=ORANGE, linewidth=1.5)
-    numbers = f"r = {_signed(strongest.pearson)}, {_p(strongest.pearson_p)}"
-    title = f"layer {layer}, the strongest: {numbers}"
+    around = np.abs(frame[["low", "high"]].sub(frame["pearson"], axis=0).to_numpy(float).T)
+    left.errorbar(
+        frame["layer"], frame["pearson"], around, fmt="o-", color=BLUE, ecolor="#BBD6EA",
+        elinewidth=4, markerfacecolor="white",
+    )  # fmt: skip
+    clear = frame[frame["pearson_p"] < _ALPHA]
+    left.plot(clear["layer"], clear["pearson"], "o", color=BLUE)
+    strongest = frame.loc[frame["pearson"].astype(float).abs().idxmax()]
+    rows = (profiles.layers["shuffle"] == level) & (profiles.layers["layer"] == strongest["layer"])
+    x = profiles.layers[f"dimension n2={n2}"][rows].to_numpy()
+    _power_law(right, x, prompts["loss"][prompts["shuffle"] == level].to_numpy())
+    numbers = f"r = {short(strongest['pearson'])}, {p_text(strongest['pearson_p'])}"
+    title = f"layer {strongest['layer']:.0f}, the strongest: {numbers}"
     plain_axes(right, title, "intrinsic dimension", "loss (nats)")
-    right.set_xscale("log")
-    right.set_yscale("log")
-    for axis in (right.xaxis, right.yaxis):
+    return finish(figure)
+
+
+def _power_law(axes: Axes, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+    """Draw points and the power law through them, over logarithmic axes."""
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    axes.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+    slope, offset = np.polyfit(np.log(x), np.log(y), 1)
+    ends = np.array([x.min(), x.max()])
+    axes.plot(ends, np.exp(offset) * ends**slope, color=ORANGE, linewidth=1.5)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(ScalarFormatter())
-        axis.set_minor_locator(MaxNLocator(1))
-        axis.set_minor_formatter(lambda *_: "")
+        axis.set_minor_locator(NullLocator())
+
+
+def history_figure(frame: DataFrame, note: str) -> Figure:
+    """Draw a heat map per observable: layers from bottom to top, steps from left to right.
+
+    Args:
+        frame: Means by ``observable``, ``layer`` and ``step``; rows without a layer are left out.
+        note: Subtitle: what the values are means over.
+    """
+    frame = frame[frame["layer"] != ""]
+    names = list(frame["observable"].drop_duplicates())
+    n_columns, n_layers = min(2, max(len(names), 1)), frame["layer"].nunique()
+    figure = new_figure(
+        max(3.9 * n_columns, 5.0),
+        math.ceil(len(names) / n_columns) * min(max(0.22 * n_layers + 0.9, 1.7), 4.5),
+        "Token geometry in training, layer by layer", note,
+    )  # fmt: skip
+    for axes, name in zip(panels_of(figure, len(names), n_columns), names, strict=True):
+        rows = frame[frame["observable"] == name].astype({"layer": int})
+        cells = rows.pivot(index="layer", columns="step", values="mean")
+        image = axes.imshow(cells, aspect="auto", origin="lower", interpolation="none")
+        plain_axes(axes, _title(name.replace("_", " ", 1)), "step", "layer")
+        axes.grid(visible=False)
+        for labels, set_ticks in ((cells.columns, axes.set_xticks), (cells.index, axes.set_yticks)):
+            every = math.ceil(len(labels) / _MAX_TICKS)
+            set_ticks(range(0, len(labels), every), list(map(str, labels[::every])))
+        bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.06)
+        bar.ax.tick_params(labelsize=7.5, length=2, color=GREY, labelcolor=INK)
     return finish(figure)
 
 
@@ -124,26 +168,28 @@ def dimension_loss_figure(profiles: TokenProfiles, lm: str) -> Figure:
 def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     """Draw overlap and difference of log ID against the scores of the maps, a point per pair."""
     k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
-    rows = list(closeness.score_matrices)
-    wording = closeness.test("wording", "", "r")
+    scores = closeness.score_matrices
     figure = new_figure(
-        7.4, 2.6 * len(rows) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
+        7.4, 2.6 * len(scores) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
         f"a point per pair of {len(closeness.names)} kinds of knowledge, "
-        f"{closeness.n_subjects:,} subjects; p by permutation; wording alone: {_rho(wording)}",
+        f"{closeness.n_subjects:,} subjects; p by permutation; "
+        f"wording alone: {_rho(closeness.test('wording', '', 'r'))}",
     )  # fmt: skip
-    panels = figure.subplots(len(rows), 2, squeeze=False)
-    columns = (
+    measures = (
         ("overlap", f"k={k}", closeness.overlap_matrix(closeness.middle_k),
          "overlap of neighborhoods"),
         ("dimension_difference", f"n2={n2}", closeness.difference_matrix(0),
          "difference of log ID"),
     )  # fmt: skip
-    for axes_row, against in zip(panels, rows, strict=True):
-        for axes, (kind, setting, matrix, name) in zip(axes_row, columns, strict=True):
-            _points(axes, matrix, closeness.score_matrices[against], _SCORE_COLOURS[against])
+    upper = np.triu_indices(len(closeness.names), 1)
+    panels = iter(panels_of(figure, 2 * len(scores), 2))
+    for against, matrix in scores.items():
+        for kind, setting, close, name in measures:
+            axes, x, y = next(panels), close[upper], matrix[upper]
+            axes.plot(x, y, "o", color=_SCORE_COLOURS[against], markersize=4, alpha=0.6,
+                      markeredgewidth=0)  # fmt: skip
             rho = _rho(closeness.test(kind, setting, against))
-            label = f"{name}, {setting.replace('=', ' = ')}"
-            plain_axes(axes, rho, label, _SCORES[against])
+            plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", _SCORES[against])
     return finish(figure)
 
 
@@ -165,150 +211,78 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     return figure
 
 
-def dimension_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw the ID of each cloud by layer and by range scaling."""
-    n, names = len(closeness.names), closeness.names[:_MAX_CLOUDS]
-    deep = len(closeness.layers) > 1
-    note = f"; {len(names)} of {n} kinds of knowledge" if len(names) < n else ""
-    figure = new_figure(
-        3.7 * (1 + deep) + 2.6, 4.0, f"Intrinsic dimension of the prompts, {lm}",
-        f"{closeness.n_subjects:,} subjects; a point is the last token of a prompt{note}",
+def dimension_figure(frame: DataFrame, n_subjects: int, lm: str) -> Figure:
+    """Draw the ID of each cloud by range scaling and by layer.
+
+    `frame` has ``knowledge``, ``layer``, ``n2`` and ``dimension``.
+    """
+    names = frame["knowledge"].unique()
+    shown = frame[frame["knowledge"].isin(names[:_MAX_CLOUDS])]
+    last, n2 = frame["layer"].max(), frame["n2"].min()
+    parts = [(f"layer {last}, by range scaling n2", "n2", shown[shown["layer"] == last])]
+    if frame["layer"].nunique() > 1:
+        parts.append((f"n2 = {n2}, by layer", "layer", shown[shown["n2"] == n2]))
+
+    def log_scale(axes: Axes, panel: str, rows: DataFrame) -> None:
+        if panel == parts[0][0]:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_locator(FixedLocator(sorted(rows["x"].unique())))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+
+    note = f"; {_MAX_CLOUDS} of {len(names)} kinds of knowledge" if len(names) > _MAX_CLOUDS else ""
+    return curves(
+        concat([part.assign(panel=panel, x=part[x]) for panel, x, part in parts]),
+        "x", "dimension", "knowledge", "panel", labels=("", "intrinsic dimension"),
+        title=f"Intrinsic dimension of the prompts, {lm}",
+        subtitle=f"{n_subjects:,} subjects; a point is the last token of a prompt{note}",
+        size=(4.2, 3.6), each=log_scale,
     )  # fmt: skip
-    panels = panels_of(figure, 1 + deep, 1 + deep)
-    palette = matplotlib.colormaps["tab20"]
-    shown = legible(names)
-    for i, (name, label) in enumerate(zip(names, shown, strict=True)):
-        values = closeness.dimension[name]
-        style: dict[str, Any] = {
-            "color": palette(i % 20), "linewidth": 1.3, "marker": "o" if i < 20 else "s",
-        }  # fmt: skip
-        panels[0].plot(closeness.range_scalings, values[-1], markersize=3, label=label, **style)
-        if deep:
-            marker = 3 if len(closeness.layers) <= _MAX_MARKED_LAYERS else 0
-            panels[1].plot(closeness.layers, values[:, 0], markersize=marker, **style)
-    title = f"layer {closeness.layers[-1]}"
-    plain_axes(panels[0], title, "range scaling n2", "intrinsic dimension")
-    panels[0].set_xscale("log", base=2)
-    panels[0].xaxis.set_major_locator(FixedLocator(list(closeness.range_scalings)))
-    panels[0].xaxis.set_minor_locator(NullLocator())
-    panels[0].xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    if deep:
-        plain_axes(panels[1], f"n2 = {closeness.range_scalings[0]}", "layer", "")
-        panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    handles, labels = panels[0].get_legend_handles_labels()
-    # A legend of the figure would overlap the title.
-    panels[-1].legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
-        frameon=False, fontsize=7.5, labelspacing=0.3,
-    )  # fmt: skip
-    return finish(figure)
 
 
 def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     """Draw rho of closeness and the scores of the maps by layer."""
-    kinds = (("overlap", f"k={closeness.ks[closeness.middle_k]}"),
-             ("dimension_difference", f"n2={closeness.range_scalings[0]}"))  # fmt: skip
-    figure = new_figure(
-        7.4, 2.9, f"Closeness and linear correlation by layer, {lm}",
-        f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation",
+    k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
+    frame = DataFrame(closeness.tests)
+    frame = frame[(frame["layer"] != "all") & frame["given"].isna()]
+    frame = frame[frame["setting"].isin((f"k={k}", f"n2={n2}"))].astype({"layer": int})
+    names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID"}
+    return curves(
+        frame.assign(
+            panel=frame["closeness"].map(names) + ", " + frame["setting"],
+            score=frame["against"].map(_SCORES),
+            clear=frame["p"] < _MANTEL_ALPHA,
+        ),
+        "layer", "spearman", "score", "panel", filled="clear", labels=("layer", "Spearman ρ"),
+        title=f"Closeness and linear correlation by layer, {lm}",
+        subtitle=f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation",
+        colours={_SCORES[name]: colour for name, colour in _SCORE_COLOURS.items()}, share_y=True,
+        each=lambda axes, _, __: axes.axhline(0, color=GREY, linewidth=0.8, zorder=0),
     )  # fmt: skip
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (kind, setting) in zip(panels, kinds, strict=True):
-        for against in closeness.score_matrices:
-            found = [
-                (test.layer, test.result)
-                for test in closeness.tests
-                if (test.closeness, test.setting, test.against) == (kind, setting, against)
-                and test.given is None and test.layer is not None and test.result is not None
-            ]  # fmt: skip
-            colour = _SCORE_COLOURS[against]
-            axes.plot([layer for layer, _ in found], [result.spearman for _, result in found],
-                      color=colour, linewidth=1.5, label=_SCORES[against])  # fmt: skip
-            for layer, result in found:
-                face = colour if result.p < _MANTEL_ALPHA else "white"
-                axes.plot(layer, result.spearman, "o", color=colour, markerfacecolor=face,
-                          markersize=4.5)  # fmt: skip
-        axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
-        title = kind.replace("_", " of ").replace("dimension of difference", "difference of log ID")
-        plain_axes(axes, f"{title}, {setting.replace('=', ' = ')}", "layer", "")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    panels[0].set_ylabel("Spearman ρ", fontsize=8.5, color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
-    return finish(figure)
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
+def _title(key: str) -> str:
+    """Return the title of an observable, such as ``overlap k=10``."""
+    name, _, setting = key.partition(" ")
+    return _NAMES.get(name, name) + (f", {setting.replace('=', ' = ')}" if setting else "")
+
+
 def _prompts(profiles: TokenProfiles) -> str:
-    n = len(profiles.prompts)
+    n = len(profiles.prompts) // profiles.prompts["shuffle"].nunique()
     return f"{n:,} prompt{'s' * (n != 1)} of {profiles.n_tokens:,} tokens"
 
 
-def _levels(profiles: TokenProfiles) -> list[tuple[str, str]]:
-    """Return the label and the colour of each shuffling level."""
-
-    def label(level: int) -> str:
-        if level == 0:
-            return "S = 0, as written"
-        n_blocks = 4**level
-        what = "every token" if n_blocks == profiles.n_tokens else f"{n_blocks:,} blocks"
-        return f"S = {level}, {what}"
-
-    labels = list(map(label, profiles.shuffles))
-    if len(labels) <= 2:
-        return list(zip(labels, (BLUE, ORANGE), strict=False))
-    # From dark to light, distinct in grey as well.
-    viridis = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(labels)))
-    return list(zip(labels, map(matplotlib.colors.to_hex, viridis), strict=True))
+def _level_name(level: int, n_tokens: int) -> str:
+    if level == 0:
+        return "as written"
+    n_blocks = 4**level
+    return "every token shuffled" if n_blocks == n_tokens else f"{n_blocks:,} blocks shuffled"
 
 
-def _panels(n: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with n panels, two side by side."""
-    height = _PANEL[1] * math.ceil(n / 2) + 0.5
-    figure = new_figure(2 * _PANEL[0] + 0.2, height, title, subtitle)
-    return figure, panels_of(figure, n, 2)
-
-
-def _curve(axes: Axes, layers: Sequence[int], values: Floats, label: str, colour: str) -> None:
-    """Draw the mean over prompts with a band of one standard deviation."""
-    known = np.ma.masked_invalid(values)
-    middle, around = known.mean(0).filled(np.nan), known.std(0).filled(np.nan)
-    marker = "o" if len(layers) <= _MAX_MARKED_LAYERS else ""
-    axes.plot(layers, middle, color=colour, label=label, linewidth=1.6, marker=marker, markersize=3)
-    axes.fill_between(layers, middle - around, middle + around, color=colour, alpha=0.13,
-                      linewidth=0)  # fmt: skip
-    if len(layers) == 1:  # a band of one layer has no width
-        axes.errorbar(layers, middle, around, color=colour, alpha=0.4, linewidth=1, capsize=8)
-
-
-def _finish(axes: Axes, title: str, layers: Sequence[int]) -> None:
-    """Put layers on x, with the same limits in all panels."""
-    plain_axes(axes, title, "layer", "")
-    axes.set_xlim(layers[0] - 0.5, layers[-1] + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
-
-
-def _p(value: float) -> str:
-    return "p < .001" if value < 0.001 else f"p = {value:.3f}".replace("0.", ".", 1)
-
-
-def _rho(test: MantelResult | None) -> str:
-    if test is None:
+def _rho(test: ClosenessTest) -> str:
+    if test.spearman is None:
         return "too few pairs"
-    return f"ρ = {_signed(test.spearman)}, {_p(test.p)}"
-
-
-def _points(axes: Axes, x: Floats, y: Floats, colour: str) -> None:
-    """Draw a point per pair of which both matrices have a number."""
-    upper = np.triu_indices(len(x), 1)
-    x, y = x[upper], y[upper]
-    known = np.isfinite(x) & np.isfinite(y)
-    axes.plot(x[known], y[known], "o", color=colour, markersize=4, alpha=0.6, markeredgewidth=0)
-    if not known.any():
-        axes.set_ylim(0, 1)
+    return f"ρ = {short(test.spearman)}, {p_text(test.p)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,33 +14,27 @@ from torch import Tensor
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.frozen_lm import FrozenLMModule
-from lincorr_lightning.functional import Moments, hit_rates, summarize
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, PairScore
+from lincorr_lightning.functional import summarize
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness, ScoredPair
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
-from lincorr_lightning.geometry.results import knowledge_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_states
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import RidgeSolver, label_r, split_targets
+from lincorr_lightning.linear_map.layout import build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Results
+from lincorr_lightning.study import LMStudy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class KnowledgeGeometry(FrozenLMModule):
+class KnowledgeGeometry(LMStudy):
     """Compares the closeness of prompts in geometry with the correlation of their logits.
 
     ``lincorr test`` reads the prompt of each kind of knowledge for the same held-out subjects. The
@@ -76,7 +69,9 @@ class KnowledgeGeometry(FrozenLMModule):
         LanguageModelError: The LM cannot be read.
     """
 
+    study = "knowledge_geometry"
     batch_type = SubjectBatch
+    shards_lm = True
 
     def __init__(
         self,
@@ -94,8 +89,10 @@ class KnowledgeGeometry(FrozenLMModule):
         require("model.ridge", ridge, at_least=0)
         require("model.n_permutations", n_permutations, at_least=1)
         require("model.seed", seed, at_least=0)
-        self.save_hyperparameters(ignore=["lm"], logger=False)
-        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
+        self.save_hyperparameters(logger=False)
+        self.probe, self.ridge = probe, ridge
+        self.range_scalings, self.ks = range_scalings, ks
+        self.n_permutations, self.seed = n_permutations, seed
         self.probed = None if probe is None else _read_probe(Path(probe))
         names, pairs = split_names(knowledge), None
         if self.probed is not None:
@@ -121,11 +118,13 @@ class KnowledgeGeometry(FrozenLMModule):
         self.fit_moments.reset()
         self.test_moments.reset()
         self._states = {name: [] for name in self.layout.domains}
-        theirs = {} if self.probed is None else self.probed["lm"]
-        for part, ours in self.lm.fingerprint.items() if theirs else ():
-            if theirs["fingerprint"].get(part) != ours:
+        if self.probed is None:
+            return
+        other = self.probed["lm"]
+        for part, value in self.lm_info["fingerprint"].items():
+            if other["fingerprint"].get(part) != value:
                 raise ConfigError(
-                    f"the probe in {self.hparams['probe']} is of {theirs['name_or_path']}, whose "
+                    f"the probe in {self.probe} is of {other['name_or_path']}, whose "
                     f"{part} differs from that of {self.lm.config.name_or_path} as it is read "
                     "here. Give model.lm as that run has it (its config.yaml)."
                 )
@@ -167,15 +166,27 @@ class KnowledgeGeometry(FrozenLMModule):
             fit, test = self.fit_moments.gather(), self.test_moments.gather()
             if not int(fit.n):
                 raise _no_fit_half()
-            scores = fit_scores(self.layout, fit, test, self.hparams["ridge"])
+            scores = [
+                ScoredPair(
+                    *pair, number(summarize(one.r).mean), None,
+                    (one.precision or {}).get("influenced", {}),
+                )
+                for pair, one in fit_and_score(fit, test, self.layout, self.ridge).items()
+            ]  # fmt: skip
         else:
-            scores = _probe_scores(self.probed)
+            scores = [
+                ScoredPair(
+                    pair["source"], pair["target"], pair["label_mean"], pair.get("excess"),
+                    (pair.get("precision") or {}).get("influenced", {}),
+                )
+                for pair in self.probed["pairs"]
+            ]  # fmt: skip
         near: dict[str, Tensor] = {}
         dimension: dict[str, Tensor] = {}
         for name in self.layout.domains:
             cloud = self._gather_cloud(name)
             settings = CloudSettings.of(
-                cloud.shape[1], self.hparams["range_scalings"], self.hparams["ks"], False, "model"
+                cloud.shape[1], self.range_scalings, self.ks, False, "model"
             )
             if not near:
                 n = len(self.layout.domains)
@@ -199,11 +210,9 @@ class KnowledgeGeometry(FrozenLMModule):
             dimension={name: values.cpu().numpy() for name, values in dimension.items()},
             overlap=overlap,
             wording=wording_similarity(self.lm.tokenizer, prompts),
-            n_permutations=self.hparams["n_permutations"],
-            seed=self.hparams["seed"],
+            n_permutations=self.n_permutations,
+            seed=self.seed,
         )
-        # All ranks take part in the fingerprint of a sharded LM.
-        self._lm_info: Mapping[str, Any] = self.lm.info
 
     def _gather_cloud(self, name: str) -> Tensor:
         """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""
@@ -211,31 +220,13 @@ class KnowledgeGeometry(FrozenLMModule):
         parts.sort(key=lambda part: part[0])
         return torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
 
-    def on_test_end(self) -> None:
-        """Write numbers, tables and figures."""
-        if self.closeness is None or not self.trainer.is_global_zero:
-            return
-        included = collect_callback_results(self.trainer)
-        results = knowledge_geometry_results(
-            self.closeness, self._lm_info, run_settings(self.trainer), included
-        )
-        write_results(self.trainer, results)
+    def build_results(self) -> Results | None:
+        """Return numbers, tables and figures."""
+        if self.closeness is None:
+            return None
+        from lincorr_lightning.geometry.results import knowledge_geometry_results
 
-
-def fit_scores(layout: JointLayout, fit: Moments, test: Moments, ridge: float) -> list[PairScore]:
-    """Fit the maps of all pairs and score them on other subjects."""
-    found: dict[tuple[str, str], PairScore] = {}
-    for source in layout.sources:
-        x, y = layout.columns(source), layout.target_columns(source)
-        weight = RidgeSolver(fit, x, y).solve(ridge).weight
-        r = dict(split_targets(layout, source, label_r(test, weight, x, y).cpu()))
-        for target, block in split_targets(layout, source, weight, dim=0):
-            reference, hits = layout.references[source, target], {}
-            if reference is not None:
-                hits = hit_rates(block.cpu(), torch.from_numpy(reference))[0].by_rank()
-            score = number(summarize(r[target]).mean)
-            found[source, target] = PairScore(source, target, score, None, hits)
-    return [found[pair] for pair in layout.pairs]
+        return knowledge_geometry_results(self.closeness, self.lm.config.name_or_path)
 
 
 def wording_similarity(
@@ -281,16 +272,3 @@ def _read_probe(folder: Path) -> dict[str, Any]:
             f"{SCHEMA}. Run the probe again with this version."
         )
     return found
-
-
-def _probe_scores(probed: Mapping[str, Any]) -> list[PairScore]:
-    return [
-        PairScore(
-            pair["source"],
-            pair["target"],
-            pair["label_mean"],
-            pair.get("excess"),
-            (pair.get("precision") or {}).get("influenced", {}),
-        )
-        for pair in probed["pairs"]
-    ]

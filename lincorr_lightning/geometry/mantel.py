@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import pearsonr, rankdata, spearmanr
 
+from lincorr_lightning.results.table import column
+
 Floats = npt.NDArray[np.float64]
 
 _MIN_POINTS = 4  # Fisher's interval needs as many
@@ -22,17 +24,13 @@ _PERMUTATIONS_AT_ONCE = 1000
 class CorrelationTest:
     """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points."""
 
-    pearson: float
-    low: float
-    high: float
-    pearson_p: float
-    spearman: float
-    spearman_p: float
-    n: int
-
-
-CORRELATION_KEYS = tuple(CorrelationTest.__dataclass_fields__)
-"""Names of the numbers of a `CorrelationTest`."""
+    pearson: float = column(format=".2f")
+    low: float = column(format=".2f")
+    high: float = column(format=".2f")
+    pearson_p: float = column(format=".4f")
+    spearman: float = column(format=".2f")
+    spearman_p: float = column(format=".4f")
+    n: int = column(format="d")
 
 
 def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | None:
@@ -46,8 +44,8 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
         None if there are fewer than four such points, or one of the numbers is constant.
 
     Example:
-        >>> found = correlation_test([1, 2, 3, 4, float("nan")], [1, 2, 4, 3, 5])
-        >>> found.n, round(found.pearson, 2), round(found.spearman, 2)
+        >>> test = correlation_test([1, 2, 3, 4, float("nan")], [1, 2, 4, 3, 5])
+        >>> test.n, round(test.pearson, 2), round(test.spearman, 2)
         (4, 0.8, 0.8)
         >>> correlation_test([1, 1, 1, 1], [1, 2, 4, 3]) is None
         True
@@ -58,7 +56,7 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
         return None
     linear, ranked = pearsonr(*points), spearmanr(*points)
     interval = linear.confidence_interval()
-    found = CorrelationTest(
+    test = CorrelationTest(
         pearson=float(linear.statistic),
         low=float(interval.low),
         high=float(interval.high),
@@ -67,23 +65,22 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
         spearman_p=float(ranked.pvalue),
         n=points.shape[1],
     )
-    return found if all(map(math.isfinite, asdict(found).values())) else None
+    return test if all(map(math.isfinite, asdict(test).values())) else None
 
 
 @dataclass(frozen=True)
 class MantelResult:
-    """Correlation of two matrices over the same items (Mantel, 1967), by ranks.
-
-    Attributes:
-        spearman: Rho over the pairs of items.
-        p: Fraction of the permutations of the items whose rho is as far from 0, of either sign.
-        n_pairs: Number of pairs that both matrices have.
-        n_permutations: Number of permutations.
-    """
+    """Correlation of two matrices over the same items (Mantel, 1967), by ranks."""
 
     spearman: float
+    """Rho over the pairs of items."""
+
     p: float
+    """Fraction of the permutations of the items whose rho is as far from 0, of either sign."""
+
     n_pairs: int
+    """Number of pairs that both matrices have."""
+
     n_permutations: int
 
 

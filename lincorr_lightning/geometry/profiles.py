@@ -1,18 +1,20 @@
-"""Token geometry over prompts, shuffling levels and layers, and its correlations with the loss."""
+"""Token geometry over prompts, shuffling levels and layers, as data frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lincorr_lightning.geometry.intrinsic_dimension import cloud_dimension
-from lincorr_lightning.geometry.mantel import CorrelationTest, Floats, correlation_test
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _PAPER_K = 2  # size of the neighborhood in the paper's figures
 MIN_CORPORA = 4
@@ -29,143 +31,96 @@ class ObservedPrompt(NamedTuple):
     geometry: PromptGeometry
 
 
-class Curve(NamedTuple):
-    """An observable by layer.
-
-    Attributes:
-        name: The observable, as ``dimension``.
-        setting: Range scaling or size of the neighborhood, as ``n2=2`` or ``k=2``; else empty.
-        layers: Numbers of the layers; of an overlap, that of the first of its two layers.
-        values: ``(n_prompts, n_levels, n_layers)``.
-    """
-
-    name: str
-    setting: str
-    layers: Sequence[int]
-    values: Floats
-
-
 @dataclass(frozen=True)
 class TokenProfiles:
     """What is observed of all prompts at all shuffling levels.
 
+    Columns of a range scaling or of a size of neighborhoods are named as ``dimension n2=2`` and
+    ``overlap k=10``; what is not finite is NaN.
+
     Attributes:
         n_tokens: Number of tokens of a prompt.
         n_skipped: Number of texts that were too short.
-        prompts: Names of the prompts.
-        corpora: Corpus of each prompt.
-        shuffles: Shuffling levels S.
-        layers: Numbers of the layers; 0 is the token embedding.
-        range_scalings: Range scalings n2 of the intrinsic dimension.
-        ks: Sizes of the neighborhoods.
-        dimension: Intrinsic dimension, ``(n_prompts, n_levels, n_layers, n_scalings)``.
-        overlap: Overlap with the next layer, ``(n_prompts, n_levels, n_layers - 1, n_ks)``.
-        profiles: Mean and standard deviation of cosines and angles by name, each
-            ``(n_prompts, n_levels, n_layers)``.
-        logits_dimension: Intrinsic dimension of the cloud of next-token probabilities,
-            ``(n_prompts, n_levels, n_scalings)``.
-        loss: Mean cross-entropy in nats, ``(n_prompts, n_levels)``.
-        entropy: Mean contextual entropy in nats, ``(n_prompts, n_levels)``.
-        corpus_dimension: Intrinsic dimension of the cloud of a corpus's unshuffled prompts, each by
-            its last token, ``(n_corpora, n_layers, n_scalings)``; NaN if there are too few prompts.
-        corpus_loss: Mean loss of each of these corpora, ``(n_corpora,)``.
+        settings: What was observed.
+        prompts: A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and
+            ``entropy`` in nats, and ``logits_dimension`` at each scaling.
+        layers: A row per prompt, level and layer: ``prompt``, ``shuffle``, ``layer``, intrinsic
+            ``dimension`` at each scaling, ``overlap`` with the next layer at each k, mean and
+            standard deviation of cosines and angles.
+        corpora: A row per corpus and layer: ``corpus``, ``layer``, mean ``loss`` of its unshuffled
+            prompts, and ``dimension`` of the cloud of their last tokens at each scaling; empty if
+            there are too few corpora.
     """
 
     n_tokens: int
     n_skipped: int
-    prompts: Sequence[str]
-    corpora: Sequence[str]
-    shuffles: Sequence[int]
-    layers: Sequence[int]
-    range_scalings: Sequence[int]
-    ks: Sequence[int]
-    dimension: Floats
-    overlap: Floats
-    profiles: Mapping[str, Floats]
-    logits_dimension: Floats
-    loss: Floats
-    entropy: Floats
-    corpus_dimension: Floats
-    corpus_loss: Floats
+    settings: CloudSettings
+    prompts: DataFrame
+    layers: DataFrame
+    corpora: DataFrame
 
     @property
     def paper_k(self) -> int:
-        """Position of the paper's k, or of the first one."""
-        return list(self.ks).index(_PAPER_K) if _PAPER_K in self.ks else 0
+        """The paper's k, or the first one."""
+        return _PAPER_K if _PAPER_K in self.settings.ks else self.settings.ks[0]
 
-    def curves(self) -> Iterator[Curve]:
-        """Yield each observable by layer."""
-        for i, n2 in enumerate(self.range_scalings):
-            yield Curve("dimension", f"n2={n2}", self.layers, self.dimension[..., i])
-        for i, k in enumerate(self.ks):
-            yield Curve("overlap", f"k={k}", self.layers[:-1], self.overlap[..., i])
-        for name, values in self.profiles.items():
-            yield Curve(name, "", self.layers, values)
-
-    def dimension_loss(self, level: int, layer: int, scaling: int) -> CorrelationTest | None:
-        """Correlate log ID and log loss over prompts."""
-        dimension, loss = self.dimension[:, level, layer, scaling], self.loss[:, level]
-        return correlation_test(_log(dimension), _log(loss))
+    @property
+    def shown(self) -> list[str]:
+        """The observables of the paper's figure."""
+        n2 = self.settings.range_scalings[0]
+        return [f"dimension n2={n2}", f"overlap k={self.paper_k}", "cosine_mean", "angle_mean"]
 
 
-def stack_prompts(
+def tabulate_prompts(
     observed: Sequence[ObservedPrompt],
     settings: CloudSettings,
     n_tokens: int,
     n_skipped: int,
     device: torch.device,
 ) -> TokenProfiles:
-    """Stack what was observed of each prompt at each level."""
+    """Put what was observed of each prompt at each level into tables, in the prompts' order."""
+    from pandas import DataFrame
+
     observed = sorted(observed, key=lambda one: one[:2])
-    levels = sorted({one.level for one in observed})
-    prompts = [one for one in observed if one.level == levels[0]]
-    found = [one.geometry for one in observed]
-    clouds = [one.clouds for one in found]
-
-    def stack(parts: Sequence[Tensor | float]) -> Floats:
-        tensors = [torch.as_tensor(part, dtype=torch.float64) for part in parts]
-        array: Floats = torch.stack(tensors).numpy()
-        return array.reshape(len(prompts), len(levels), *array.shape[1:])
-
-    loss = stack([one.loss for one in found])
-    names = ("cosine_mean", "cosine_std", "angle_mean", "angle_std")
-    corpora = [one.corpus for one in prompts]
-    members = [[i for i, c in enumerate(corpora) if c == one] for one in sorted(set(corpora))]
-    if levels[0] != 0 or len(members) < MIN_CORPORA:
-        members = []
-    n_layers, n_scalings = clouds[0].dimension.shape
+    prompts, layers = [], []
+    for _, level, name, corpus, geometry in observed:
+        logits = zip(settings.range_scalings, geometry.logits_dimension.tolist(), strict=True)
+        prompts.append(
+            {
+                "prompt": name, "corpus": corpus, "shuffle": level,
+                "loss": geometry.loss, "entropy": geometry.entropy,
+                **{f"logits_dimension n2={n2}": value for n2, value in logits},
+            }
+        )  # fmt: skip
+        columns = {key: values.tolist() for key, values in settings.named(geometry.clouds).items()}
+        for i, layer in enumerate(settings.layers(len(columns["cosine_mean"]))):
+            # The last layer has no next one to overlap with.
+            cells = {key: one[i] if i < len(one) else math.nan for key, one in columns.items()}
+            layers.append({"prompt": name, "shuffle": level, "layer": layer, **cells})
+    frames = (DataFrame(rows) for rows in (prompts, layers, _corpora(observed, settings, device)))
     return TokenProfiles(
-        n_tokens=n_tokens,
-        n_skipped=n_skipped,
-        prompts=[one.name for one in prompts],
-        corpora=corpora,
-        shuffles=levels,
-        layers=settings.layers(n_layers),
-        range_scalings=settings.range_scalings,
-        ks=settings.ks,
-        dimension=stack([cloud.dimension for cloud in clouds]),
-        overlap=stack([cloud.overlap for cloud in clouds]),
-        profiles={name: stack([getattr(cloud, name) for cloud in clouds]) for name in names},
-        logits_dimension=stack([one.logits_dimension for one in found]),
-        loss=loss,
-        entropy=stack([one.entropy for one in found]),
-        corpus_dimension=np.array(
-            [_corpus_dimension([prompts[i] for i in part], settings, device) for part in members]
-        ).reshape(-1, n_layers, n_scalings),
-        corpus_loss=np.array([loss[part, 0].mean() for part in members]),
+        n_tokens,
+        n_skipped,
+        settings,
+        *(one.replace([math.inf, -math.inf], math.nan) for one in frames),
     )
 
 
-def _corpus_dimension(
-    prompts: Sequence[ObservedPrompt], settings: CloudSettings, device: torch.device
-) -> Floats:
-    """Return the ID of the last tokens of some prompts, ``(n_layers, n_scalings)``."""
-    states = [prompt.geometry.last for prompt in prompts]
-    cloud = torch.stack([state for state in states if state is not None], dim=1)
-    dimension: Floats = cloud_dimension(cloud.to(device), settings.range_scalings).cpu().numpy()
-    return dimension
-
-
-def _log(values: Floats) -> Floats:
-    """Return the logarithm, NaN where there is none."""
-    return np.log(np.where(values > 0, values, np.nan))
+def _corpora(
+    observed: Sequence[ObservedPrompt], settings: CloudSettings, device: torch.device
+) -> list[dict[str, object]]:
+    """Return the rows of `TokenProfiles.corpora`."""
+    members: dict[str, list[PromptGeometry]] = {}
+    for one in observed:
+        if one.level == 0:
+            members.setdefault(one.corpus, []).append(one.geometry)
+    rows: list[dict[str, object]] = []
+    for corpus, prompts in sorted(members.items()) if len(members) >= MIN_CORPORA else ():
+        last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]
+        dimension = cloud_dimension(torch.stack(last, 1).to(device), settings.range_scalings)
+        loss = sum(prompt.loss for prompt in prompts) / len(prompts)
+        for layer, values in zip(settings.layers(len(dimension)), dimension.tolist(), strict=True):
+            named = zip(settings.range_scalings, values, strict=True)
+            cells = {f"dimension n2={n2}": value for n2, value in named}
+            rows.append({"corpus": corpus, "layer": layer, "loss": loss, **cells})
+    return rows

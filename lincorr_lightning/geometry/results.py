@@ -1,152 +1,217 @@
-"""The results of the two studies of geometry: numbers, tables and figures."""
+"""The results of the two studies of geometry: numbers, tables and figures.
+
+Imported at the end of a run only, since it takes pandas and matplotlib.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import (
-    CORRELATION_KEYS,
-    CorrelationTest,
-    Floats,
-    correlation_test,
-)
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
+from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table, columns_of
 
 Row = dict[str, Any]
 
 _TWO, _THREE = ".2f", ".3f"
-_CORRELATION_COLUMNS = tuple(
-    Column(key, format="d" if key == "n" else ".4f" if key.endswith("_p") else _TWO)
-    for key in CORRELATION_KEYS
-)
 
 # -- token geometry --------------------------------------------------------------------------------
 
 
-def token_geometry_results(
-    profiles: TokenProfiles,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    included: Sequence[Results] = (),
-) -> Results:
+def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
-    n, name = len(profiles.prompts), short_name(lm["name_or_path"])
-    n2, k = profiles.range_scalings[0], profiles.ks[profiles.paper_k]
+    lm = short_name(lm)
+    settings, prompts, layers = profiles.settings, profiles.prompts, profiles.layers
+    n2, k = settings.range_scalings[0], profiles.paper_k
+    means = layer_means(profiles)
+    levels = [_level(profiles, means, level) for level in prompts["shuffle"].unique().tolist()]
+    n_prompts = len(prompts) // len(levels)
     dimension_loss, entropy = list(_dimension_loss_rows(profiles)), list(_entropy_rows(profiles))
     spearman = list(_spearman_rows(profiles))
-    values = {
-        "n_prompts": n,
-        "n_skipped": profiles.n_skipped,
-        "n_tokens": profiles.n_tokens,
-        "n_corpora": len(set(profiles.corpora)),
-        "layers": list(profiles.layers),
-        "range_scalings": list(profiles.range_scalings),
-        "ks": list(profiles.ks),
-        "shuffles": [_level(profiles, i) for i in range(len(profiles.shuffles))],
-        "dimension_loss": dimension_loss,
-        "entropy_correlation": entropy,
-        "spearman": spearman,
-    }
-    columns = {
-        "dimension": f"ID (n2={n2}), last layer", "peak_dimension": "highest ID",
-        "overlap": f"overlap (k={k}), last two layers", "lowest_overlap": "lowest overlap",
-        "cosine": "cosine, last layer",
-    }  # fmt: skip
     tables = [
-        Table.from_dicts(
+        Table.of(
             "levels",
-            _level_rows(profiles),
-            [
-                Column("shuffle", "S"),
-                Column("loss", format=_TWO),
-                Column("entropy", format=_TWO),
-                *(Column(key, heading, _TWO) for key, heading in columns.items()),
-                Column("peak_layer", "layer of the highest ID", "d"),
-            ],
-            caption=f"Token geometry by shuffling level, means over {n:,} prompts of "
+            [_level_row(level, profiles) for level in levels],
+            caption=f"Token geometry by shuffling level, means over {n_prompts:,} prompts of "
             f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
             headline=True,
+            headings={
+                "shuffle": "S", "dimension": f"ID (n2={n2}), last layer",
+                "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
+                "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
+                "peak_layer": "layer of the highest ID",
+            },
+            formats={
+                **dict.fromkeys(("loss", "entropy", "dimension", "peak_dimension", "overlap",
+                                 "lowest_overlap", "cosine"), _TWO),
+                "peak_layer": "d",
+            },
         ),
-        Table.from_dicts(
+        Table.of(
             "spearman",
             spearman,
-            ["cloud", "layer", "n2", Column("spearman", "rho", _TWO), Column("p", format=".4f"),
-             Column("n", format="d")],
+            ["cloud", "layer", "n2", "spearman", "p", "n"],
             caption="Spearman's rho of intrinsic dimension and loss of unshuffled texts",
             note="tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
             "is the prompts of a corpus, rho is over corpora.",
+            headings={"spearman": "rho"},
+            formats={"spearman": _TWO, "p": ".4f", "n": "d"},
         ),
-        Table.from_dicts(
+        Table.of(
             "dimension_loss",
             dimension_loss,
-            ["shuffle", "layer", "n2", *_CORRELATION_COLUMNS],
             caption="Correlation of log intrinsic dimension and log loss over prompts",
+            formats=columns_of(CorrelationTest)[2],
         ),
-        Table.from_dicts(
+        Table.of(
             "entropy_correlation",
             entropy,
-            ["x", "y", "shuffle", "n2", *_CORRELATION_COLUMNS],
             caption="Correlation of contextual entropy with the intrinsic dimension of the "
             "next-token probabilities and with the loss, over prompts",
+            formats=columns_of(CorrelationTest)[2],
         ),
-        Table.from_dicts(
+        Table(
             "layers",
-            _layer_rows(profiles),
-            ["observable", "setting", "shuffle", "layer", Column("mean", format=_THREE),
-             Column("std", format=_THREE), "n_prompts"],
-            caption="Observables by layer: mean and standard deviation over prompts",
+            means.drop(columns="key"),
+            "Observables by layer: mean and standard deviation over prompts",
+            formats={"mean": _THREE, "std": _THREE},
         ),
-        _prompt_table(profiles),
-        _profile_table(profiles),
+        Table(
+            "prompts",
+            prompts,
+            "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
+            formats=dict.fromkeys(prompts.columns[3:], _TWO),
+        ),
+        Table(
+            "profiles",
+            layers,
+            "All observables by prompt, shuffling level and layer",
+            formats=dict.fromkeys(layers.columns[3:], _THREE),
+        ),
     ]  # fmt: skip
+    first = means[means["shuffle"] == levels[0]["shuffle"]]
+    scalars = {f"test/{name}": prompts[name][prompts["shuffle"] == levels[0]["shuffle"]].mean()
+               for name in ("loss", "entropy")}  # fmt: skip
+    for row in first[first["key"].isin(profiles.shown)].itertuples():
+        scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
+    figures = [
+        Figure(
+            "profiles",
+            "Intrinsic dimension, overlap, cosine and angle by layer",
+            partial(draw.profiles_figure, profiles, means, lm),
+        ),
+        Figure(
+            "dimension_loss",
+            f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
+            partial(draw.dimension_loss_figure, profiles, dimension_loss, lm),
+        ),
+    ]
     return Results(
         "token_geometry",
-        values,
-        scalars=_token_scalars(profiles),
-        tables=tables,
-        figures=[
-            Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
-                   partial(draw.profiles_figure, profiles, name)),
-            Figure("dimension_loss",
-                   f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
-                   partial(draw.dimension_loss_figure, profiles, name)),
-        ],
-        lm=lm,
-        settings=settings,
-        included=included,
-    )  # fmt: skip
+        {
+            "n_prompts": n_prompts,
+            "n_skipped": profiles.n_skipped,
+            "n_tokens": profiles.n_tokens,
+            "n_corpora": prompts["corpus"].nunique(),
+            "layers": layers["layer"].unique().tolist(),
+            "range_scalings": list(settings.range_scalings),
+            "ks": list(settings.ks),
+            "shuffles": levels,
+            "dimension_loss": dimension_loss,
+            "entropy_correlation": entropy,
+            "spearman": spearman,
+        },
+        scalars,
+        tables,
+        figures,
+    )
+
+
+def layer_means(profiles: TokenProfiles) -> DataFrame:
+    """Return mean and standard deviation over prompts of each observable, level and layer."""
+    layers = profiles.layers
+    cells = layers.drop(columns="prompt").melt(["shuffle", "layer"], var_name="key")
+    # The last layer has no next one to overlap with.
+    is_last = cells["layer"] == layers["layer"].max()
+    cells = cells[~(is_last & cells["key"].str.startswith("overlap"))]
+    groups = cells.groupby(["key", "shuffle", "layer"], sort=False)["value"]
+    means = DataFrame(
+        {"mean": groups.mean(), "std": groups.std(ddof=0), "n_prompts": groups.count()}
+    )
+    means = means.reset_index()
+    observable, setting = (means["key"].str.partition(" ")[i] for i in (0, 2))
+    means.insert(1, "observable", observable)
+    means.insert(2, "setting", setting)
+    return means
+
+
+def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
+    """Return the means over prompts at a shuffling level."""
+    prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
+    scalings = profiles.settings.range_scalings
+    row: Row = {
+        "shuffle": level,
+        "loss": number(prompts["loss"].mean()),
+        "entropy": number(prompts["entropy"].mean()),
+        "logits_dimension": {
+            str(n2): number(prompts[f"logits_dimension n2={n2}"].mean()) for n2 in scalings
+        },
+    }
+    own = means[means["shuffle"] == level]
+    for key in profiles.layers.columns[3:]:
+        name, _, setting = key.partition(" ")
+        values = [number(value) for value in own["mean"][own["key"] == key]]
+        if setting:
+            row.setdefault(name, {})[setting.partition("=")[2]] = values
+        else:
+            row[name] = values
+    return row
+
+
+def _level_row(level: Row, profiles: TokenProfiles) -> Row:
+    """Return a row of the table of levels."""
+    dimension = level["dimension"][str(profiles.settings.range_scalings[0])]
+    overlap = [one for one in level["overlap"][str(profiles.paper_k)] if one is not None]
+    peak = int(np.argmax([-np.inf if one is None else one for one in dimension]))
+    return {
+        **{key: level[key] for key in ("shuffle", "loss", "entropy")},
+        "dimension": dimension[-1],
+        "peak_dimension": dimension[peak],
+        "overlap": overlap[-1] if overlap else None,
+        "lowest_overlap": min(overlap, default=None),
+        "cosine": level["cosine_mean"][-1],
+        "peak_layer": profiles.layers["layer"].iloc[peak],
+    }
 
 
 def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    for i, level in enumerate(profiles.shuffles):
-        for j, layer in enumerate(profiles.layers):
-            for k, n2 in enumerate(profiles.range_scalings):
-                found = profiles.dimension_loss(i, j, k)
-                yield {"shuffle": level, "layer": layer, "n2": n2, **_numbers(found)}
+    prompts = profiles.prompts
+    for (level, layer), rows in profiles.layers.groupby(["shuffle", "layer"], sort=False):
+        loss = prompts["loss"][prompts["shuffle"] == level]
+        for n2 in profiles.settings.range_scalings:
+            x, y = (np.log(v.where(v > 0)) for v in (rows[f"dimension n2={n2}"], loss))
+            yield {"shuffle": level, "layer": layer, "n2": n2, **_numbers(correlation_test(x, y))}
 
 
 def _entropy_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    for i, level in enumerate(profiles.shuffles):
-        entropy = profiles.entropy[:, i]
-        for k, n2 in enumerate(profiles.range_scalings):
-            found = correlation_test(profiles.logits_dimension[:, i, k], entropy)
-            row = {"x": "logits_dimension", "y": "entropy", "shuffle": level, "n2": n2}
-            yield {**row, **_numbers(found)}
-        found = correlation_test(entropy, profiles.loss[:, i])
-        row = {"x": "entropy", "y": "loss", "shuffle": level, "n2": None}
-        yield {**row, **_numbers(found)}
+    for level, rows in profiles.prompts.groupby("shuffle", sort=False):
+        for n2 in profiles.settings.range_scalings:
+            test = correlation_test(rows[f"logits_dimension n2={n2}"], rows["entropy"])
+            key = {"x": "logits_dimension", "y": "entropy", "shuffle": level, "n2": n2}
+            yield {**key, **_numbers(test)}
+        test = correlation_test(rows["entropy"], rows["loss"])
+        yield {"x": "entropy", "y": "loss", "shuffle": level, "n2": None, **_numbers(test)}
 
 
 def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
@@ -154,249 +219,137 @@ def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
 
     The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
     """
-    clouds = []
-    if 0 in profiles.shuffles:
-        first = list(profiles.shuffles).index(0)
-        clouds.append(("tokens", profiles.dimension[:, first], profiles.loss[:, first]))
-    if len(profiles.corpus_loss):
-        clouds.append(("prompts", profiles.corpus_dimension, profiles.corpus_loss))
-    for cloud, dimension, loss in clouds:
-        for j, layer in enumerate(profiles.layers):
-            for k, n2 in enumerate(profiles.range_scalings):
-                numbers = _numbers(correlation_test(dimension[:, j, k], loss))
+    prompts, layers = profiles.prompts, profiles.layers
+    tokens = layers[layers["shuffle"] == 0]
+    losses = prompts["loss"][prompts["shuffle"] == 0].to_numpy()
+    for cloud, frame in (("tokens", tokens), ("prompts", profiles.corpora)):
+        for layer, rows in frame.groupby("layer", sort=False) if len(frame) else ():
+            loss = losses if cloud == "tokens" else rows["loss"]
+            for n2 in profiles.settings.range_scalings:
+                numbers = _numbers(correlation_test(rows[f"dimension n2={n2}"], loss))
                 yield {
                     "cloud": cloud, "layer": layer, "n2": n2, "spearman": numbers["spearman"],
                     "p": numbers["spearman_p"], "n": numbers["n"],
                 }  # fmt: skip
 
 
-def _level(profiles: TokenProfiles, i: int) -> dict[str, Any]:
-    """Return the means over prompts at a shuffling level."""
-    observed: dict[str, Any] = {}
-    for name, setting, _, values in profiles.curves():
-        means = _means(values[:, i])
-        if setting:
-            observed.setdefault(name, {})[setting.split("=")[1]] = means
-        else:
-            observed[name] = means
-    logits = _means(profiles.logits_dimension[:, i])
-    return {
-        "shuffle": profiles.shuffles[i],
-        "loss": number(mean(profiles.loss[:, i])),
-        "entropy": number(mean(profiles.entropy[:, i])),
-        "logits_dimension": dict(zip(map(str, profiles.range_scalings), logits, strict=True)),
-        **observed,
-    }
-
-
-def _level_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    for i, level in enumerate(profiles.shuffles):
-        dimension = _means(profiles.dimension[:, i, :, 0])
-        peak = max(range(len(dimension)), key=lambda j: dimension[j] or -math.inf)
-        overlap = _means(profiles.overlap[:, i, :, profiles.paper_k])
-        yield {
-            "shuffle": level,
-            "loss": number(mean(profiles.loss[:, i])),
-            "entropy": number(mean(profiles.entropy[:, i])),
-            "dimension": dimension[-1],
-            "peak_dimension": dimension[peak],
-            "peak_layer": profiles.layers[peak],
-            "overlap": overlap[-1] if overlap else None,
-            "lowest_overlap": min((v for v in overlap if v is not None), default=None),
-            "cosine": _means(profiles.profiles["cosine_mean"][:, i])[-1],
-        }
-
-
-def _layer_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    for name, setting, layers, values in profiles.curves():
-        for i, level in enumerate(profiles.shuffles):
-            for layer, column in zip(layers, values[:, i].T, strict=True):
-                finite = column[np.isfinite(column)]
-                std = float(finite.std()) if len(finite) else None
-                yield {
-                    "observable": name, "setting": setting, "shuffle": level, "layer": layer,
-                    "mean": number(mean(column)), "std": std, "n_prompts": len(finite),
-                }  # fmt: skip
-
-
-def _prompt_table(profiles: TokenProfiles) -> Table:
-    logits = [Column(f"logits_dimension n2={n}", format=_TWO) for n in profiles.range_scalings]
-    rows = [
-        [prompt, corpus, level, *map(number, (profiles.loss[p, i], profiles.entropy[p, i],
-                                              *profiles.logits_dimension[p, i]))]
-        for p, (prompt, corpus) in enumerate(zip(profiles.prompts, profiles.corpora, strict=True))
-        for i, level in enumerate(profiles.shuffles)
-    ]  # fmt: skip
-    columns: list[Column | str] = ["prompt", "corpus", "shuffle", Column("loss", format=_TWO),
-                                   Column("entropy", format=_TWO), *logits]  # fmt: skip
-    caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
-    return Table.from_rows("prompts", columns, rows, caption)
-
-
-def _profile_table(profiles: TokenProfiles) -> Table:
-    curves = list(profiles.curves())
-    names = [f"{curve.name} {curve.setting}".strip() for curve in curves]
-    rows = [
-        # The last layer has no next one to overlap with.
-        [prompt, level, layer, *(number(values[p, i, j]) if j < values.shape[2] else None
-                                 for _, _, _, values in curves)]
-        for p, prompt in enumerate(profiles.prompts)
-        for i, level in enumerate(profiles.shuffles)
-        for j, layer in enumerate(profiles.layers)
-    ]  # fmt: skip
-    columns: list[Column | str] = ["prompt", "shuffle", "layer"]
-    columns += [Column(name, format=_THREE) for name in names]
-    return Table.from_rows(
-        "profiles", columns, rows, "All observables by prompt, shuffling level and layer"
-    )
-
-
-def _token_scalars(profiles: TokenProfiles) -> dict[str, float]:
-    """Return the means of the first level: loss, entropy, and the paper's curves by layer."""
-    scalars = {"test/loss": mean(profiles.loss[:, 0]), "test/entropy": mean(profiles.entropy[:, 0])}
-    shown = {("dimension", f"n2={profiles.range_scalings[0]}"), ("cosine_mean", ""),
-             ("overlap", f"k={profiles.ks[profiles.paper_k]}"), ("angle_mean", "")}  # fmt: skip
-    for name, setting, layers, values in profiles.curves():
-        if (name, setting) in shown:
-            key = f"test/{name}_{setting}".rstrip("_")
-            for layer, column in zip(layers, values[:, 0].T, strict=True):
-                scalars[f"{key}/layer_{layer}"] = mean(column)
-    return scalars
+def _numbers(test: CorrelationTest | None) -> Row:
+    return dict.fromkeys(f.name for f in fields(CorrelationTest)) if test is None else asdict(test)
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
 
 
-def knowledge_geometry_results(
-    closeness: KnowledgeCloseness,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    included: Sequence[Results] = (),
-) -> Results:
+def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
     """Return the results of `KnowledgeGeometry`."""
-    pairs, name = list(_pair_rows(closeness)), short_name(lm["name_or_path"])
-    tests = [_test_row(test) for test in closeness.tests]
+    lm = short_name(lm)
     ks, scalings = closeness.ks, closeness.range_scalings
-    values = {
-        "n_subjects": closeness.n_subjects,
-        "layers": list(closeness.layers),
-        "range_scalings": list(scalings),
-        "ks": list(ks),
-        "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
-        "dimension": {
-            name: {str(n2): [number(v) for v in found[:, i]] for i, n2 in enumerate(scalings)}
-            for name, found in closeness.dimension.items()
-        },
-        "tests": tests,
-        "pairs": [
-            {**row, "overlap": {str(k): found[:, i].tolist() for i, k in enumerate(ks)}}
-            for row, found in zip(pairs, closeness.overlap.values(), strict=True)
+    pairs = list(_pair_rows(closeness))
+    dimension = Table.of(
+        "dimension",
+        [
+            {"knowledge": name, "layer": layer, "n2": n2, "dimension": number(values[i, j])}
+            for name, values in closeness.dimension.items()
+            for i, layer in enumerate(closeness.layers)
+            for j, n2 in enumerate(scalings)
         ],
-    }
-    scalars = {
-        f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": (
-            test.result.spearman
-        )
-        for test in closeness.tests
-        if test.layer is None and test.given is None and test.result is not None
-    }
+        caption="Intrinsic dimension of each kind of knowledge's prompts",
+        formats={"dimension": _TWO},
+    )
+    tests = Table.of(
+        "tests",
+        closeness.tests,
+        caption="Spearman's rho of closeness and scores of the maps over pairs",
+        note="given: the wording of the prompts is partialled out.",
+    )
+    overlap = Table.of(
+        "overlap",
+        [
+            {"a": a, "b": b, "layer": layer, "k": k, "overlap": number(values[i, j])}
+            for (a, b), values in closeness.overlap.items()
+            for i, layer in enumerate(closeness.layers)
+            for j, k in enumerate(ks)
+        ],
+        caption="Overlap of the neighborhoods of a subject under two prompts",
+        formats={"overlap": _THREE},
+    )
+    table = Table.of(
+        "pairs",
+        pairs,
+        caption="Closeness of two kinds of knowledge and scores of the maps between them",
+        formats=dict.fromkeys(list(pairs[0])[2:], _TWO),
+    )
     figures = [
-        ("closeness", "Closeness of two kinds of knowledge and scores of the maps",
-         draw.closeness_figure),
-        ("overlap_matrix", "Overlap of neighborhoods of all pairs", draw.overlap_matrix_figure),
-        ("dimension", "Intrinsic dimension of each kind of knowledge's prompts",
-         draw.dimension_figure),
+        Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
+               partial(draw.closeness_figure, closeness, lm)),
+        Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
+               partial(draw.overlap_matrix_figure, closeness, lm)),
+        Figure("dimension", dimension.caption,
+               partial(draw.dimension_figure, dimension.frame, closeness.n_subjects, lm)),
     ]  # fmt: skip
     if len(closeness.layers) > 1:
-        figures.append(("rho_by_layer", "Rho of closeness and scores by layer", draw.rho_figure))
-    tables = [
-        _test_summary(closeness),
-        Table.from_dicts(
-            "tests",
-            tests,
-            ["closeness", "setting", "layer", "against", "given", Column("spearman", "rho", _TWO),
-             Column("p", format=".4f"), "n_pairs", "n_permutations"],
-            caption="Spearman's rho of closeness and scores of the maps over pairs",
-            note="given: the wording of the prompts is partialled out.",
-        ),
-        Table.from_dicts(
-            "pairs",
-            pairs,
-            ["a", "b", *(Column(key, format=_TWO) for key in list(pairs[0])[2:])],
-            caption="Closeness of two kinds of knowledge and scores of the maps between them",
-        ),
-        Table.from_rows(
-            "dimension",
-            ["knowledge", "layer", "n2", Column("dimension", format=_TWO)],
-            [
-                [name, layer, n2, number(found[i, j])]
-                for name, found in closeness.dimension.items()
-                for i, layer in enumerate(closeness.layers)
-                for j, n2 in enumerate(scalings)
-            ],
-            "Intrinsic dimension of each kind of knowledge's prompts",
-        ),
-        Table.from_rows(
-            "overlap",
-            ["a", "b", "layer", "k", Column("overlap", format=_THREE)],
-            [
-                [a, b, layer, k, number(found[i, j])]
-                for (a, b), found in closeness.overlap.items()
-                for i, layer in enumerate(closeness.layers)
-                for j, k in enumerate(ks)
-            ],
-            "Overlap of the neighborhoods of a subject under two prompts",
-        ),
-    ]  # fmt: skip
+        figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
+                              partial(draw.rho_figure, closeness, lm)))  # fmt: skip
     return Results(
         "knowledge_geometry",
-        values,
-        scalars=scalars,
-        tables=[table for table in tables if table.rows],
-        figures=[Figure(key, what, partial(show, closeness, name)) for key, what, show in figures],
-        lm=lm,
-        settings=settings,
-        included=included,
+        {
+            "n_subjects": closeness.n_subjects,
+            "layers": list(closeness.layers),
+            "range_scalings": list(scalings),
+            "ks": list(ks),
+            "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
+            "dimension": {
+                name: {str(n2): [number(v) for v in values[:, i]] for i, n2 in enumerate(scalings)}
+                for name, values in closeness.dimension.items()
+            },
+            "tests": list(map(asdict, closeness.tests)),
+            "pairs": [
+                {**row, "overlap": {str(k): values[:, i].tolist() for i, k in enumerate(ks)}}
+                for row, values in zip(pairs, closeness.overlap.values(), strict=True)
+            ],
+        },
+        scalars={
+            f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
+            for test in closeness.tests
+            if test.layer == "all" and test.given is None and test.spearman is not None
+        },
+        tables=[one for one in (_summary(closeness), tests, table, dimension, overlap) if len(one)],
+        figures=figures,
     )
 
 
-def _test_row(test: ClosenessTest) -> Row:
-    row = {**test._asdict(), "layer": "all" if test.layer is None else str(test.layer)}
-    result = row.pop("result")
-    keys = ("spearman", "p", "n_pairs", "n_permutations")
-    return {**row, **(dict.fromkeys(keys) if result is None else asdict(result))}
-
-
-def _test_summary(closeness: KnowledgeCloseness) -> Table:
+def _summary(closeness: KnowledgeCloseness) -> Table:
     """Return a row per measure of closeness, over the mean of all layers; empty without tests."""
     rows: dict[str, Row] = {}
-    columns: dict[str, Column] = {}
     for test in closeness.tests:
-        if test.layer is None and test.result is not None:
+        if test.layer == "all" and test.spearman is not None:
             name = test.closeness.replace("dimension_difference", "difference of log ID")
             name = f"{name} {test.setting}".strip()
             key = test.against + (f" given {test.given}" if test.given else "")
-            columns[key] = Column(key, format=_TWO)
-            columns[f"{key} p"] = Column(f"{key} p", "p", ".4f")
-            rows.setdefault(name, {"closeness": name}).update(
-                {key: test.result.spearman, f"{key} p": test.result.p}
-            )
-    return Table.from_dicts(
+            row = rows.setdefault(name, {"closeness": name})
+            row |= {key: test.spearman, f"{key} p": test.p}
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    p = [key for key in columns if key.endswith(" p")]
+    return Table.of(
         "closeness",
         rows.values(),
-        ["closeness", *columns.values()],
+        columns,
         caption=f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
         f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
         note="p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
         "of the prompts' wording is partialled out.",
         headline=True,
+        headings=dict.fromkeys(p, "p"),
+        formats={**dict.fromkeys(columns[1:], _TWO), **dict.fromkeys(p, ".4f")},
     )
 
 
 def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
     scores = {(score.source, score.target): score for score in closeness.scores}
-    n2s = closeness.range_scalings
-    differences = {n2: closeness.difference_matrix(i) for i, n2 in enumerate(n2s)}
+    differences = {
+        f"dimension_difference n2={n2}": closeness.difference_matrix(i)
+        for i, n2 in enumerate(closeness.range_scalings)
+    }
     for (a, b), overlap in closeness.overlap.items():
         i, j = closeness.names.index(a), closeness.names.index(b)
         row: Row = {"a": a, "b": b}
@@ -407,23 +360,5 @@ def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
                 row[f"hit{n} {name}"] = None if score is None else number(score.hits.get(n))
         row["wording"] = closeness.wording[a, b]
         row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
-        row |= {f"dimension_difference n2={n2}": number(m[i, j]) for n2, m in differences.items()}
+        row |= {name: number(matrix[i, j]) for name, matrix in differences.items()}
         yield row
-
-
-# -- numbers ---------------------------------------------------------------------------------------
-
-
-def mean(values: Floats) -> float:
-    """Return the mean of the finite values, NaN if there are none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
-
-
-def _means(values: Floats) -> list[float | None]:
-    """Return the mean over prompts, ``(n_prompts, n)``, of each column."""
-    return [number(mean(column)) for column in values.T]
-
-
-def _numbers(found: CorrelationTest | None) -> dict[str, Any]:
-    return dict.fromkeys(CORRELATION_KEYS) if found is None else asdict(found)

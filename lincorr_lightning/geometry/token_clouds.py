@@ -105,6 +105,17 @@ class CloudSettings:
                 )
         return nearest
 
+    def named(self, clouds: TokenObservables) -> dict[str, Tensor]:
+        """Return each observable by layer, by name and setting, as ``dimension n2=2``."""
+        dimension = zip(self.range_scalings, clouds.dimension.unbind(-1), strict=True)
+        overlap = zip(self.ks, clouds.overlap.unbind(-1), strict=True)
+        names = ("cosine_mean", "cosine_std", "angle_mean", "angle_std")
+        return {
+            **{f"dimension n2={n2}": values for n2, values in dimension},
+            **{f"overlap k={k}": values for k, values in overlap},
+            **{name: getattr(clouds, name) for name in names},
+        }
+
     def layers(self, n_layers: int) -> list[int]:
         """Return the numbers of the observed layers; 0 is the token embedding."""
         first = 0 if self.embedding_layer else 1

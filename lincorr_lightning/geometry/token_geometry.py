@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,25 +10,20 @@ from torch import Tensor
 from lincorr_lightning.data.tokenized_texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.geometry.profiles import (
     MIN_CORPORA,
     ObservedPrompt,
     TokenProfiles,
-    stack_prompts,
+    tabulate_prompts,
 )
-from lincorr_lightning.geometry.results import token_geometry_results
 from lincorr_lightning.geometry.token_clouds import CloudSettings, observe_prompts
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.study import LMStudy
 
 
-class TokenGeometry(FrozenLMModule):
+class TokenGeometry(LMStudy):
     """Intrinsic dimension, neighborhood overlap and cosines of the tokens of a prompt, by layer.
 
     ``lincorr test`` reads each prompt unshuffled and with its blocks shuffled, observes the cloud
@@ -65,7 +58,9 @@ class TokenGeometry(FrozenLMModule):
         LanguageModelError: The LM cannot be read.
     """
 
+    study = "token_geometry"
     batch_type = TokenBatch
+    shards_lm = True
 
     def __init__(
         self,
@@ -82,9 +77,10 @@ class TokenGeometry(FrozenLMModule):
                 f"model.shuffles is {list(shuffles)}; it must hold levels from 0 on, each once."
             )
         require("model.seed", seed, at_least=0)
-        self.save_hyperparameters(ignore=["lm"], logger=False)
-        self.save_hyperparameters({"lm": asdict(self.lm.config)}, logger=False)
+        self.save_hyperparameters(logger=False)
         self.shuffles = tuple(sorted(shuffles))
+        self.range_scalings, self.ks, self.embedding_layer = range_scalings, ks, embedding_layer
+        self.seed = seed
         self.profiles: TokenProfiles | None = None
         self._observed: list[ObservedPrompt] = []
         self._n_skipped = 0
@@ -108,14 +104,14 @@ class TokenGeometry(FrozenLMModule):
             names = [f"{n} ({name})" for n, name in zip(numbers, batch.names, strict=True)]
             if level:
                 names = [f"{name}, shuffled at level {level}" for name in names]
-            found = observe_prompts(self.lm, torch.stack(rows), names, self._clouds)
-            if batch.is_padding:
-                continue
-            for n, name, corpus, one in zip(
-                numbers, batch.names, batch.corpora, found, strict=True
-            ):
-                one = replace(one, last=None) if level else one
-                self._observed.append(ObservedPrompt(n, level, name, corpus, one))
+            observed = observe_prompts(self.lm, torch.stack(rows), names, self._clouds)
+            if level:
+                observed = [replace(one, last=None) for one in observed]
+            if not batch.is_padding:
+                prompts = zip(numbers, batch.names, batch.corpora, observed, strict=True)
+                self._observed += [
+                    ObservedPrompt(n, level, name, corpus, one) for n, name, corpus, one in prompts
+                ]
 
     def _cloud_settings(self, n_tokens: int) -> CloudSettings:
         for level in self.shuffles:
@@ -125,12 +121,13 @@ class TokenGeometry(FrozenLMModule):
                     f"blocks; data.n_tokens, {n_tokens}, cannot be cut so. Leave the level out, or "
                     f"make data.n_tokens a multiple of {4**level}."
                 )
-        scalings, ks = self.hparams["range_scalings"], self.hparams["ks"]
-        return CloudSettings.of(n_tokens, scalings, ks, self.hparams["embedding_layer"], "model")
+        return CloudSettings.of(
+            n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
+        )
 
     def shuffle(self, tokens: Tensor, level: int, number: int) -> Tensor:
         """Return prompt `number` with its blocks in another order, the same on every rank."""
-        order = shuffle_blocks(len(tokens), level, [self.hparams["seed"], number, level])
+        order = shuffle_blocks(len(tokens), level, [self.seed, number, level])
         return tokens[order.to(tokens.device)]
 
     def on_test_epoch_end(self) -> None:
@@ -140,21 +137,18 @@ class TokenGeometry(FrozenLMModule):
             # No correlation over corpora: last states need not be sent.
             own = [one._replace(geometry=replace(one.geometry, last=None)) for one in own]
         observed = [one for part in gather(own) for one in part]
-        self.profiles = stack_prompts(
+        self.profiles = tabulate_prompts(
             observed, self._clouds, self._n_tokens, self._n_skipped, self.device
         )
-        loss = float(self.profiles.loss[:, 0].mean())
+        prompts = self.profiles.prompts
+        loss = float(prompts["loss"][prompts["shuffle"] == self.shuffles[0]].mean())
         # The loggers get it with the other results.
-        self.log("test/loss", loss, logger=False, rank_zero_only=True, batch_size=1)
-        # All ranks take part in the fingerprint of a sharded LM.
-        self._lm_info: Mapping[str, Any] = self.lm.info
+        self.log("test/loss", loss, logger=False, sync_dist=True, batch_size=1)
 
-    def on_test_end(self) -> None:
-        """Write numbers, tables and figures."""
-        if self.profiles is None or not self.trainer.is_global_zero:
-            return
-        included = collect_callback_results(self.trainer)
-        results = token_geometry_results(
-            self.profiles, self._lm_info, run_settings(self.trainer), included
-        )
-        write_results(self.trainer, results)
+    def build_results(self) -> Results | None:
+        """Return numbers, tables and figures."""
+        if self.profiles is None:
+            return None
+        from lincorr_lightning.geometry.results import token_geometry_results
+
+        return token_geometry_results(self.profiles, self.lm.config.name_or_path)

@@ -65,7 +65,7 @@ def curves(
     share_y: bool = False,
     per_row: int = 3,
     size: tuple[float, float] = (3.5, 2.5),
-    each: Callable[[Axes, Any, DataFrame], None] | None = None,
+    each: Callable[[Axes, Any, DataFrame], object] | None = None,
 ) -> Figure:
     """Draw y over x: a line per `hue`, a panel per `panel`.
 

@@ -1,28 +1,40 @@
-"""What the figures draw, against the arrays they are drawn from."""
+"""What the figures draw, against the tables they are drawn from."""
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, PairScore
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness, ScoredPair
 from lincorr_lightning.geometry.profiles import TokenProfiles
+from lincorr_lightning.geometry.results import (
+    knowledge_geometry_results,
+    token_geometry_results,
+)
+from lincorr_lightning.geometry.token_clouds import CloudSettings
 
-LEVELS, SCALINGS, KS, NAMES = [0, 2], [2, 4], [1, 2, 31], ["a", "b", "c", "d", "e"]
+LEVELS, SCALINGS, KS, NAMES = [0, 2], (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
 
 
 def make_profiles(n_layers: int) -> TokenProfiles:
     rng = np.random.default_rng(0)
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.uniform(1, 9, (6, len(LEVELS), *shape))
-
-    names = ("cosine_mean", "cosine_std", "angle_mean", "angle_std")
+    keys = [f"dimension n2={n}" for n in SCALINGS] + [f"overlap k={k}" for k in KS]
+    keys += ["cosine_mean", "cosine_std", "angle_mean", "angle_std"]
+    rows = [(p, level) for p in "uvwxyz" for level in LEVELS]
     return TokenProfiles(
-        n_tokens=64, n_skipped=0, prompts=list("uvwxyz"), corpora=["one"] * 6, shuffles=LEVELS,
-        layers=range(1, n_layers + 1), range_scalings=SCALINGS, ks=KS,
-        dimension=draw(n_layers, 2), overlap=draw(n_layers - 1, 3),
-        profiles={name: draw(n_layers) for name in names}, logits_dimension=draw(2), loss=draw(),
-        entropy=draw(), corpus_dimension=np.empty((0, n_layers, 2)), corpus_loss=np.empty(0),
+        64, 0, CloudSettings(SCALINGS, KS),
+        DataFrame([
+            {"prompt": p, "corpus": "one", "shuffle": level, "loss": rng.uniform(1, 9),
+             "entropy": rng.uniform(1, 9),
+             **{f"logits_dimension n2={n}": rng.uniform(1, 9) for n in SCALINGS}}
+            for p, level in rows
+        ]),
+        DataFrame([
+            {"prompt": p, "shuffle": level, "layer": layer,
+             **{key: rng.uniform(1, 9) for key in keys}}
+            for p, level in rows for layer in range(1, n_layers + 1)
+        ]),
+        DataFrame(),
     )  # fmt: skip
 
 
@@ -30,7 +42,7 @@ def make_closeness(n_layers: int) -> KnowledgeCloseness:
     rng = np.random.default_rng(0)
     pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
     return KnowledgeCloseness(
-        n_subjects=100, scores=[PairScore(a, b, rng.random(), None) for a, b in pairs],
+        n_subjects=100, scores=[ScoredPair(a, b, rng.random(), None) for a, b in pairs],
         layers=range(1, n_layers + 1), range_scalings=SCALINGS, ks=KS,
         dimension={name: rng.uniform(1, 9, (n_layers, 2)) for name in NAMES},
         overlap={pair: rng.random((n_layers, 3)) for pair in pairs},
@@ -46,52 +58,71 @@ def text(figure) -> str:
     return " ".join(text.get_text() for text in figure.texts)
 
 
+def draw(results, name):
+    return results.figure(name).draw()
+
+
 def test_profiles_are_means_over_prompts() -> None:
     profiles = make_profiles(3)
-    figure = figures.profiles_figure(profiles, "some-lm")
-    assert "some-lm" in text(figure)
-    shown = [profiles.dimension[..., 0], profiles.overlap[..., 1],
-             profiles.profiles["cosine_mean"], profiles.profiles["angle_mean"]]  # fmt: skip
-    for axes, values in zip(figure.axes, shown, strict=True):
-        for level, curve in enumerate(curves(axes)):
-            assert curve == pytest.approx(values[:, level].mean(0))
+    figure = draw(token_geometry_results(profiles, "org/some-lm"), "profiles")
+    assert "of some-lm" in text(figure)
+    keys = ["dimension n2=2", "overlap k=2", "cosine_mean", "angle_mean"]
+    for axes, key in zip(figure.axes, keys, strict=True):
+        for level, curve in zip(LEVELS, curves(axes), strict=True):
+            rows = profiles.layers[profiles.layers["shuffle"] == level]
+            expected = rows[key].to_numpy().reshape(6, 3).mean(0)
+            assert curve == pytest.approx(expected[: len(curve)])
+            assert len(curve) == (2 if key == "overlap k=2" else 3)
 
 
 def test_r_of_dimension_and_loss() -> None:
     profiles = make_profiles(4)
-    figure = figures.dimension_loss_figure(profiles, "some-lm")
-    curve = curves(figure.axes[0])[1]  # the first line is at 0
-    for layer, r in enumerate(curve):
-        x, y = np.log(profiles.dimension[:, 0, layer, 0]), np.log(profiles.loss[:, 0])
-        assert r == pytest.approx(np.corrcoef(x, y)[0, 1])
+    figure = draw(token_geometry_results(profiles, "some-lm"), "dimension_loss")
+    curve = next(line for line in curves(figure.axes[0]) if len(line) == 4)
+    dimension, loss = profiles.layers["dimension n2=2"], profiles.prompts["loss"]
+    x, y = np.log(dimension.to_numpy().reshape(6, 2, 4)[:, 0]), np.log(loss[::2])
+    assert curve == pytest.approx([np.corrcoef(column, y)[0, 1] for column in x.T])
 
 
 def test_closeness_is_a_point_per_pair() -> None:
     closeness = make_closeness(2)
-    figure = figures.closeness_figure(closeness, "some-lm")
+    figure = draw(knowledge_geometry_results(closeness, "some-lm"), "closeness")
     (line,) = figure.axes[0].get_lines()
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert x == pytest.approx([values[:, 1].mean() for values in closeness.overlap.values()])
     assert y == pytest.approx([score.r for score in closeness.scores])
-    test = closeness.test("overlap", "k=2", "r")
-    assert test is not None
-    assert f"{abs(test.spearman):.2f}" in figure.axes[0].get_title(loc="left")
+    rho = closeness.test("overlap", "k=2", "r").spearman
+    assert f"{abs(rho):.2f}".lstrip("0") in figure.axes[0].get_title(loc="left")
 
 
 def test_rho_dimension_and_overlap_by_layer() -> None:
     closeness = make_closeness(3)
-    curve = curves(figures.rho_figure(closeness, "some-lm").axes[0])[0]
+    results = knowledge_geometry_results(closeness, "some-lm")
+    (curve,) = {tuple(line) for line in curves(draw(results, "rho_by_layer").axes[0])
+                if len(line) == 3}  # fmt: skip
     expected = [
-        test.result.spearman
+        test.spearman
         for test in closeness.tests
-        if test.result is not None and test.layer is not None and test.given is None
-        and (test.closeness, test.setting) == ("overlap", "k=2")
-    ]  # fmt: skip
+        if (test.closeness, test.setting, test.given) == ("overlap", "k=2", None)
+        and test.layer != "all"
+    ]
     assert curve == pytest.approx(expected) and len(expected) == 3
-    panels = figures.dimension_figure(closeness, "some-lm").axes
+    panels = draw(results, "dimension").axes
     for name, last, by_layer in zip(NAMES, curves(panels[0]), curves(panels[1]), strict=True):
         assert last == pytest.approx(closeness.dimension[name][-1])
         assert by_layer == pytest.approx(closeness.dimension[name][:, 0])
-    image = figures.overlap_matrix_figure(closeness, "some-lm").axes[0].get_images()[0]
+    image = draw(results, "overlap_matrix").axes[0].get_images()[0]
     shown = np.ma.filled(image.get_array(), np.nan)
     assert shown[0, 1] == pytest.approx(closeness.overlap["a", "b"][:, 1].mean())
+
+
+def test_history_is_a_heat_map_per_observable() -> None:
+    rows = [(name, layer, step, 10 * int(layer) + step) for name in ("overlap_k=2", "angle")
+            for layer in ("1", "10", "2") for step in (0, 5)]  # fmt: skip
+    frame = DataFrame(
+        [*rows, ("loss", "", 0, 1.0)], columns=["observable", "layer", "step", "mean"]
+    )
+    figure = figures.history_figure(frame, "means")
+    first = figure.axes[0]
+    assert first.get_title(loc="left") == "overlap with the next layer, k = 2"
+    assert first.get_images()[0].get_array().tolist() == [[10, 15], [20, 25], [100, 105]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -52,6 +53,18 @@ def command(small_lm, texts, folder):
     ]  # fmt: skip
 
 
+def cube(profiles, key):
+    """A column of the layers' table, ``(n_prompts, n_levels, n_layers)``."""
+    n_layers, n_levels = (profiles.layers[name].nunique() for name in ("layer", "shuffle"))
+    values = profiles.layers[key].to_numpy().reshape(-1, n_levels, n_layers)
+    return values[:, :, :-1] if key.startswith("overlap") else values
+
+
+def grid(profiles, key):
+    """A column of the prompts' table, ``(n_prompts, n_levels)``."""
+    return profiles.prompts[key].to_numpy().reshape(-1, profiles.prompts["shuffle"].nunique())
+
+
 def table(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -62,30 +75,33 @@ def table(path):
 
 def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
     profiles, _ = finished
-    assert (len(profiles.prompts), profiles.n_skipped) == (10, 1)
-    assert list(profiles.layers) == [1, 2]
-    assert profiles.corpora == texts.corpora
+    assert (len(profiles.prompts), profiles.n_skipped) == (30, 1)
+    assert profiles.layers["layer"].unique().tolist() == [1, 2]
+    assert profiles.prompts["corpus"].tolist()[::3] == texts.corpora
+    loss, entropy = grid(profiles, "loss"), grid(profiles, "entropy")
     for p, ids in enumerate(texts.tokens):
         hidden, probability = naive.states(small_lm, ids)
         for layer in range(2):
-            for i, n2 in enumerate(SCALINGS):
+            for n2 in SCALINGS:
                 expected = naive.dimension(hidden[layer], n2)
-                assert profiles.dimension[p, 0, layer, i] == pytest.approx(expected, rel=1e-3)
+                found = cube(profiles, f"dimension n2={n2}")[p, 0, layer]
+                assert found == pytest.approx(expected, rel=1e-3)
             u = hidden[layer] / np.linalg.norm(hidden[layer], axis=1, keepdims=True)
             cosines = (u @ u.T)[~np.eye(16, dtype=bool)]
-            found = profiles.profiles
-            assert found["cosine_mean"][p, 0, layer] == pytest.approx(cosines.mean(), abs=1e-5)
-            assert found["cosine_std"][p, 0, layer] == pytest.approx(cosines.std(), abs=1e-5)
-        for i, k in enumerate(KS):
+            for key, expected in (("mean", cosines.mean()), ("std", cosines.std())):
+                found = cube(profiles, f"cosine_{key}")[p, 0, layer]
+                assert found == pytest.approx(expected, abs=1e-5)
+        for k in KS:
             pairs = zip(*(naive.neighbors(layer, k) for layer in hidden), strict=True)
             shared = np.mean([len(a & b) / k for a, b in pairs])
-            assert profiles.overlap[p, 0, 0, i] == pytest.approx(shared, abs=1e-12)
-        loss = -np.log([probability[i, ids[i + 1]] for i in range(15)]).mean()
-        assert profiles.loss[p, 0] == pytest.approx(loss, abs=1e-5)
+            assert cube(profiles, f"overlap k={k}")[p, 0, 0] == pytest.approx(shared, abs=1e-12)
+        expected = -np.log([probability[i, ids[i + 1]] for i in range(15)]).mean()
+        assert loss[p, 0] == pytest.approx(expected, abs=1e-5)
         expected = naive.entropy(probability, axis=1).mean()
-        assert profiles.entropy[p, 0] == pytest.approx(expected, abs=1e-5)
+        assert entropy[p, 0] == pytest.approx(expected, abs=1e-5)
         expected = naive.dimension(probability, 2)
-        assert profiles.logits_dimension[p, 0, 0] == pytest.approx(expected, rel=1e-3)
+        found = grid(profiles, "logits_dimension n2=2")[p, 0]
+        assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
@@ -100,16 +116,18 @@ def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
             assert (i == 2) or {tuple(shuffled[at : at + 4]) for at in range(0, 16, 4)} == blocks
             hidden, _ = naive.states(small_lm, shuffled)
             expected = naive.dimension(hidden[1], 2)
-            assert profiles.dimension[p, i, 1, 0] == pytest.approx(expected, rel=1e-3)
-    assert (profiles.loss[:, 0] != profiles.loss[:, 2]).all()
+            found = cube(profiles, "dimension n2=2")[p, i, 1]
+            assert found == pytest.approx(expected, rel=1e-3)
+    loss = grid(profiles, "loss")
+    assert (loss[:, 0] != loss[:, 2]).all()
 
 
 def test_correlations_over_prompts(finished):
     profiles, folder = finished
     for row in table(folder / "tables" / "dimension_loss.csv"):
         i, j = int(row["shuffle"]), int(row["layer"]) - 1
-        x = np.log(profiles.dimension[:, i, j, SCALINGS.index(int(row["n2"]))])
-        y = np.log(profiles.loss[:, i])
+        x = np.log(cube(profiles, f"dimension n2={row['n2']}")[:, i, j])
+        y = np.log(grid(profiles, "loss")[:, i])
         r = np.corrcoef(x, y)[0, 1]
         assert float(row["pearson"]) == pytest.approx(r)
         t = r * np.sqrt(8 / (1 - r**2))
@@ -120,11 +138,12 @@ def test_correlations_over_prompts(finished):
         assert row["n"] == "10"
     rows = table(folder / "tables" / "entropy_correlation.csv")
     (row,) = [r for r in rows if (r["x"], r["shuffle"]) == ("entropy", "0")]
-    expected = np.corrcoef(profiles.entropy[:, 0], profiles.loss[:, 0])[0, 1]
+    entropy = grid(profiles, "entropy")
+    expected = np.corrcoef(entropy[:, 0], grid(profiles, "loss")[:, 0])[0, 1]
     assert float(row["pearson"]) == pytest.approx(expected)
     (row,) = [r for r in rows if (r["x"], r["shuffle"], r["n2"]) == ("logits_dimension", "1", "4")]
-    x, y = (np.argsort(np.argsort(v)) for v in (profiles.logits_dimension[:, 1, 1],
-                                                profiles.entropy[:, 1]))  # fmt: skip
+    values = grid(profiles, "logits_dimension n2=4")[:, 1], entropy[:, 1]
+    x, y = (np.argsort(np.argsort(v)) for v in values)
     assert float(row["spearman"]) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
 
@@ -163,22 +182,23 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
             assert (rho, p, n) == (pytest.approx(expected.statistic),
                                    pytest.approx(expected.pvalue), 6)  # fmt: skip
             assert found["tokens", layer, n2][2] == 54
-    assert len(study.profiles.corpus_loss) == 6
+    assert study.profiles.corpora["corpus"].nunique() == 6
 
 
 def test_the_batch_does_not_matter(finished, small_lm, texts, make_trainer):
     profiles, _ = finished
     other = run(small_lm, texts, make_trainer(), data={"batch_size": 10}).profiles
-    for name in ("dimension", "overlap", "loss", "entropy", "logits_dimension"):
-        assert getattr(other, name) == pytest.approx(getattr(profiles, name), rel=1e-4, abs=1e-5)
+    for ours, theirs in ((other.prompts, profiles.prompts), (other.layers, profiles.layers)):
+        assert_frame_equal(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_embedding_layer_adds_layer_0(small_lm, texts, make_trainer, naive):
     profiles = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).profiles
-    assert list(profiles.layers) == [0, 1, 2]
+    assert profiles.layers["layer"].unique().tolist() == [0, 1, 2]
     # A cloud of embeddings has no order.
-    assert profiles.dimension[:, 0, 0] == pytest.approx(profiles.dimension[:, 1, 0])
-    assert profiles.overlap.shape == (10, 2, 2, 3)
+    dimension = cube(profiles, "dimension n2=2")
+    assert dimension[:, 0, 0] == pytest.approx(dimension[:, 1, 0])
+    assert np.isfinite(cube(profiles, "overlap k=5")).all()
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -195,16 +215,16 @@ def test_files_tables_and_pictures(finished):
     assert (results["n_prompts"], results["n_skipped"], results["n_corpora"]) == (10, 1, 5)
     level = results["shuffles"][1]
     assert level["shuffle"] == 1
-    assert level["dimension"]["2"] == pytest.approx(profiles.dimension[:, 1, :, 0].mean(0))
-    assert level["overlap"]["5"] == pytest.approx(profiles.overlap[:, 1, :, 2].mean(0))
+    assert level["dimension"]["2"] == pytest.approx(cube(profiles, "dimension n2=2")[:, 1].mean(0))
+    assert level["overlap"]["5"] == pytest.approx(cube(profiles, "overlap k=5")[:, 1].mean(0))
     rows = table(folder / "tables" / "layers.csv")
     (row,) = [r for r in rows if (r["observable"], r["shuffle"], r["layer"], r["setting"])
               == ("dimension", "2", "1", "n2=4")]  # fmt: skip
-    values = profiles.dimension[:, 2, 0, 1]
+    values = cube(profiles, "dimension n2=4")[:, 2, 0]
     assert [float(row["mean"]), float(row["std"])] == pytest.approx([values.mean(), values.std()])
-    profiles = table(folder / "tables" / "profiles.csv")
-    assert len(profiles) == 10 * 3 * 2
-    assert profiles[0]["overlap k=2"] != "" and profiles[1]["overlap k=2"] == ""
+    rows = table(folder / "tables" / "profiles.csv")
+    assert len(rows) == 10 * 3 * 2
+    assert rows[0]["overlap k=2"] != "" and rows[1]["overlap k=2"] == ""
     assert len(table(folder / "tables" / "prompts.csv")) == 30
     pictures = {path.name for path in (folder / "figures").iterdir()}
     assert pictures == {"dimension_loss.png", "profiles.png"}
@@ -213,21 +233,19 @@ def test_files_tables_and_pictures(finished):
 def test_loggers_get_the_curves_and_figures(finished):
     profiles, folder = finished
     log = EventAccumulator(str(folder)).Reload()
-    for name, values in (
-        ("dimension_n2=2", profiles.dimension[:, 0, :, 0]),
-        ("cosine_mean", profiles.profiles["cosine_mean"][:, 0]),
-    ):
-        for i, layer in enumerate(profiles.layers):
-            (point,) = log.Scalars(f"test/{name}/layer_{layer}")
-            assert point.value == pytest.approx(values[:, i].mean(), rel=1e-5)
-    assert log.Scalars("test/loss")[0].value == pytest.approx(profiles.loss[:, 0].mean(), rel=1e-5)
+    for key in ("dimension n2=2", "cosine_mean"):
+        for layer, values in zip((1, 2), cube(profiles, key)[:, 0].T, strict=True):
+            (point,) = log.Scalars(f"test/{key.replace(' ', '_')}/layer_{layer}")
+            assert point.value == pytest.approx(values.mean(), rel=1e-5)
+    loss = grid(profiles, "loss")[:, 0].mean()
+    assert log.Scalars("test/loss")[0].value == pytest.approx(loss, rel=1e-5)
     assert "figures/profiles" in log.Tags()["images"]
 
 
 def test_the_loss_can_be_read_without_a_logger(small_lm, texts, make_trainer):
     trainer = make_trainer(logger=False)
     profiles = run(small_lm, texts, trainer).profiles
-    expected = profiles.loss[:, 0].mean()
+    expected = grid(profiles, "loss")[:, 0].mean()
     assert float(trainer.callback_metrics["test/loss"]) == pytest.approx(expected, rel=1e-6)
 
 
@@ -242,17 +260,19 @@ def test_a_plain_dataloader_will_do(finished, small_lm, texts, make_trainer):
     study = TokenGeometry(LMConfig(small_lm), [0, 1, 2], SCALINGS, KS)
     loader = DataLoader(batches, batch_size=None)
     make_trainer().test(study, loader, verbose=False)
-    assert study.profiles.prompts == [f"text {n}" for n in range(8)]
-    for name in ("dimension", "overlap", "loss", "entropy"):
-        expected = getattr(profiles, name)[:8]
-        assert getattr(study.profiles, name) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert study.profiles.prompts["prompt"].tolist()[::3] == [f"text {n}" for n in range(8)]
+    for name, n in (("prompts", 24), ("layers", 48)):
+        found, expected = (
+            getattr(one, name).drop(columns="prompt") for one in (study.profiles, profiles)
+        )
+        assert_frame_equal(found, expected.head(n), rtol=1e-4, atol=1e-5)
 
 
 def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
     """No correlation, no overlap, and no crash."""
     folder = str(make_lm(tmp_path / "lm", num_hidden_layers=1))
     profiles = run(folder, texts, make_trainer(), data={"n_texts": 1}).profiles
-    assert profiles.overlap.shape[2] == 0
+    assert cube(profiles, "overlap k=2").size == 0
     (folder,) = (tmp_path / "lightning_logs").iterdir()
     results = json.loads((folder / "results.json").read_text())
     assert all(entry["pearson"] is None for entry in results["dimension_loss"])
@@ -333,12 +353,13 @@ def test_a_folder_without_texts(small_lm, tmp_path, capsys):
 
 def test_the_table_of_levels(finished):
     profiles, folder = finished
-    dimension, overlap = profiles.dimension[..., 0].mean(0), profiles.overlap[..., 1].mean(0)
-    cosine = profiles.profiles["cosine_mean"].mean(0)
+    dimension, overlap, cosine = (
+        cube(profiles, key).mean(0) for key in ("dimension n2=2", "overlap k=2", "cosine_mean")
+    )
+    loss, entropy = (grid(profiles, key).mean(0) for key in ("loss", "entropy"))
     for i, row in enumerate(table(folder / "tables" / "levels.csv")):
         expected = {
-            "shuffle": i, "loss": profiles.loss[:, i].mean(),
-            "entropy": profiles.entropy[:, i].mean(), "dimension": dimension[i, -1],
+            "shuffle": i, "loss": loss[i], "entropy": entropy[i], "dimension": dimension[i, -1],
             "peak_dimension": dimension[i].max(), "overlap": overlap[i, -1],
             "lowest_overlap": overlap[i].min(), "cosine": cosine[i, -1],
             "peak_layer": 1 + dimension[i].argmax(),
