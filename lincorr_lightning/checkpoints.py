@@ -20,6 +20,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lincorr_lightning.errors import CheckpointError, LincorrError
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.lm.batching import oom_reason
+from lincorr_lightning.option_errors import one_line
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
 _SPECIAL = ("best", "last", "hpc", "registry")
@@ -37,7 +38,10 @@ def set_up_checkpoints(trainer: L.Trainer) -> None:
     """
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-    trainer.fit_loop.__class__ = ResumableFitLoop
+    # Lightning has no public way to change its fit loop.
+    given = trainer.fit_loop
+    trainer.fit_loop = ResumableFitLoop(trainer, given.min_epochs, given.max_epochs)
+    trainer.fit_loop.epoch_loop = given.epoch_loop
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -129,7 +133,7 @@ def check_checkpoint(
     writer = str(hparams.get("_class_path", "")).rpartition(".")[2]
     # Studies that save their hyper-parameters themselves have no class path among them.
     unknown = {name for name in hparams if not str(name).startswith("_")} - set(settings)
-    if writer != study if writer else unknown:
+    if (writer and writer != study) or (unknown and not writer):
         origin = f"of {writer}, not" if writer else "not one"
         raise CheckpointError(f"the checkpoint {path} is {origin} of {study}. {_WAY_OUT}")
 
@@ -173,18 +177,11 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
         missing = CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
         missing.exit_status = 2
         return missing
-    text = str(error.args[0]) if error.args else ""
-    if isinstance(error, RuntimeError) and "loading state_dict" not in text:
+    reason = one_line(error.args[0] if error.args else "").rstrip(".")
+    if isinstance(error, RuntimeError) and "loading state_dict" not in reason:
         return None  # not about the checkpoint, such as the failure of another rank
-    shapes = re.search(r"size mismatch for (\S+):.*?Size\((.*?)\).*?Size\((.*?)\)", text)
-    if shapes:
-        reason = "{} has the shape {}, that of this run {}".format(*shapes.groups())
-    elif isinstance(error, RuntimeError):
-        reason = "it has other tensors"
-    elif isinstance(error, (TypeError, AttributeError)) or " " not in text:
+    if isinstance(error, (TypeError, AttributeError)) or " " not in reason:
         reason = "its content is incomplete or damaged"
-    else:
-        reason = " ".join(text.split()).rstrip(".")
     return CheckpointError(
         f"the checkpoint {path} does not fit {study} as it is set up: {reason}. Use the settings "
         "of the run that wrote it (its config.yaml), or start a new run."

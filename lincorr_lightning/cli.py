@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.resources
-import inspect
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.termination import exit_at_signals
 from lincorr_lightning.version import __version__
 
@@ -54,8 +52,8 @@ def main(args: Sequence[str] | None = None) -> Any:
         The LightningCLI object after a Trainer command, else what the command returns.
 
     Raises:
-        LincorrError: Something went wrong that the user can mend.
-        SystemExit: The command line cannot be parsed.
+        LincorrError: Something went wrong that the user can mend, such as the command line.
+        SystemExit: The command line asks for help.
     """
     argv = list(sys.argv[1:] if args is None else args)
     if argv[:1] == ["--version"]:
@@ -66,12 +64,11 @@ def main(args: Sequence[str] | None = None) -> Any:
         sys.stdout.write(overview())
         return None
     if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
-        sys.stderr.write(f"lincorr: error: there is no command {argv[0]!r}.\n\n{overview()}")
-        raise SystemExit(2)
+        names = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
+        raise ConfigError(f"there is no command {argv[0]!r}. The commands are {names}.")
     if argv[0] in COMMANDS:
         return _run_command(argv[0], argv[1:])
-    cli = _import("lincorr_lightning.lightning_cli")
-    return cli.run_lightning_cli([_find_packaged(argument) for argument in argv])
+    return _import("lincorr_lightning.lightning_cli").run_lightning_cli(argv)
 
 
 def overview() -> str:
@@ -117,17 +114,17 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
     command = getattr(_import(module), function)
     if name in ("report", "reproduce"):  # with parsers of their own
         return command(args)
+    # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, auto_cli
 
-    try:
-        return auto_cli(command, args=list(args), prog=f"lincorr {name}", exit_on_error=False)
-    except ArgumentError as error:
-        # Imported here: Lightning takes seconds to import.
-        from lincorr_lightning.option_errors import explain
+    from lincorr_lightning.option_errors import ExplainedParser, explain
 
-        options = inspect.signature(command).parameters
-        sys.stderr.write(f"lincorr: error: {explain(str(error), options, args)}\n")
-        raise SystemExit(2) from error
+    try:
+        return auto_cli(
+            command, args=list(args), prog=f"lincorr {name}", parser_class=ExplainedParser
+        )
+    except ArgumentError as error:
+        raise ConfigError(explain(error, args)) from error
 
 
 def _import(name: str) -> Any:
@@ -144,19 +141,6 @@ def _import(name: str) -> Any:
         if was_enabled:
             gc.enable()
     return module
-
-
-def _find_packaged(argument: str) -> str:
-    """Replace ``configs/linear_probe.yaml`` by the packaged file, unless that file exists."""
-    prefix, equals, value = argument.rpartition("=")
-    path = Path(value)
-    if path.suffix != ".yaml" or (equals and prefix != "--config") or path.exists():
-        return argument
-    # Imported here: jsonargparse takes a while to import.
-    from lincorr_lightning.config_files import find_packaged
-
-    packaged = find_packaged(path)
-    return argument if packaged is None else f"{prefix}{equals}{packaged}"
 
 
 def console() -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -18,6 +18,7 @@ import lightning as L
 from torch import Tensor
 
 from lincorr_lightning import termination
+from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.termination import Terminated
@@ -199,79 +200,62 @@ class SignalCheckpoint(L.Callback):
 
 
 class OOMHint(L.Callback):
-    """Reports the batch size, the length and the setting to reduce when memory runs out.
-
-    The report is a note of the exception, see `memory_note`. It covers training steps.
-    """
+    """Knows the batch of the current training step, for the report of memory that runs out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._shape: tuple[int, int] | None = None
-        self._trains = False
+        self._batch: Any = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch's size."""
+        """Remember the batch."""
         del trainer, pl_module, batch_idx
-        self._shape, self._trains = _shape_of(batch), True
+        self._batch = batch
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         """Leave the training step."""
-        del trainer, pl_module, outputs, batch, batch_idx
-        self._trains = False
+        del args
+        self._batch = None
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Add the note, if memory ran out in a training step."""
-        why = oom_reason(exception)
-        if why is None or not self._trains:
-            return
-        step = "a training step"
-        if self._shape is not None:
-            step += " of batch size {} and sequence length {}".format(*self._shape)
-        parts = {"model": pl_module, "data": getattr(trainer, "datamodule", None)}
-        settings = {name: dict(getattr(part, "hparams", {})) for name, part in parts.items()}
+    def explain(
+        self, error: Exception, model: L.LightningModule, data: L.LightningDataModule
+    ) -> LanguageModelError | None:
+        """Return an error with the batch's size and the setting to lower.
+
+        Args:
+            error: The error that ended the run.
+            model: The study, whose settings may be named.
+            data: Its data, likewise.
+
+        Returns:
+            None if memory did not run out, or not in a training step.
+        """
+        reason = oom_reason(error)
+        if reason is None or self._batch is None:
+            return None
+        shape = _shape_of(self._batch)
+        size = "" if shape is None else f" of batch size {shape[0]} and sequence length {shape[1]}"
         reducible = [
-            f"{part}.{name} (it is {own[name]})"
-            for part, own in settings.items()
+            f"{part}.{name} (it is {holder.hparams[name]})"
+            for part, holder in (("model", model), ("data", data))
             for name in _BATCH_SETTINGS
-            if isinstance(own.get(name), int)
+            if isinstance(holder.hparams.get(name), int)
         ]
-        exception.add_note(
-            f"{_MARK}{step} does not fit the memory: {why}. Lower "
+        return LanguageModelError(
+            f"a training step{size} does not fit the memory: {reason}. Lower "
             f"{' or '.join(reducible) or 'the batch size'}, or use a device with more memory."
         )
-
-
-_MARK = "lincorr: "
-
-
-def memory_note(error: BaseException) -> str | None:
-    """Return the note that `OOMHint` added to an exception, if there is one."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_MARK)]
-    return notes[0].removeprefix(_MARK) if notes else None
 
 
 def _shape_of(batch: Any) -> tuple[int, int] | None:
     """Return rows and length of the largest integer matrix in a batch, such as its token ids."""
     if is_dataclass(batch):
-        parts = [getattr(batch, field.name) for field in fields(batch)]
-    elif isinstance(batch, Mapping):
-        parts = list(batch.values())
-    else:
-        parts = list(batch) if isinstance(batch, (list, tuple)) else [batch]
+        batch = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    parts = batch.values() if isinstance(batch, Mapping) else batch
     shapes = [
         (part.shape[0], part.shape[1])
-        for part in parts
+        for part in (parts if isinstance(parts, Iterable) else [parts])
         if isinstance(part, Tensor) and part.dim() == 2 and not part.is_floating_point()
     ]
     return max(shapes, key=lambda shape: shape[0] * shape[1], default=None)

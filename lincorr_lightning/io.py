@@ -7,15 +7,12 @@ import errno
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import stat
 import uuid
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,17 +21,30 @@ from safetensors import SafetensorError
 
 from lincorr_lightning.errors import LincorrError, OutputError
 
-_WAY_OUT = "Choose another folder, with --trainer.default_root_dir or the path you passed."
-_REASONS = {
-    errno.ENOSPC: "the disk is full. Free some space, or choose another folder",
-    errno.EDQUOT: "your quota on this disk is used up. Free some space, or choose another folder",
-    errno.EROFS: "it is on a read-only file system",
-    errno.EACCES: "you may not write there",
-    errno.EPERM: "you may not write there",
-    errno.EISDIR: "a folder of that name is in the way",
-}
+# -- writing -----------------------------------------------------------------------------------
 
-# -- folders ----------------------------------------------------------------------------------
+
+@contextmanager
+def as_output_error(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into an `OutputError` that says what to do.
+
+    Raises:
+        OutputError: Writing failed in the ``with`` block; the message names `path`.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, OSError):
+            # Safetensors and tokenizers hide the operating system's error in their own.
+            code = re.search(r"\(os error (\d+)\)", reason)
+            if code is None and not isinstance(error, SafetensorError):
+                raise
+            reason = os.strerror(int(code[1])) if code else reason
+        raise OutputError(
+            f"cannot write {path}: {reason}. Make room, or choose another folder with "
+            "--trainer.default_root_dir or the path you passed."
+        ) from error
 
 
 def new_version(parent: Path) -> Path:
@@ -86,59 +96,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# -- whole files -----------------------------------------------------------------------------
-
-_PART = re.compile(
-    r"\.part-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}(-old-(?P<replaced>.+)|\..*)?"
-)
-
-
-def _new_part(parent: Path, suffix: str = "") -> Path:
-    """Return a temporary path in a folder, and remove those that killed processes left there."""
-    for part in parent.glob(".part-*"):
-        name = _PART.fullmatch(part.name)
-        if name is None or _may_be_running(name["machine"], int(name["pid"])):
-            continue
-        replaced = part.with_name(name["replaced"] or part.name)
-        with suppress(OSError):
-            if not replaced.exists():  # killed before the new folder took its place
-                part.rename(replaced)
-            elif part.is_dir():
-                shutil.rmtree(part)
-            else:
-                part.unlink()
-    return parent / f".part-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}"
-
-
-@cache
-def _machine() -> str:
-    """Return a hash of the host name and the PID namespace, which containers have of their own."""
-    try:
-        namespace = Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        namespace = 0
-    return f"{zlib.crc32(f'{platform.node()} {namespace}'.encode()):08x}"
-
-
-def _may_be_running(machine: str, pid: int) -> bool:
-    # On Windows, signal 0 would end the process.
-    if machine != _machine() or os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # a process of another user
-        pass
-    return True
-
-
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
-    Temporary files that killed processes left in the folder are removed.
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
@@ -147,11 +109,10 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         OutputError: The file cannot be written; the message says why, and nothing is left behind.
     """
     path = Path(path)
-    part: Path | None = None
+    part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
         with as_output_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = _new_part(path.parent, path.suffix)
             part.touch(exist_ok=False)
             mode = part.stat().st_mode
             yield part
@@ -160,9 +121,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             part.replace(path)
     finally:
-        if part is not None:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -181,20 +141,23 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
             still there.
     """
     folder = Path(folder)
-    new = _new_part(folder.parent)
-    old = folder.with_name(f"{new.name}-old-{folder.name}")
+    new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
+    old = folder.with_name(f".old-{folder.name}")
+    if old.exists() and not folder.exists():  # killed between the two renames below
+        old.rename(folder)
     try:
         with as_output_error(folder):
-            others = (
-                sorted({p.name for p in folder.iterdir()} - set(names)) if folder.exists() else []
-            )
+            others = {p.name for p in folder.iterdir()} - set(names) if folder.exists() else ()
             if others:
                 raise OutputError(
-                    f"cannot replace {folder}: it holds {others[0]}, which would be lost. "
+                    f"cannot replace {folder}: it holds {min(others)}, which would be lost. "
                     "Choose another folder."
                 )
             new.mkdir(parents=True)
-            mode = _mode_of_new_files(new)
+            trial = new / "trial"
+            trial.touch()
+            mode = trial.stat().st_mode
+            trial.unlink()
             yield new
             for file in new.rglob("*"):
                 if file.is_file():
@@ -207,50 +170,11 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
     finally:
         if old.exists() and not folder.exists():
             old.rename(folder)
-        shutil.rmtree(new, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        for rest in (new, old):
+            shutil.rmtree(rest, ignore_errors=True)
 
 
-def _mode_of_new_files(folder: Path) -> int:
-    """Return the permissions that files written to a folder get."""
-    trial = folder / "trial"
-    trial.touch()
-    mode = trial.stat().st_mode
-    trial.unlink()
-    return mode
-
-
-@contextmanager
-def as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that says what to do.
-
-    Raises:
-        OutputError: Writing failed in the ``with`` block; the message names `path`.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {_reason(path, error)}") from error
-    except Exception as error:
-        # Safetensors and tokenizers hide the operating system's error in their own.
-        code = re.search(r"\(os error (\d+)\)", str(error))
-        if code is None and not isinstance(error, SafetensorError):
-            raise
-        cause = OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))
-        raise OutputError(f"cannot write {path}: {_reason(path, cause)}") from error
-
-
-def _reason(path: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        for part in (path, *path.parents):
-            if part.exists() and not part.is_dir():
-                return f"{part} is a file where a folder is needed. {_WAY_OUT}"
-    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    return f"{reason}." if "another folder" in reason else f"{reason}. {_WAY_OUT}"
-
-
-# -- reading ---------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------
 
 
 def regular_file(path: str | Path) -> Path:
@@ -283,31 +207,26 @@ def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True
     """
 
     def refuse(literal: str) -> NoReturn:
-        raise ValueError(f"{literal} is not JSON")
+        raise ValueError(f"{literal[:20]} is not JSON, or beyond the range of numbers")
 
     def within_range(kind: type) -> Callable[[str], float]:
-        def parse(literal: str) -> float:
-            if math.isinf(float(literal)):
-                raise ValueError(f"{literal[:20]} is beyond the range of numbers")
-            return kind(literal)
-
-        return parse
+        return lambda text: refuse(text) if math.isinf(float(text)) else kind(text)
 
     def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice!r} is given twice")
-        return found
+        content: dict[str, Any] = {}
+        for key, value in items:
+            if key in content:
+                raise ValueError(f"the key {key!r} is given twice")
+            content[key] = value
+        return content
 
+    numbers: dict[str, Any] = {
+        "parse_constant": refuse,
+        "parse_int": within_range(int),
+        "parse_float": within_range(float),
+    }
     try:
-        strict: dict[str, Any] = {
-            "parse_constant": refuse,
-            "parse_int": within_range(int),
-            "parse_float": within_range(float),
-        }
-        content = json.loads(text, object_pairs_hook=unique, **(strict if finite else {}))
+        content = json.loads(text, object_pairs_hook=unique, **(numbers if finite else {}))
         if not allow_surrogates and "\\u" in text:
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:

@@ -12,8 +12,8 @@ PACKAGE = "lincorr_lightning"
 
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
-    ["version", "errors", "yaml_checks"],
-    ["io", "html", "termination"],
+    ["version", "errors"],
+    ["config", "io", "html", "termination"],
     ["functional"],
     ["distributed"],
     ["lm"],
@@ -25,8 +25,8 @@ LAYERS = [
     ["sae"],
     ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],
     ["callbacks"],
-    ["checkpoints", "config_files", "failure_callbacks", "option_errors"],
-    ["safe_configs"],
+    ["failure_callbacks", "option_errors"],
+    ["checkpoints"],
     ["lightning_cli"],
     ["reproduce"],
     ["cli"],

@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 
 import yaml
 
+from lincorr_lightning.config import compose_yaml
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge.arithmetic import KIND
@@ -24,7 +25,6 @@ from lincorr_lightning.knowledge.schema import (
     Answer,
     Knowledge,
 )
-from lincorr_lightning.yaml_checks import SafeLoader, check_yaml
 
 T = TypeVar("T")
 
@@ -139,8 +139,7 @@ def parse_knowledge_file(text: str, origin: str) -> KnowledgeFile:
 
 def _load_yaml(text: str, origin: str) -> yaml.Node:
     try:
-        check_yaml(text)
-        return yaml.compose(text, Loader=SafeLoader) or yaml.ScalarNode(f"{_TAG}null", "")
+        return compose_yaml(text) or yaml.ScalarNode(f"{_TAG}null", "")
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise KnowledgeError(f"{origin}:{line} {error.problem or error.context}") from error

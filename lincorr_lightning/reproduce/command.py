@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import termination
+from lincorr_lightning.config import load_yaml
 from lincorr_lightning.errors import ConfigError, ReproductionError
 from lincorr_lightning.io import check_writable, safe_names
 from lincorr_lightning.knowledge.yaml_file import suggest
@@ -38,7 +39,6 @@ from lincorr_lightning.reproduce.runner import (
 from lincorr_lightning.reproduce.settings import Settings, read_settings, with_options
 from lincorr_lightning.reproduce.trial import Trial, time_lm
 from lincorr_lightning.results.style import short_name
-from lincorr_lightning.yaml_checks import load_yaml
 
 CONFIG = "reproduce.yaml"
 _MAX_SUBJECTS = 10_000  # the paper's
@@ -90,7 +90,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         check_writable(folder)
         state.write()
         termination.current.is_resumable = True
-        run_all(plans, trials, state, ["reproduce", *args])
+        run_all(plans, trials, state)
     if not is_rank_zero():
         return None
     lms = [_runs(plan, state) for plan in plans]

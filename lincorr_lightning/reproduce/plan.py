@@ -9,7 +9,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.config_files import find_packaged, read_config
+from lincorr_lightning.config import find_packaged, read_config
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Catalogue, Knowledge

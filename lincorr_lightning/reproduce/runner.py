@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +147,13 @@ def saved_run(run: PlannedRun) -> SavedRun | None:
         return None
 
 
-def run_all(
-    plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State, command: Sequence[str]
-) -> None:
+def run_all(plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State) -> None:
     """Make the runs that are not finished. The error of a run is kept, and the others go on.
 
     Args:
         plans: The plans of the LMs.
         trials: What the LMs take, by the names of the plans.
         state: What has been done; written after each run.
-        command: Command line of the whole, with which other processes are started.
     """
     todo = [(p, run) for p in plans for run in p.runs if saved_run(run) is None]
     total = sum(len(plan.runs) for plan in plans)
@@ -174,13 +171,9 @@ def run_all(
         start = time.perf_counter()
         entry: dict[str, Any] = {}
         try:
-            _make(run, plan, command)
+            _make(run, plan)
         except LincorrError as error:
             entry["error"] = str(error)
-        except SystemExit as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's way out of a run
-                raise
-            entry["error"] = "its command line is not valid; see the messages of the program"
         except Exception as error:
             traceback.print_exc()
             entry["error"] = f"{type(error).__name__}: {error}"
@@ -201,21 +194,17 @@ def check_command_lines(plans: Sequence[LMPlan]) -> None:
     """
     found = {run.study: run for plan in plans for run in plan.runs}
     for study, run in found.items():
-        message = io.StringIO()
         try:
-            with redirect_stdout(io.StringIO()), redirect_stderr(message):
+            with redirect_stdout(io.StringIO()), suppress(SystemExit):  # after it has printed
                 run_lightning_cli([*run.arguments, "--print_config"])
-        except SystemExit as error:
-            if error.code:
-                lines = message.getvalue().strip().splitlines()
-                reason = lines[-1].partition("error: ")[2] if lines else "it cannot be parsed"
-                raise ConfigError(
-                    f"options of the runs, {study}: {reason}. An option of one study is written as "
-                    "--option STUDY.KEY=VALUE, as in edits.data.n_edits=64."
-                ) from error
+        except ConfigError as error:
+            raise ConfigError(
+                f"options of the runs, {study}: {error} An option of one study is written as "
+                "--option STUDY.KEY=VALUE, as in edits.data.n_edits=64."
+            ) from error
 
 
-def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:
+def _make(run: PlannedRun, plan: LMPlan) -> None:
     if is_rank_zero():
         shutil.rmtree(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
@@ -237,7 +226,7 @@ def _make(run: PlannedRun, plan: LMPlan, whole: Sequence[str]) -> None:
         else:
             command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
     with redirect_stdout(io.StringIO()), _quiet():
-        cli = run_lightning_cli(command, launched_with=list(whole))
+        cli = run_lightning_cli(command)
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
             module.remove()  # so that the next run can use the LM

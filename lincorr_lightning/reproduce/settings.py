@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lincorr_lightning.config_files import read_config
+from lincorr_lightning.config import read_config
 from lincorr_lightning.errors import ConfigError, require
 
 STUDIES = ("probe", "edits", "ablation", "after")

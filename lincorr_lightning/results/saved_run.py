@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lincorr_lightning.config import load_yaml
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
 from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, find_by_name
 from lincorr_lightning.results.table import Table
-from lincorr_lightning.yaml_checks import load_yaml
 
 if TYPE_CHECKING:
     from pandas import DataFrame

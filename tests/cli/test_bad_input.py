@@ -13,7 +13,6 @@ from lincorr_lightning.errors import (
     DomainError,
     KnowledgeError,
     LanguageModelError,
-    LincorrError,
     NonFiniteError,
     OutputError,
     SubjectsError,
@@ -67,11 +66,6 @@ def test_more_inputs_than_can_be_sampled(small_lm: str, tmp_path: Path) -> None:
     assert _nothing_written(tmp_path)
 
 
-def test_fewer_than_two_inputs_in_a_half(small_lm: str, tmp_path: Path) -> None:
-    with pytest.raises(SubjectsError, match="needs at least 2"):
-        _fit(tmp_path, small_lm, "--data.n_subjects=3")
-
-
 def test_unknown_knowledge_and_missing_reference(small_lm: str, tmp_path: Path) -> None:
     with pytest.raises(KnowledgeError, match=r"'contry'.*country"):
         _fit(tmp_path, small_lm, "--model.knowledge=[city,contry]")
@@ -92,23 +86,6 @@ def test_a_user_s_file_with_a_fault_names_it(small_lm: str, tmp_path: Path) -> N
     )
     with pytest.raises(KnowledgeError, match=r"mine\.yaml.*Germny"):
         _fit(tmp_path, small_lm, f"--model.knowledge_files=[{path}]")
-
-
-def test_user_s_knowledge_joins_the_built_in(small_lm: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "version: 1\nsource: me\nentities:\n  town: {Paris: {country: France}, "
-        "Rome: {country: Italy}, Oslo: {country: Norway}}\nknowledge:\n"
-        '  town: {family: attribute, language: en, template: "One day {} saw", answers: town}\n'
-    )
-    _fit(
-        tmp_path,
-        small_lm,
-        f"--model.knowledge_files=[{path}]",
-        "--model.knowledge=[town,country]",
-        "--model.require_reference=[town->country]",
-    )
-    assert list(tmp_path.rglob("results.json"))
 
 
 @pytest.mark.parametrize(
@@ -165,31 +142,7 @@ def test_a_disk_that_fills_up_under_tensorboard(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(RecordWriter, "write", full)
-    with pytest.raises(OutputError, match=r"the disk is full\. Free some space"):
+    with pytest.raises(OutputError, match=r"No space left on device\. Make room"):
         _fit(tmp_path, small_lm)
     assert "Traceback" not in capsys.readouterr().err
     assert not list(tmp_path.rglob("results.json"))
-
-
-def test_every_error_is_one_of_ours(small_lm: str, tmp_path: Path) -> None:
-    """One base class catches them all."""
-    for bad in ("--model.ridge=-1", "--model.control=nothing", "--data.fit_fraction=2"):
-        with pytest.raises(LincorrError):
-            _fit(tmp_path, small_lm, bad)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--knowledges=[city]", "knowledges is now knowledge."),
-        ("--revison=main", "did you mean revision?"),
-        ("--precise=true", "there is no option precise"),
-    ],
-)
-def test_unknown_options_of_the_audit(
-    option: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["audit", option])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err

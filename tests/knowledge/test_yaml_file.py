@@ -49,8 +49,8 @@ ALIASES = "".join(
     ("text", "message"),
     [
         ("version: 1\0", r"not YAML \(unacceptable character .* position 10\)$"),
-        ("[" * 100_000, "line 1: values are nested more than 64 deep"),
-        ("- " * 50_000, "line 1: values are nested more than 64 deep"),
+        ("[" * 100_000, "line 1: .*nest"),
+        ("- " * 50_000, "line 1: .*nest"),
         (
             "\n".join(f"{' ' * depth}a:" for depth in range(3000)),
             "line 65: values are nested more than 64 deep",

@@ -1,0 +1,295 @@
+"""Configs: YAML that is safe to load, the packaged configs, and what `--safe` allows in one."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from lincorr_lightning.errors import ConfigError
+
+SAFE = "--safe"
+# In C if PyYAML was built with libyaml.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# C code that builds deeper values overflows its stack.
+_MAX_DEPTH = 64
+# Aliases can make a few lines stand for billions of values.
+_MAX_NODES = 1_000_000
+
+# -- YAML --------------------------------------------------------------------------------------
+
+
+def compose_yaml(text: str) -> Any:
+    """Return the root node of YAML or JSON, with line numbers; None if there is no value.
+
+    PyYAML silently keeps the last of repeated keys, and deep nesting crashes the process.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, or has repeated keys, deep nesting, or aliases that
+            multiply its size.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
+    root = yaml.compose(text, Loader=_LOADER)
+    _count_nodes(root, {})
+    return root
+
+
+def load_yaml(text: str) -> Any:
+    """Load YAML or JSON.
+
+    Raises:
+        yaml.YAMLError: See `compose_yaml`.
+        ValueError: A value is not valid for its YAML type, such as a date.
+    """
+    root = compose_yaml(text)
+    return None if root is None else _LOADER("").construct_document(root)
+
+
+def _count_nodes(node: Any, counts: dict[int, int]) -> int:
+    """Return the number of values below a node; `counts` has those of nodes with an alias."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if counts.get(id(node)) == 0:
+        _refuse("an alias refers to itself", node)
+    if id(node) in counts:
+        return counts[id(node)]
+    counts[id(node)] = 0
+    children: Iterable[Any] = ()
+    if isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                _refuse(f"the key {key.value!r} is given twice", key)
+            keys.add(str(key.value))
+        children = chain.from_iterable(node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children)
+    if counts[id(node)] > _MAX_NODES:
+        _refuse(f"there are more than {_MAX_NODES:,} values", node)
+    return counts[id(node)]
+
+
+def _refuse(problem: str, where: Any) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
+
+
+@cache
+def use_checked_loader() -> None:
+    """Let jsonargparse check all YAML that it loads, in values and config files."""
+    from jsonargparse import get_loader, set_loader
+
+    load = get_loader("yaml")
+
+    def load_checked(text: str) -> Any:
+        compose_yaml(text)
+        return load(text)
+
+    set_loader("yaml", load_checked, exceptions=(yaml.YAMLError,))
+
+
+# -- configs of a command line -----------------------------------------------------------------
+
+
+def find_packaged(path: str | Path) -> Path | None:
+    """Return the packaged config that a path such as ``configs/linear_probe.yaml`` names."""
+    parts = Path(path).parts
+    file = importlib.resources.files("lincorr_lightning.configs").joinpath(
+        *parts[parts[:1] == ("configs",) :]
+    )
+    return Path(str(file)) if file.is_file() else None
+
+
+def read_config(value: str) -> dict[str, Any]:
+    """Return the content of a config.
+
+    Args:
+        value: Path of the file, or the config itself as YAML or JSON text.
+
+    Raises:
+        ConfigError: It cannot be read, or is not a mapping; the message names file and line.
+    """
+    is_text = value.lstrip().startswith("{") or "\n" in value
+    name = "the config on the command line" if is_text else f"the config {value}"
+    try:
+        content = load_yaml(value if is_text else Path(value).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{name} does not exist. Pass a file, or one of the package as configs/NAME.yaml; "
+            "`lincorr --help` lists them."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} cannot be read: it is not UTF-8 text.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name} cannot be read: {reason}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name} is not valid YAML: {reason}{where}.") from error
+    if not isinstance(content, dict):
+        kind = "is empty" if content is None else f"holds a {type(content).__name__}"
+        raise ConfigError(f"{name} {kind}; a config has sections such as trainer, model and data.")
+    return content
+
+
+def prepare_args(args: Sequence[str]) -> list[str]:
+    """Return a command line as jsonargparse can parse it, whose configs can be read.
+
+    Packaged configs are found by name. A setting that is null, which jsonargparse parses as the
+    text ``None``, and an LM that is a file of ``configs/lm/`` are passed as config.
+
+    Raises:
+        ConfigError: A config cannot be read.
+
+    Example:
+        >>> prepare_args(["fit", "--data.subjects", "null", "--data.seed=1"])
+        ['fit', '--config', '{"data": {"init_args": {"subjects": null}}}', '--data.seed=1']
+    """
+    passed: list[str] = []
+    rest = list(args)
+    while rest:
+        argument = rest.pop(0)
+        key, equals, value = argument.partition("=")
+        value = value if equals or not rest else rest[0]
+        group, *path = key.removeprefix("--").replace(".init_args", "").split(".")
+        if key in ("--config", "-c") and not value.startswith("-"):
+            passed += ["--config", _check_config(value)]
+        elif group in ("model", "data") and path and _is_setting_of_config(path, value):
+            content: Any = None if value in _NULLS else _lm_of(value)
+            for name in reversed([group, "init_args", *path]):
+                content = {name: content}
+            passed += ["--config", json.dumps(content)]
+        else:
+            passed.append(argument)
+            continue
+        if not equals and rest:
+            rest.pop(0)
+    return passed
+
+
+_NULLS = ("null", "Null", "NULL", "~")
+
+
+def _is_setting_of_config(path: Sequence[str], value: str) -> bool:
+    if path in (["lm"], ["before"]) and value.endswith((".yaml", ".yml")):
+        return True
+    return value in _NULLS and path[0] not in ("help", "dict_kwargs")
+
+
+def _check_config(value: str) -> str:
+    """Check that a config can be read; return it, or the path of the packaged config."""
+    with suppress(OSError):
+        path = Path(value)
+        if path.suffix == ".yaml" and not path.exists():
+            value = str(find_packaged(path) or value)
+        if "://" in value or path.is_fifo():  # these can be read only once
+            return value
+    read_config(value)
+    return value
+
+
+def _lm_of(value: str) -> Mapping[str, Any]:
+    lm: Any = read_config(str(find_packaged(value) or value))
+    for key in ("model", "init_args", "lm"):
+        lm = lm.get(key) if isinstance(lm, Mapping) else None
+    if not isinstance(lm, Mapping):
+        raise ConfigError(
+            f"{value} has no model.init_args.lm, so it describes no LM. Pass a file such as those "
+            "of configs/lm/."
+        )
+    return lm
+
+
+# -- untrusted configs -------------------------------------------------------------------------
+
+_PACKAGES = (
+    "lincorr_lightning.",
+    "lightning.pytorch.",
+    "lightning.fabric.",
+    "torch.nn.",
+    "torch.optim.",
+)
+
+
+def allow_known_classes_only() -> None:
+    """Refuse unknown classes and all functions in configs, for the rest of the process.
+
+    They are refused before their modules are imported. The allowed classes are those of this
+    package, of Lightning (callbacks, strategies, plugins, profilers, and the loggers that write to
+    the disk), and of torch (optimizers, schedulers, layers). Functions are never allowed, so
+    options that take a callable cannot be used, nor can `LambdaCallback`.
+    """
+    from jsonargparse import set_parsing_settings
+
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=sorted(_allowed_paths()),
+        instantiate_subclass_spec_in_any=False,
+    )
+
+
+def _allowed_paths() -> Iterator[str]:
+    """Yield the paths by which the allowed classes can be imported."""
+    import lightning.pytorch as pl
+    import torch
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.pytorch import callbacks, loggers, plugins, profilers, strategies
+    from lightning.pytorch.plugins import environments  # noqa: F401  (its classes can be named)
+
+    bases: tuple[type, ...] = (
+        pl.LightningModule, pl.LightningDataModule, pl.Callback, strategies.Strategy,
+        plugins.Precision, plugins.CheckpointIO, plugins.LayerSync, ClusterEnvironment,
+        profilers.Profiler, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+        torch.nn.Module,
+        # Other loggers send data to servers that the config names.
+        loggers.CSVLogger, loggers.TensorBoardLogger,
+    )  # fmt: skip
+    for name, module in list(sys.modules.items()):
+        if f"{name}.".startswith(_PACKAGES):
+            for attribute, value in list(vars(module).items()):
+                if (
+                    isinstance(value, type)
+                    and issubclass(value, bases)
+                    and value.__module__.startswith(_PACKAGES)
+                    and not issubclass(value, callbacks.LambdaCallback)
+                ):
+                    yield f"{name}.{attribute}"
+
+
+def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
+    """Refuse settings that run code from elsewhere.
+
+    Args:
+        settings: Keys and values of a parsed config.
+
+    Raises:
+        ConfigError: A setting may run code of an LM, a hub, a checkpoint or the config itself.
+    """
+    for key, value in settings:
+        name = key.rpartition(".")[2]
+        source = None
+        if ".dict_kwargs." in key:
+            source = "with unchecked arguments"
+        elif name == "trust_remote_code" and value:
+            source = "that comes with the LM"
+        elif name == "attn_implementation" and "/" in str(value):
+            source = "from a hub"
+        elif name == "weights_only" and value is False:
+            source = "from a checkpoint"
+        if source is not None:
+            raise ConfigError(f"{SAFE} refuses {key} {value}, which runs code {source}.")
