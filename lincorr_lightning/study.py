@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
 import lightning as L
+from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
@@ -49,7 +52,23 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-class Study(L.LightningModule):
+class PlainHyperparameters(HyperparametersMixin):
+    """Keeps a constructor's arguments as plain data, whatever they are."""
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Sequence[str] | str | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Save arguments to ``hparams``, see `lightning.LightningModule.save_hyperparameters`."""
+        frame = frame or sys._getframe(1)
+        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        super().save_hyperparameters(plain(dict(self.hparams)), logger=logger)
+
+
+class Study(PlainHyperparameters, L.LightningModule):
     """A study: a LightningModule that yields `Results`.
 
     A subclass keeps its options as attributes, calls ``self.save_hyperparameters(logger=False)``,
@@ -142,10 +161,7 @@ class Study(L.LightningModule):
         """
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the study's name and state, and make all settings plain data."""
-        for key in ("hyper_parameters", "datamodule_hyper_parameters"):
-            if key in checkpoint:
-                checkpoint[key] = plain(checkpoint[key])
+        """Add the study's name and state."""
         checkpoint["study"] = {"name": self.study, **self.checkpoint_state()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -174,12 +190,12 @@ class Study(L.LightningModule):
         Raises:
             CheckpointError: A setting differs; the message names it, with both values.
         """
-        then, now = checkpoint.get("hyper_parameters", {}), plain(dict(self.hparams))
+        then, now = checkpoint.get("hyper_parameters", {}), self.hparams
         for name in sorted(names):
             # The LM is known by its fingerprint; keys with an underscore are Lightning's.
             if name == "lm" or name.startswith("_") or name not in then:
                 continue
-            if plain(then[name]) != now[name]:
+            if then[name] != now[name]:
                 raise CheckpointError(
                     f"the checkpoint was written with model.{name} {then[name]}, this run has "
                     f"{now[name]}. {_START_ANEW}"
@@ -307,7 +323,7 @@ class LMStudy(Study):
             )
 
 
-class StudyData(L.LightningDataModule):
+class StudyData(PlainHyperparameters, L.LightningDataModule):
     """Data of a study, the same on all ranks.
 
     Args:

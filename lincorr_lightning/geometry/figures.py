@@ -200,15 +200,13 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     chance = k / (closeness.n_subjects - 1)
     n_layers = len(closeness.layers)
     layers = f"mean over {n_layers} layers" if n_layers > 1 else "its one layer"
-    figure = correlation_heatmap(
-        matrix, closeness.names, closeness.names,
+    return correlation_heatmap(
+        DataFrame(matrix, closeness.names, closeness.names),
         f"Overlap of a subject’s neighborhoods under two prompts, {lm}",
         f"k = {k}, {layers}; {closeness.n_subjects:,} subjects; by chance {chance:.3f}",
         "neighborhood overlap", limit=float(np.nanmax(matrix)) or 1.0,
+        axis_labels=("knowledge", "knowledge"),
     )  # fmt: skip
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        axis.label.set_text("knowledge")
-    return figure
 
 
 def dimension_figure(frame: DataFrame, n_subjects: int, lm: str) -> Figure:

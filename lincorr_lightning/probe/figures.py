@@ -11,9 +11,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from pandas import DataFrame
 
-from lincorr_lightning.probe.ridge_path import RidgePoint
-from lincorr_lightning.probe.scores import PairScore, rank_pairs
+from lincorr_lightning.probe.scores import PairScore, RidgePoint, rank_pairs
 from lincorr_lightning.probe.significance import FINDING, Composition
 from lincorr_lightning.results.heat_maps import (
     add_colour_bar,
@@ -21,6 +21,7 @@ from lincorr_lightning.results.heat_maps import (
     draw_heatmap,
     short,
 )
+from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
@@ -32,8 +33,6 @@ from lincorr_lightning.results.style import (
     finish,
     legible,
     new_figure,
-    panels_of,
-    plain_axes,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -76,13 +75,11 @@ def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     return [int(leaf) for leaf in leaves_list(links)], links
 
 
-def cluster_heatmap(matrix: _FLOATS, names: Sequence[str], title: str, subtitle: str) -> Figure:
+def cluster_heatmap(matrix: DataFrame, title: str, subtitle: str) -> Figure:
     """Draw a matrix of r with similar kinds of knowledge side by side, and their tree."""
-    order, links = cluster(matrix)
-    ordered = [names[i] for i in order]
+    order, links = cluster(matrix.to_numpy())
     subtitle = f"{subtitle}; average linkage of 1 − r, both directions averaged"
-    cells = matrix[np.ix_(order, order)]
-    return correlation_heatmap(cells, ordered, ordered, title, subtitle, links=links)
+    return correlation_heatmap(matrix.iloc[order, order], title, subtitle, links=links)
 
 
 # -- W ---------------------------------------------------------------------------------------
@@ -132,10 +129,10 @@ def top_weights_figure(
         *(["framed: in the reference"] if len(framed) else []),
         f"numbers from |W| = {short(_MIN_SHOWN * limit)} on",
     ]
+    rows, columns = [target_labels[i] for i in targets], [source_labels[i] for i in sources]
     figure, axes, image, cell = draw_heatmap(
-        shown, [target_labels[i] for i in targets], [source_labels[i] for i in sources], title,
-        "; ".join(notes), limit, least=_MIN_SHOWN * limit,
-    )  # fmt: skip
+        DataFrame(shown, rows, columns), title, "; ".join(notes), limit, _MIN_SHOWN * limit
+    )
     for row, column in framed:
         frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
         frame.set_linewidth(min(2.0, 5 * cell))
@@ -150,75 +147,63 @@ def top_weights_figure(
 # -- the ridge path --------------------------------------------------------------------------
 
 
+_PATH_COLOURS = {
+    "label-wise r": BLUE, "top-1 target of a source": ORANGE, "top-1 source of a target": GREEN,
+}  # fmt: skip
+
+
 def ridge_path_figure(
-    paths: Mapping[str, Sequence[RidgePoint]],
-    chosen: Mapping[str, float],
-    title: str,
-    n_pairs: int,
+    paths: Sequence[tuple[PairScore, Sequence[RidgePoint]]], title: str, n_pairs: int
 ) -> Figure:
     """Draw r and Hit@1 along the ridge, one panel per pair.
 
     Args:
-        paths: Ridge path of each pair; at most twelve are shown.
-        chosen: Ridge that the map of each pair was fitted with.
+        paths: The pairs, and the ridge path of each; at most twelve are shown.
         title: The title.
         n_pairs: Number of pairs of the run.
     """
-    shown = list(paths)[:_MAX_PANELS]
-    n_columns = min(len(shown), 3)
-    n_rows = math.ceil(len(shown) / n_columns)
-    width, height = max(3.4 * n_columns + 0.4, 6.4), 2.7 * n_rows + 0.7
-    note = _cut_note(len(shown), n_pairs, "pairs", "ridge_path")
-    figure = new_figure(width, height, title, note)
-    panels = panels_of(figure, len(shown), n_columns)
-    for i, (panel, pair) in enumerate(zip(panels, shown, strict=True)):
-        _ridge_panel(panel, pair, paths[pair], chosen.get(pair))
-        panel.tick_params(labelleft=i % n_columns == 0)
-    lines = [line for panel in panels for line in panel.get_lines()]
-    lowest = min(float(np.nanmin(line.get_ydata(), initial=0.0)) for line in lines)
-    for panel in panels:
-        panel.set_ylim(min(-0.03, lowest - 0.05), 1.04)
-    handles = {line.get_label(): line for line in lines}
-    named = {str(label): line for label, line in handles.items() if not str(label).startswith("_")}
-    figure.legend(
-        named.values(), named.keys(), loc="outside lower left", ncols=5 if n_columns == 3 else 3,
-        frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2,
-    )  # fmt: skip
-    return finish(figure)
-
-
-def _ridge_panel(axes: Axes, pair: str, path: Sequence[RidgePoint], chosen: float | None) -> None:
-    strengths = np.array([point.ridge for point in path], dtype=float)
+    shown = paths[:_MAX_PANELS]
+    strengths = np.array([point.ridge for point in shown[0][1]])
     positive = strengths[strengths > 0]
     # A logarithmic axis has no 0: it is drawn a decade left of the smallest strength.
     zero = math.floor(math.log10(positive.min())) - 1 if len(positive) else 0
-    at = np.full(len(strengths), float(zero))
-    at[strengths > 0] = np.log10(positive)
 
-    def draw(values: Sequence[float | None], label: str, colour: str, marker: str) -> None:
-        y = [math.nan if value is None else value for value in values]
-        if not all(map(math.isnan, y)):
-            axes.plot(at, y, label=label, color=colour, marker=marker, markersize=4, linewidth=1.6)
+    def at(ridge: float) -> float:
+        return math.log10(ridge) if ridge > 0 else zero
 
-    draw([p.label_mean for p in path], "label-wise r", BLUE, "o")
-    draw([_hit1(p.influenced) for p in path], "Hit@1 influenced target", ORANGE, "s")
-    draw([_hit1(p.influencing) for p in path], "Hit@1 influencing source", GREEN, "^")
-    if 0 in strengths:
-        axes.axvline(zero, label="ridge 0: the paper’s map", color=GREY, linestyle=":", zorder=0)
-    if chosen is not None:
-        position = math.log10(chosen) if chosen > 0 else zero
-        axes.axvline(position, label="ridge of this run", color=INK, linestyle="--", zorder=0,
-                     linewidth=1)  # fmt: skip
-    last = math.ceil(at.max())
-    step = max(1, math.ceil((last - zero) / 6))
-    decades = list(range(zero + 1, last + 1, step))
-    ticks = ([zero] if 0 in strengths else []) + decades
-    names = (["0"] if 0 in strengths else []) + [_power(decade) for decade in decades]
-    axes.set_xticks(ticks, names, fontsize=8)
-    plain_axes(axes, legible([pair], 50)[0], "ridge", "")
+    chosen = {score.name: score.ridge or 0.0 for score, _ in shown}
+    frame = DataFrame(
+        [
+            {"pair": score.name, "ridge": at(point.ridge), "score": name, "value": value}
+            for score, path in shown
+            for point in path
+            for name, value in zip(
+                _PATH_COLOURS,
+                (point.label_mean, _hit1(point.influenced), _hit1(point.influencing)),
+                strict=True,
+            )
+        ]
+    ).astype({"value": float})
+
+    def add_lines(axes: Axes, pair: str, rows: DataFrame) -> None:
+        del rows
+        if 0 in strengths:
+            axes.axvline(zero, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
+        axes.axvline(at(chosen[pair]), label="ridge of this run", color=INK, linestyle="--",
+                     linewidth=1, zorder=0)  # fmt: skip
+        last = math.ceil(max(map(at, strengths)))
+        decades = list(range(zero + 1, last + 1, max(1, math.ceil((last - zero) / 6))))
+        ticks, names = ([zero], ["0"]) if 0 in strengths else ([], [])
+        axes.set_xticks([*ticks, *decades], [*names, *map(_power, decades)], fontsize=8)
+
+    note = _cut_note(len(shown), n_pairs, "pairs", "ridge_path")
+    return curves(
+        frame, "ridge", "value", "score", "pair", title=title, subtitle=note, share_y=True,
+        colours=_PATH_COLOURS, labels=("ridge", ""), whole_x=False, each=add_lines,
+    )  # fmt: skip
 
 
-def _hit1(rates: Mapping[str, float] | None) -> float | None:
+def _hit1(rates: Mapping[str, float | None] | None) -> float | None:
     return None if rates is None else rates["1"]
 
 
@@ -275,8 +260,8 @@ def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
 
     Only r above the control is evidence.
     """
-    known = [score for score in scores if not math.isnan(score.label_mean)]
-    shown = sorted(known, key=lambda score: -score.label_mean)[:_MAX_ROWS]
+    known = [score for score in scores if score.label_mean is not None]
+    shown = sorted(known, key=lambda score: -(score.label_mean or 0.0))[:_MAX_ROWS]
     note = _cut_note(len(shown), len(scores), "pairs, those with the highest r", "pairs")
     r, control, permuted = (
         _column(shown, key) for key in ("label_mean", "control_label_mean", "permuted_label_mean")
@@ -314,7 +299,7 @@ def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], titl
 
 def transitivity_figure(found: Sequence[Composition], title: str) -> Figure:
     """Draw r of composed maps beside r of the pair's own map, those with the highest r."""
-    shown = sorted(found, key=lambda one: -one.direct)[:_MAX_ROWS]
+    shown = sorted(found, key=lambda one: -(one.direct or 0.0))[:_MAX_ROWS]
     note = _cut_note(len(shown), len(found), "composed maps", "transitivity")
     direct, composed, elsewhere = (
         _column(shown, key) for key in ("direct", "composed", "elsewhere")

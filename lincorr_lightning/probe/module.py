@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half, SubjectBatch
 from lincorr_lightning.distributed import data_shard, gather
-from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
-from lincorr_lightning.frozen_lm import FrozenLMModule
+from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
 from lincorr_lightning.functional import HALF_DECADES, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -36,8 +36,7 @@ from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.probe.gradient_descent import MapDescent, squared_error
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
-from lincorr_lightning.probe.ridge_path import ridge_paths
-from lincorr_lightning.probe.scores import score_pairs
+from lincorr_lightning.probe.scores import ridge_paths, score_pairs
 from lincorr_lightning.probe.significance import (
     add_partial_correlations,
     add_significance,
@@ -45,13 +44,13 @@ from lincorr_lightning.probe.significance import (
     mean_r_errors,
 )
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
+from lincorr_lightning.study import LMStudy
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
 
 
-class LinearProbe(FrozenLMModule):
+class LinearProbe(LMStudy):
     """How linearly kinds of knowledge are correlated in an LM, and how precise W is.
 
     ``fit`` reads the domain logits of every knowledge prompt for each subject of the fit half,
@@ -100,7 +99,9 @@ class LinearProbe(FrozenLMModule):
         results: Scores of the last validation or test; None before.
     """
 
+    study = "linear_probe"
     batch_type = SubjectBatch
+    shards_lm = True
 
     def __init__(
         self,
@@ -135,9 +136,9 @@ class LinearProbe(FrozenLMModule):
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
         super().__init__(lm)
-        self.save_hyperparameters(ignore=["lm"])
-        # As a dict: checkpoints load with plain types alone.
-        self.save_hyperparameters({"lm": asdict(self.lm.config)})
+        self.save_hyperparameters()
+        self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
+        self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
@@ -173,7 +174,7 @@ class LinearProbe(FrozenLMModule):
         )
         self.n_fit = 0
         self.fit_subjects: list[str] = []
-        self.results: Results | None = None
+        self._findings: ProbeFindings | None = None
         self._fit: FittedMaps | None = None
         self._read: dict[Half, list[tuple[int, list[str]]]] = {"fit": [], "test": []}
         self._kept: list[Tensor] = []
@@ -192,23 +193,21 @@ class LinearProbe(FrozenLMModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return plain SGD for the closed form's single step, or gradient descent on all maps."""
-        if self.hparams["solver"] == "closed_form":
+        if self.solver == "closed_form":
             return torch.optim.SGD(self.maps.parameters(), lr=1.0)
-        return MapDescent(
-            dict(_modules(self.maps)), self.hparams["learning_rate"], self.hparams["momentum"]
-        )
+        return MapDescent(dict(_modules(self.maps)), self.learning_rate, self.momentum)
 
     def setup(self, stage: str) -> None:
         """Check the run, and log how much memory the statistics will take."""
         super().setup(stage)
-        if self.hparams["solver"] == "sgd":
+        if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
         elif stage == "fit" and self.trainer.max_epochs == self.trainer.max_steps == -1:
             raise ConfigError(
                 "trainer.max_epochs is -1, so the run would never end; the closed form needs one "
                 "epoch. Set it to 1."
             )
-        halves = 3 if self.hparams["ridge"] == "auto" else 2
+        halves = 3 if self.ridge == "auto" else 2
         numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
         rank_zero_info(
             f"{len(self.layout.domains)} kinds of knowledge, {len(self.layout.pairs)} pairs, "
@@ -260,28 +259,28 @@ class LinearProbe(FrozenLMModule):
         if not batch.is_padding:
             self._read["fit"].append((batch.first, batch.subjects))
             fit = rows
-            if self.hparams["ridge"] == "auto":
+            if self.ridge == "auto":
                 judge = tuning_rows(len(rows), batch.first).to(rows.device)
                 self.tune_moments.update(rows[judge])
                 fit = rows[~judge]
             self.fit_moments.update(fit)
-        if self.hparams["solver"] == "sgd":
+        if self.solver == "sgd":
             self._descend(rows, batch)
         if self.trainer.is_last_batch:
             self._solve()
 
     def _solve(self) -> None:
         fit, tune = self.fit_moments.gather(), self.tune_moments.gather()
-        if self.hparams["ridge"] == "auto":
+        if self.ridge == "auto":
             self.ridges = choose_ridges(
-                fit, tune, self.layout, self.ridge_grid, self.hparams["ridge_tolerance"]
+                fit, tune, self.layout, self.ridge_grid, self.ridge_tolerance
             )
             fit = merge_moments(fit, tune)
         self._fit = fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
         self._warn_of_few_subjects()
         self.fit_subjects = self._gather_subjects("fit")
-        if self.hparams["solver"] == "closed_form":
+        if self.solver == "closed_form":
             # A Newton step reaches the solution. It is an optimizer step, because `ModelCheckpoint`
             # saves nothing before the first one.
             for source, module in _modules(self.maps):
@@ -324,7 +323,7 @@ class LinearProbe(FrozenLMModule):
         # DDP averages gradients over ranks; the mean is to be one over subjects.
         scale = self.trainer.world_size * float(n_own) / float(n)
         # The closed form's penalty counts once per fit, not once per step.
-        ridge = float(self.hparams["ridge"]) / (self.trainer.num_training_batches * float(n))
+        ridge = float(self.ridge) / (self.trainer.num_training_batches * float(n))
         errors = [squared_error(m, x, y, scale, ridge) for _, x, y, m in self._by_source(rows)]
         loss = torch.stack(errors).sum()
         optimizer.zero_grad()
@@ -397,16 +396,12 @@ class LinearProbe(FrozenLMModule):
         }
         errors = mean_r_errors(fitted, test, self.layout, self._kept)
         self._kept = []
-        scores = score_pairs(fitted, test, self.layout, instance)
-        scores = add_significance(scores, errors)
-        scores = add_partial_correlations(
-            scores, fitted, test, self.layout, self.hparams["partial_out"]
-        )
-        phase = "test" if self.trainer.testing else "val"
-        known = [score.label_mean for score in scores if not math.isnan(score.label_mean)]
+        scores = add_significance(score_pairs(fitted, test, self.layout, instance), errors)
+        scores = add_partial_correlations(scores, fitted, test, self.layout, self.partial_out)
+        known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
-        self.log(f"{phase}/label_mean", mean, prog_bar=True)
-        found = ProbeFindings(
+        self.log(f"{self._phase}/label_mean", mean, prog_bar=True)
+        self._findings = ProbeFindings(
             scores=scores,
             weights={
                 pair: weight.cpu().clone().numpy()
@@ -419,20 +414,40 @@ class LinearProbe(FrozenLMModule):
             n_fit=self.n_fit,
             n_test=int(test.n),
         )
-        self.results = probe_results(found, phase, self.lm.info, run_settings(self.trainer))
 
-    on_validation_epoch_start = _begin_scoring
-    on_test_epoch_start = _begin_scoring
-    on_validation_epoch_end = _finish_scoring
-    on_test_epoch_end = _finish_scoring
-    on_predict_start = _check_fitted
+    @property
+    def _phase(self) -> str:
+        return "test" if self.trainer.testing else "val"
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget an earlier validation."""
+        self._begin_scoring()
+
+    def on_test_epoch_start(self) -> None:
+        """Forget an earlier test."""
+        self._begin_scoring()
+
+    def on_validation_epoch_end(self) -> None:
+        """Score all pairs."""
+        self._finish_scoring()
+
+    def on_test_epoch_end(self) -> None:
+        """Score all pairs."""
+        self._finish_scoring()
+
+    def on_predict_start(self) -> None:
+        """Refuse to predict without maps."""
+        self._check_fitted()
 
     def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add held-out subjects to the scores."""
         del batch_idx
         self._score_batch(batch)
 
-    test_step = validation_step
+    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
+        """Add held-out subjects to the scores."""
+        del batch_idx
+        self._score_batch(batch)
 
     def predict_step(self, batch: SubjectBatch, batch_idx: int) -> dict[str, Any]:
         """Predict target logits.
@@ -458,39 +473,31 @@ class LinearProbe(FrozenLMModule):
         maps = {source: module.solution for source, module in _modules(self.maps)}
         return to_linear_map(self.layout, maps, self.ridges, self.lm)
 
-    def _write(self) -> None:
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
+    def build_results(self) -> Results | None:
+        """Return scores, tables and figures; None if nothing was scored."""
+        if self._findings is None:
+            return None
+        lm = self.lm.config.name_or_path
+        return probe_results(self._findings, self._phase, lm, self.ridge, self.partial_out)
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the maps, which are what took the time."""
+        if self.trainer.state.fn == "predict":
             return
-        folder = run_folder(self.trainer)
-        # The maps first: they are what took the time.
         self.linear_map().save(folder / "linear_map")
-        if self.results is None:
+        if self._findings is None:
             rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
             table = subjects_table({"fit": self.fit_subjects})
-            Results("linear_probe", tables=[table]).write_parts(folder)
-        else:
-            write_results(self.trainer, self.results)
-
-    def on_fit_end(self) -> None:
-        """Write maps and results."""
-        self._write()
-
-    def on_validation_end(self) -> None:
-        """Write maps and results, unless a fit is going on."""
-        if self.trainer.state.fn != "fit":
-            self._write()
-
-    on_test_end = on_fit_end
+            Results(self.study, tables=[table]).write_parts(folder)
 
     # -- checkpoints -------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store what the maps were fitted on."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["linear_probe"] = {
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return what the maps were fitted on."""
+        return {
             "token_ids": {name: d.token_ids for name, d in self.layout.domains.items()},
             "prompts": self._prompts(),
-            "ridge": self.hparams["ridge"],
+            "ridge": self.ridge,
             "fit_subjects": self.fit_subjects,
             "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
             "n_fit": self.n_fit,
@@ -498,37 +505,41 @@ class LinearProbe(FrozenLMModule):
 
     def _prompts(self) -> dict[str, str | None]:
         templates = {name: d.knowledge.template for name, d in self.layout.domains.items()}
-        return {**templates, "control": self.hparams["control"]}
+        return {**templates, "control": self.layout.control}
 
-    def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Read what the maps were fitted on."""
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to resume a fit from the middle of an epoch or after its end."""
+        super().on_load_checkpoint(checkpoint)
         if self._trainer is not None and self.trainer.training:
             _check_resumable(checkpoint["loops"]["fit_loop"], self.trainer.max_epochs or -1)
-        stored = checkpoint["linear_probe"]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Read what the maps were fitted on."""
         own = {f"{s}->{t}" for s, t in self.layout.pairs}
-        if set(stored["ridges"]) != own:
-            raise LinearMapError(
-                f"the checkpoint fits {sorted(stored['ridges'])}, this run {sorted(own)}. "
+        if set(state["ridges"]) != own:
+            raise CheckpointError(
+                f"the checkpoint fits {sorted(state['ridges'])}, this run {sorted(own)}. "
                 "Set the same model.knowledge and model.pairs, or fit again."
             )
         for name, domain in self.layout.domains.items():
-            if stored["token_ids"][name] != domain.token_ids:
-                raise LinearMapError(
+            if state["token_ids"][name] != domain.token_ids:
+                raise CheckpointError(
                     f"the labels of {name} are not those that the checkpoint was fitted on. "
                     "Use the same model.knowledge_files, or fit again."
                 )
         for name, template in self._prompts().items():
-            if stored["prompts"].get(name) != template:
-                raise LinearMapError(
+            if state["prompts"].get(name) != template:
+                raise CheckpointError(
                     f"the checkpoint was fitted with the {name} prompt "
-                    f"{stored['prompts'].get(name)!r}, this run has {template!r}. Use the settings "
+                    f"{state['prompts'].get(name)!r}, this run has {template!r}. Use the settings "
                     "of the run that wrote it (its config.yaml), or fit again."
                 )
         # Only a fit sets these.
-        self.hparams["ridge"] = stored["ridge"]
-        self.fit_subjects = stored["fit_subjects"]
-        self.ridges = {(s, t): stored["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
-        self.n_fit = stored["n_fit"]
+        self.ridge = state["ridge"]
+        self.hparams["ridge"] = state["ridge"]
+        self.fit_subjects = state["fit_subjects"]
+        self.ridges = {(s, t): state["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
+        self.n_fit = state["n_fit"]
 
 
 def _check_resumable(progress: Mapping[str, Any], max_epochs: int) -> None:
@@ -536,12 +547,12 @@ def _check_resumable(progress: Mapping[str, Any], max_epochs: int) -> None:
     epochs = progress["epoch_progress"]["current"]
     is_whole = progress["epoch_loop.batch_progress"]["is_last_batch"]
     if epochs["started"] > epochs["processed"] and not is_whole:
-        raise ConfigError(
+        raise CheckpointError(
             "the checkpoint is from the middle of an epoch, and has no statistics of the "
             "subjects read so far. Resume from the end of an epoch, or start a new run."
         )
     if 0 < max_epochs <= epochs["started"]:
-        raise ConfigError(
+        raise CheckpointError(
             f"the checkpoint has all {max_epochs} epochs of trainer.max_epochs. Score its maps with"
             " `lincorr validate`, or raise trainer.max_epochs."
         )

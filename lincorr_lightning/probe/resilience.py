@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
-from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
@@ -28,13 +27,13 @@ from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.resilience_results import PairResilience, resilience_results
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import run_settings, write_results
+from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
 _MAX_NAMED = 5
 
 
-class MapResilience(FrozenLMModule):
+class MapResilience(LMStudy):
     """Scores the maps of one LM on another, such as the same LM after post-training.
 
     ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
@@ -72,6 +71,7 @@ class MapResilience(FrozenLMModule):
 
     study = "resilience"
     batch_type = SubjectBatch
+    shards_lm = True
 
     def __init__(
         self,
@@ -92,8 +92,9 @@ class MapResilience(FrozenLMModule):
         require("model.ridge", ridge, at_least=0)
         super().__init__(lm)
         self.before: LanguageModel | None = None
+        self.save_hyperparameters()
         if before is not None:
-            before = LMConfig(**before) if isinstance(before, Mapping) else before
+            before = as_settings(LMConfig, before)
             dtype = dtype_name(self.lm.dtype)
             if same_dtype and before.dtype != dtype:
                 rank_zero_info(
@@ -102,9 +103,6 @@ class MapResilience(FrozenLMModule):
                 )
                 before = replace(before, dtype=dtype)
             self.before = LanguageModel(before)
-        self.save_hyperparameters(ignore=["lm", "before"])
-        configs = {"lm": self.lm.config, "before": self.before and self.before.config}
-        self.save_hyperparameters({name: one and asdict(one) for name, one in configs.items()})
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
         catalogue = Catalogue.load(*knowledge_files)
         wanted = None if pairs is None else split_names(pairs)
@@ -122,36 +120,36 @@ class MapResilience(FrozenLMModule):
         self.layout_before: JointLayout | None = None
         if self.before is not None:
             self.layout_before = build_layout(self.before.tokenizer, catalogue, names, wanted)
-            theirs = {n: d.texts for n, d in self.layout_before.domains.items()}
-            self._check_labels(theirs, self.before.config.name_or_path)
+            labels = {n: d.texts for n, d in self.layout_before.domains.items()}
+            self._check_labels(labels, self.before.config.name_or_path)
         if self.stored is not None:
             used = [name for name in self.stored.knowledge if name in self.layout.domains]
-            theirs = {name: self.stored.labels(name) for name in used}
-            self._check_labels(theirs, f"the map of {self.stored.lm}")
+            labels = {name: self.stored.labels(name) for name in used}
+            self._check_labels(labels, f"the map of {self.stored.lm}")
             for name, domain in self.layout.domains.items():
-                ours, stored_template = domain.knowledge.template, self.stored.templates[name]
-                if ours != stored_template:
+                own, other = domain.knowledge.template, self.stored.templates[name]
+                if own != other:
                     raise LinearMapError(
-                        f"the map was fitted with the {name} prompt {stored_template!r}, this run "
-                        f"has {ours!r}. Name the same model.knowledge_files."
+                        f"the map was fitted with the {name} prompt {other!r}, this run "
+                        f"has {own!r}. Name the same model.knowledge_files."
                     )
-        own = {} if self.stored is None else self.stored.ridge
-        self.ridges = {(s, t): own.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
+        stored = {} if self.stored is None else self.stored.ridge
+        self.ridges = {(s, t): stored.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n = self.layout.n_columns
         self.moments = nn.ModuleDict({half: JointMoments(n) for half in _HALVES})
         self.moments_before = nn.ModuleDict(
             {half: JointMoments(n) for half in _HALVES if self.before is not None}
         )
-        self.results: Results | None = None
         # The run that wrote the maps, if they are still in its folder.
+        self._scores: list[PairResilience] | None = None
         self._run = None if linear_map is None else Path(linear_map).resolve().parent
         self._fitted_on: set[str] = set()
 
-    def _check_labels(self, theirs: Mapping[str, list[str]], whose: str) -> None:
+    def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""
-        ours = {name: domain.texts for name, domain in self.layout.domains.items()}
-        for name in dict.fromkeys([*ours, *theirs]):
-            here, there = ours.get(name, []), theirs.get(name, [])
+        own = {name: domain.texts for name, domain in self.layout.domains.items()}
+        for name in dict.fromkeys([*own, *labels]):
+            here, there = own.get(name, []), labels.get(name, [])
             if here != there:
                 only_here = [text for text in here if text not in there][:_MAX_NAMED]
                 only_there = [text for text in there if text not in here][:_MAX_NAMED]
@@ -168,9 +166,8 @@ class MapResilience(FrozenLMModule):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def configure_model(self) -> None:
-        """Load both LMs."""
-        super().configure_model()
+    def prepare_lm(self) -> None:
+        """Load the LM before, too."""
         if self.before is not None:
             self.before.load()
 
@@ -219,6 +216,15 @@ class MapResilience(FrozenLMModule):
         before = {} if then or self._run is None else _read_label_means(self._run)
         old = self._old_weights(then)
         refitted = self._solve(now["fit"])
+        self._scores = score_resilience(
+            self.layout, old, refitted, now["test"], then.get("test"), before
+        )
+        self._n = int(now["fit"].n), int(now["test"].n)
+
+    def build_results(self) -> Results | None:
+        """Return the scores of the last test."""
+        if self._scores is None:
+            return None
         dtypes = dtype_name(self._old_dtype()), dtype_name(self.lm.dtype)
         warning = None
         if dtypes[0] != dtypes[1]:
@@ -228,15 +234,16 @@ class MapResilience(FrozenLMModule):
                 f"{dtypes[0]}."
             )
             rank_zero_warn(warning)
-        self.results = resilience_results(
-            score_resilience(self.layout, old, refitted, now["test"], then.get("test"), before),
-            lm_before=self.stored.lm if self.before is None else self.before.config.name_or_path,  # type: ignore[union-attr]
-            n_fit=int(now["fit"].n),
-            n_test=int(now["test"].n),
+        before = self.stored if self.before is None else self.before.config
+        assert before is not None
+        return resilience_results(
+            self._scores,
+            lm=self.lm.config.name_or_path,
+            lm_before=before.lm if isinstance(before, LinearMap) else before.name_or_path,
+            n_fit=self._n[0],
+            n_test=self._n[1],
             dtypes=dict(zip(("before", "after"), dtypes, strict=True)),
             warning=warning,
-            lm=self.lm.info,
-            settings=run_settings(self.trainer),
         )
 
     def _old_dtype(self) -> str | torch.dtype:
@@ -247,24 +254,19 @@ class MapResilience(FrozenLMModule):
         return self.before.dtype
 
     def _old_weights(self, then: Mapping[str, Moments]) -> dict[str, Tensor]:
+        """Return W of the old map of each source to all its targets, ``(n_target, n_source)``."""
         if self.stored is None:
             return self._solve(then["fit"])
         weights = {}
         for source in self.layout.sources:
             names = [f"{source}->{target}" for target in self.layout.targets(source)]
-            parts = [self.stored.weight(name) for name in names]
-            weights[source] = torch.cat(parts).to(self.device)
+            weights[source] = torch.cat([self.stored.weight(n) for n in names]).to(self.device)
         return weights
 
     def _solve(self, fit: Moments) -> dict[str, Tensor]:
         """Return W of each source to all its targets, ``(n_target, n_source)``."""
         maps = fit_layout(fit, self.layout, self.ridges).maps
         return {source: solution.weight for source, solution in maps.items()}
-
-    def on_test_end(self) -> None:
-        """Write the results."""
-        if self.results is not None:
-            write_results(self.trainer, self.results)
 
 
 def score_resilience(
@@ -273,7 +275,7 @@ def score_resilience(
     refitted: Mapping[str, Tensor],
     now: Moments,
     then: Moments | None,
-    before: Mapping[str, float],
+    before: Mapping[str, float | None],
 ) -> list[PairResilience]:
     """Score old maps on a new LM, beside maps that were fitted on it.
 
@@ -286,21 +288,22 @@ def score_resilience(
         before: Known mean label-wise r of the old maps on the old LM, by ``city->country``; used
             where the old LM was not read.
     """
+    after, own = label_r_by_pair(now, layout, old), label_r_by_pair(now, layout, refitted)
+    earlier = {} if then is None else label_r_by_pair(then, layout, old)
+    known = before if then is None else {
+        f"{source}->{target}": number(summarize(r).mean) for (source, target), r in earlier.items()
+    }  # fmt: skip
     pairs = []
-    on_new, own = label_r_by_pair(now, layout, old), label_r_by_pair(now, layout, refitted)
-    on_old = {} if then is None else label_r_by_pair(then, layout, old)
-    for pair in layout.pairs:
-        source, target = pair
-        after = summarize(on_new[pair])
-        known = before.get(f"{source}->{target}")
+    for source, target in layout.pairs:
+        summary = summarize(after[source, target])
         pairs.append(
-            PairResilience(
-                source=source,
-                target=target,
-                before=number(summarize(on_old[pair]).mean) if on_old else known,
-                after=number(after.mean),
-                refitted=number(summarize(own[pair]).mean),
-                after_std=number(after.std),
+            PairResilience.of(
+                source,
+                target,
+                before=known.get(f"{source}->{target}"),
+                after=number(summary.mean),
+                refitted=number(summarize(own[source, target]).mean),
+                after_std=number(summary.std),
                 n_labels=layout.sizes[target],
             )
         )

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.probe.ridge_path import RidgePoint
-from lincorr_lightning.probe.scores import PairScore, rank_pairs
+from lincorr_lightning.probe.scores import (
+    RANKS,
+    WAYS,
+    PairScore,
+    RidgePoint,
+    hit_columns,
+    rank_pairs,
+)
 from lincorr_lightning.probe.significance import Composition
-from lincorr_lightning.results.numbers import Rates, number, rates_as_json
-from lincorr_lightning.results.pair_matrix import PairMatrix
+from lincorr_lightning.results.pair_matrix import matrix_table, pair_matrix
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table, columns_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # A run over all knowledge has thousands of pairs with a reference.
@@ -29,14 +36,8 @@ _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600
 # A tree over fewer kinds of knowledge shows nothing that the matrix does not.
 _MIN_CLUSTERED = 4
-_RANKS = ("1", "3", "5")
-_WAYS = ("influenced", "influencing")
 _LOGGED = (
     "label_mean", "instance_mean", "control_label_mean", "permuted_label_mean", "excess", "ridge",
-)  # fmt: skip
-_RANKING = (
-    "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
-    "excess_error", "p", "q", "partial_label_mean", "through_given",
 )  # fmt: skip
 # Matrix tables and figures: name -> (the score's key, what it is).
 _MATRICES = {
@@ -46,11 +47,7 @@ _MATRICES = {
     "permuted_matrix": ("permuted_label_mean", "Label-wise correlation, permuted targets"),
     "control_matrix": ("control_label_mean", "Label-wise correlation, control prompt"),
 }
-_SUMMARY = {
-    "label_mean": "r", "label_std": "std", "permuted_label_mean": "permuted",
-    "control_label_mean": "control", "excess": "", "influenced_1": "Hit@1 influenced",
-    "influencing_1": "Hit@1 influencing",
-}  # fmt: skip
+_HIT1 = {"influenced_1": "top-1 target of a source", "influencing_1": "top-1 source of a target"}
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,18 @@ class ProbeFindings:
     n_fit: int
     n_test: int
 
-    def matrix(self, name: str) -> PairMatrix:
-        """Return one of `_MATRICES`."""
+    def matrix(self, name: str) -> DataFrame:
+        """Return one of `_MATRICES`, a row per source and a column per target."""
         key, _ = _MATRICES[name]
-        return PairMatrix.of({s.pair: getattr(s, key) for s in self.scores}, self.layout.domains)
+        return pair_matrix({s.pair: getattr(s, key) for s in self.scores}, self.layout.domains)
 
 
-class Influence(NamedTuple):
+@dataclass(frozen=True)
+class Influence:
     """One of the highest weights of a label.
 
     Attributes:
+        pair: The pair of W.
         direction: ``influenced``: `token` is a target of the source `label`; ``influencing``:
             `token` is a source of the target `label`.
         label: The label.
@@ -96,6 +95,7 @@ class Influence(NamedTuple):
         in_reference: Whether the reference pairs the two; None for labels without a reference.
     """
 
+    pair: str
     direction: str
     label: str
     rank: int
@@ -110,6 +110,7 @@ def top_influences(
     target_labels: Sequence[str],
     n: int = 5,
     reference: npt.NDArray[np.bool_] | None = None,
+    pair: str = "",
 ) -> list[Influence]:
     """Return the highest weights of every label, in both directions.
 
@@ -119,13 +120,16 @@ def top_influences(
         target_labels: Labels of its rows.
         n: Number of weights per label.
         reference: Which label pairs the reference has, shaped like W.
+        pair: Name of the pair.
 
     Example:
         >>> w = np.array([[0.9, 0.1], [0.2, 0.7]])
-        >>> [row[1:5] for row in top_influences(w, ["Paris", "Rome"], ["France", "Italy"], n=1)]
-        ... # doctest: +NORMALIZE_WHITESPACE
-        [('Paris', 1, 'France', 0.9), ('Rome', 1, 'Italy', 0.7),
-         ('France', 1, 'Paris', 0.9), ('Italy', 1, 'Rome', 0.7)]
+        >>> for one in top_influences(w, ["Paris", "Rome"], ["France", "Italy"], n=1):
+        ...     print(one.direction, one.label, one.token, one.weight)
+        influenced Paris France 0.9
+        influenced Rome Italy 0.7
+        influencing France Paris 0.9
+        influencing Italy Rome 0.7
     """
     rows: list[Influence] = []
     transposed = None if reference is None else reference.T
@@ -138,9 +142,8 @@ def top_influences(
             judged = known is not None and bool(known[i].any())
             for rank, j in enumerate(order[i], start=1):
                 right = bool(known[i, j]) if judged and known is not None else None
-                rows.append(
-                    Influence(direction, label, rank, tokens[j], float(matrix[i, j]), right)
-                )
+                cell = float(matrix[i, j])
+                rows.append(Influence(pair, direction, label, rank, tokens[j], cell, right))
     return rows
 
 
@@ -148,22 +151,23 @@ def notable_pairs(
     scores: Sequence[PairScore], references: Mapping[Pair, object], limit: int
 ) -> list[PairScore]:
     """Return the pairs with a reference by descending r, or any pairs if none has one."""
-    scored = [score for score in scores if number(score.label_mean) is not None]
+    scored = [score for score in scores if score.label_mean is not None]
     with_reference = [score for score in scored if references.get(score.pair) is not None]
-    best = sorted(with_reference or scored, key=lambda score: -score.label_mean)
+    best = sorted(with_reference or scored, key=lambda score: -(score.label_mean or 0.0))
     return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
 
 
 def probe_results(
-    found: ProbeFindings, phase: str, lm: Mapping[str, Any], settings: Mapping[str, Any]
+    found: ProbeFindings, phase: str, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
 ) -> Results:
     """Build the results of a probe.
 
     Args:
         found: What the probe found.
         phase: First part of the log keys, ``val`` or ``test``.
-        lm: Name, dtype, fingerprint and size of the LM.
-        settings: The study's settings.
+        lm: Name of the LM, for titles.
+        ridge: The run's ridge, a number or ``auto``.
+        partial_out: Knowledge that was partialled out.
     """
     values: dict[str, Any] = {
         "n_fit": int(found.n_fit),
@@ -173,30 +177,26 @@ def probe_results(
     }
     if found.paths:
         values["ridge_path"] = [
-            {"source": source, "target": target, "path": [point.to_json() for point in path]}
+            {"source": source, "target": target, "path": [asdict(point) for point in path]}
             for (source, target), path in found.paths.items()
         ]
     if found.layout.left_out:
         values["left_out"] = dict(found.layout.left_out)
     if found.compositions:
-        values["transitivity"] = [one.to_json() for one in found.compositions]
+        values["transitivity"] = [asdict(one) for one in found.compositions]
     return Results(
         study="linear_probe",
         values=values,
         scalars=dict(_scalars(found.scores, phase)),
         tables=[*_tables(found), subjects_table(found.subjects)],
-        figures=list(_figures(found, str(lm["name_or_path"]), settings)),
-        lm=lm,
-        settings=settings,
+        figures=list(_figures(found, lm, ridge, partial_out)),
     )
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
     """Return the table of all subjects and their halves."""
     rows = [(subject, half) for half, members in subjects.items() for subject in members]
-    return Table.from_rows(
-        "subjects", ("subject", "half"), rows, "Subjects, and the half each one is in"
-    )
+    return Table.of("subjects", rows, ("subject", "half"), "Subjects, and the half each one is in")
 
 
 # -- scalars ---------------------------------------------------------------------------------
@@ -206,13 +206,12 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
     """Yield columns of the table of pairs, as ``val/label_mean/city-country``."""
     shown = sorted(scores, key=lambda s: s.precision is None)[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.name for score in shown)
+    logged = (*_LOGGED, *(f"{way}_{n}" for way in WAYS for n in RANKS))
     for score in shown:
-        values = {key: getattr(score, key) for key in _LOGGED}
-        for way, rates in (score.precision or {}).items():
-            values |= {f"{way}_{n}": rates[n] for n in _RANKS}
-        for key, value in values.items():
-            if number(value) is not None:
-                yield f"{phase}/{key}/{safe[score.name]}", float(value)
+        row = score.row()
+        for key in logged:
+            if row[key] is not None:
+                yield f"{phase}/{key}/{safe[score.name]}", float(row[key])
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -220,106 +219,86 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
 
 def _tables(found: ProbeFindings) -> Iterator[Table]:
     scores, layout = found.scores, found.layout
-    entries = [score.to_json() for score in scores]
-    hits = [f"{way}_{n}" for way in _WAYS for n in (*_RANKS, "n")]
-    plain = [key for key in entries[0] if key not in ("precision", "completeness")]
-    yield _summary(scores, found.n_test)
-    yield Table.from_rows(
-        "pairs",
-        [*plain, *hits],
-        [[*(e[key] for key in plain), *_hits(e["precision"])] for e in entries],
-        "Every score of every pair",
+    rows = [score.row() for score in scores]
+    ranked = [{"rank": i, **s.row()} for i, s in enumerate(rank_pairs(scores), start=1)]
+    _, headings, formats = columns_of(PairScore)
+    unranked = [row for row, score in zip(rows, scores, strict=True) if score.evidence is None]
+    yield Table.of(
+        "summary",
+        [*ranked, *unranked],
+        ["pair", *headings, *_HIT1],
+        f"Label-wise r on {found.n_test:,} held-out subjects",
+        "By r minus that of the control prompt. Top-1: the share of labels whose highest weight in "
+        "W leads to a label of the reference. An r of random words at the same prompts may be as "
+        "high: see docs/concepts.md.",
+        headline=True,
+        headings=headings | _HIT1,
+        formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
-    yield Table.from_rows(
-        "label_wise",
-        ("pair", "label", "r"),
-        [
-            (score.name, label, number(r))
-            for score in scores
-            for label, r in zip(
-                layout.domains[score.target].texts, score.label_r.tolist(), strict=True
-            )
-        ],
-        "Label-wise r of every target label",
+    yield Table.of("pairs", rows, list(rows[0])[1:], "Every score of every pair")
+    labels = (
+        (score.name, label, None if np.isnan(r) else r)
+        for score in scores
+        for label, r in zip(layout.domains[score.target].texts, score.label_r.tolist(), strict=True)
+    )
+    yield Table.of(
+        "label_wise", labels, ("pair", "label", "r"), "Label-wise r of every target label",
         "Empty where the label never changes.",
-    )
+    )  # fmt: skip
     for name, (_, what) in _MATRICES.items():
         matrix = found.matrix(name)
-        if name == "correlation_matrix" or not matrix.is_empty:
-            yield matrix.table(name, what)
+        if name == "correlation_matrix" or matrix.notna().any(axis=None):
+            yield matrix_table(matrix, name, what)
     if found.paths:
-        yield Table.from_rows(
-            "ridge_path",
-            ["pair", "ridge", "label_mean", *hits],
-            [
-                [f"{source}->{target}", number(point.ridge), number(point.label_mean),
-                 *_hits({"influenced": point.influenced, "influencing": point.influencing})]
-                for (source, target), path in found.paths.items()
-                for point in path
-            ],
+        points = (
+            {"pair": f"{source}->{target}", **asdict(point), **hit_columns(asdict(point))}
+            for (source, target), path in found.paths.items()
+            for point in path
+        )
+        yield Table.of(
+            "ridge_path", points, ["pair", "ridge", "label_mean", *hit_columns(None)],
             "Correlation and precision at every ridge strength",
         )  # fmt: skip
     if any(score.p is not None for score in scores):
-        ranked = [{"rank": i, **s.to_json()} for i, s in enumerate(rank_pairs(scores), start=1)]
-        caption = "Pairs by how far r lies above its control"
-        yield Table.from_dicts("ranking", ranked, _RANKING, caption=caption)
+        columns = [
+            "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
+            "excess_error", "p", "q", "partial_label_mean", "through_given",
+        ]  # fmt: skip
+        yield Table.of("ranking", ranked, columns, "Pairs by how far r lies above its control")
     if any(score.completeness for score in scores):
-        yield Table.from_rows(
-            "completeness",
-            ["pair", "completeness", "n_labels", "label_mean", *hits[: len(_RANKS) + 1]],
-            [
-                [score.name, kind, one.n_labels, number(one.label_mean),
-                 *_hits({"influenced": one.influenced})[: len(_RANKS) + 1]]
-                for score in scores
-                for kind, one in score.completeness.items()
-            ],
-            "Scores by completeness of the target labels",
-        )  # fmt: skip
+        kinds = (
+            {"pair": score.name, "completeness": kind, **one, **hit_columns(one)}
+            for score in scores
+            for kind, one in score.completeness.items()
+        )
+        columns = ["pair", "completeness", "n_labels", "label_mean", *list(hit_columns(None))[:4]]
+        yield Table.of(
+            "completeness", kinds, columns, "Scores by completeness of the target labels"
+        )
     if found.compositions:
-        composed = [one.to_json() for one in found.compositions]
         caption = "Composed maps beside the map of the pair"
-        yield Table.from_dicts("transitivity", composed, list(composed[0]), caption=caption)
-    yield Table.from_rows(
-        "influences",
-        ("pair", *Influence._fields),
-        [
-            (score.name, *row)
-            for score in notable_pairs(scores, layout.references, _MAX_INFLUENCE_TABLES)
-            for row in top_influences(
-                found.weights[score.pair],
-                layout.domains[score.source].texts,
-                layout.domains[score.target].texts,
-                reference=layout.references.get(score.pair),
-            )
-        ],
-        "Highest weights of every label, in both directions",
+        yield Table.of("transitivity", found.compositions, caption=caption)
+    influences = (
+        influence
+        for score in notable_pairs(scores, layout.references, _MAX_INFLUENCE_TABLES)
+        for influence in top_influences(
+            found.weights[score.pair],
+            layout.domains[score.source].texts,
+            layout.domains[score.target].texts,
+            reference=layout.references.get(score.pair),
+            pair=score.name,
+        )
     )
-
-
-def _summary(scores: Sequence[PairScore], n_test: int) -> Table:
-    """Return the pairs by evidence, those without r last."""
-    columns = [Column("pair"), *(Column(key, name, ".2f") for key, name in _SUMMARY.items())]
-    rows = []
-    for score in [*rank_pairs(scores), *(one for one in scores if math.isnan(one.evidence))]:
-        hits = {f"{way}_1": number(rates["1"]) for way, rates in (score.precision or {}).items()}
-        rows.append({"pair": score.name, **score.to_json(), **hits})
-    caption = f"Label-wise r on {n_test:,} held-out subjects"
-    note = "By r minus that of the control prompt."
-    return Table.from_dicts("summary", rows, columns, caption=caption, note=note, headline=True)
-
-
-def _hits(precision: Mapping[str, Rates | None] | None) -> list[Any]:
-    cells: list[Any] = []
-    for way in _WAYS:
-        rates = (precision or {}).get(way)
-        cells += [None] * (len(_RANKS) + 1) if rates is None else rates_as_json(rates).values()
-    return cells
+    caption = "Highest weights of every label, in both directions"
+    yield Table.of("influences", influences, Influence, caption)
 
 
 # -- figures ---------------------------------------------------------------------------------
 
 
-def _figures(found: ProbeFindings, lm: str, settings: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(
+    found: ProbeFindings, lm: str, ridge: float | str, partial_out: Sequence[str]
+) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
     from lincorr_lightning.results.heat_maps import correlation_heatmap
@@ -327,31 +306,26 @@ def _figures(found: ProbeFindings, lm: str, settings: Mapping[str, Any]) -> Iter
 
     lm, scores, layout = short_name(lm), found.scores, found.layout
     strengths = {f"{score.ridge:g}" for score in scores}
-    ridge = strengths.pop() if len(strengths) == 1 else settings.get("ridge")
-    note = f"{found.n_test:,} held-out subjects; maps fitted on {found.n_fit:,}; ridge {ridge}"
+    strength = strengths.pop() if len(strengths) == 1 else ridge
+    note = f"{found.n_test:,} held-out subjects; maps fitted on {found.n_fit:,}; ridge {strength}"
     for name, (_, what) in _MATRICES.items():
         matrix = found.matrix(name)
-        if name == "control_matrix" or (name == "permuted_matrix" and matrix.is_empty):
+        if name == "control_matrix" or (name == "permuted_matrix" and matrix.isna().all(axis=None)):
             continue
         options: dict[str, Any] = {"value_label": "Pearson r"}
         if name == "std_matrix":
-            limit = max(float(np.nan_to_num(matrix.cells).max()), 0.01)
+            limit = max(float(np.nan_to_num(matrix.to_numpy()).max()), 0.01)
             options = {"value_label": "standard deviation of r", "limit": limit}
-        draw = partial(
-            correlation_heatmap, matrix.cells, matrix.sources, matrix.targets, f"{what} in {lm}",
-            note, **options,
-        )  # fmt: skip
+        draw = partial(correlation_heatmap, matrix, f"{what} in {lm}", note, **options)
         yield Figure(name, f"{what} of every ordered pair, source to target.", draw)
     r = found.matrix("correlation_matrix")
-    n = len(r.sources)
-    is_square = r.sources == r.targets
-    if is_square and n >= _MIN_CLUSTERED and np.isfinite(r.cells).sum() == n * (n - 1):
+    n = len(r)
+    is_square = list(r.index) == list(r.columns)
+    if is_square and n >= _MIN_CLUSTERED and int(r.notna().to_numpy().sum()) == n * (n - 1):
         yield Figure(
             "clusters",
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours.",
-            partial(
-                figures.cluster_heatmap, r.cells, r.sources, f"Clusters of knowledge in {lm}", note
-            ),
+            partial(figures.cluster_heatmap, r, f"Clusters of knowledge in {lm}", note),
         )
     yield Figure(
         "nulls",
@@ -359,14 +333,12 @@ def _figures(found: ProbeFindings, lm: str, settings: Mapping[str, Any]) -> Iter
         partial(figures.nulls_figure, scores, f"Correlation beside its nulls in {lm}"),
     )
     if any(score.p is not None for score in scores):
+        title = f"Correlation above its control in {lm}"
         yield Figure(
             "ranking",
             "Label-wise r above its control, with 95 % intervals over subjects.",
-            partial(
-                figures.ranking_figure, scores, settings.get("partial_out") or (),
-                f"Correlation above its control in {lm}",
-            ),
-        )  # fmt: skip
+            partial(figures.ranking_figure, scores, partial_out, title),
+        )
     if found.compositions:
         yield Figure(
             "transitivity",
@@ -374,16 +346,14 @@ def _figures(found: ProbeFindings, lm: str, settings: Mapping[str, Any]) -> Iter
             partial(figures.transitivity_figure, found.compositions, f"Composed maps in {lm}"),
         )
     shown = notable_pairs(scores, layout.references, _MAX_WEIGHT_FIGURES)
-    drawn = {score.name: found.paths[score.pair] for score in shown if score.pair in found.paths}
+    drawn = [(score, found.paths[score.pair]) for score in shown if score.pair in found.paths]
     if drawn:
+        title = f"Correlation and precision along the ridge in {lm}"
         yield Figure(
             "ridge_path",
             "Label-wise r and Hit@1 along the ridge.",
-            partial(
-                figures.ridge_path_figure, drawn, {score.name: score.ridge for score in shown},
-                f"Correlation and precision along the ridge in {lm}", len(found.paths),
-            ),
-        )  # fmt: skip
+            partial(figures.ridge_path_figure, drawn, title, len(found.paths)),
+        )
     safe = safe_names(score.name for score in shown)
     for score in shown:
         yield Figure(

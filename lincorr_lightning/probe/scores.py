@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,58 +13,29 @@ from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
+from lincorr_lightning.results.table import column
 
-_NUMBERS = (
-    "label_mean", "label_std", "instance_mean", "permuted_label_mean", "control_label_mean",
-    "excess", "label_error", "excess_error", "p", "q", "partial_label_mean", "through_given",
-    "ridge",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CompletenessScore:
-    """Scores of a pair on its target labels of one completeness (paper, table 18).
-
-    Attributes:
-        n_labels: Number of these labels.
-        label_mean: Their mean label-wise r.
-        influenced: Hit@N of influenced targets among them; None without a reference.
-    """
-
-    n_labels: int
-    label_mean: float
-    influenced: Rates | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry in ``results.json``."""
-        return {
-            "n_labels": self.n_labels,
-            "label_mean": number(self.label_mean),
-            "influenced": self.influenced and rates_as_json(self.influenced),
-        }
+RANKS = ("1", "3", "5")
+WAYS = ("influenced", "influencing")
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """Scores of one pair on held-out subjects.
+    """Scores of one pair on held-out subjects; an r that is not known is None.
 
     Attributes:
         source: Name of the source.
         target: Name of the target.
-        label_mean: Mean label-wise r; NaN when no label varies.
+        label_mean: Mean label-wise r; None when no label varies.
         label_std: Its standard deviation over labels.
         instance_mean: Mean instance-wise r.
-        n_labels: Number of target labels.
-        n_constant_labels: Number of target labels without r because they never change.
-        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets; None without.
-        control_label_mean: Mean label-wise r from the control prompt; None without.
-        ridge: Ridge strength of the map.
-        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
-        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
-        label_error: Standard error of `label_mean` over subjects; None where it was not measured.
+        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets.
+        control_label_mean: Mean label-wise r from the control prompt.
+        excess: `label_mean` minus `control_label_mean`.
+        label_error: Standard error of `label_mean` over subjects.
         excess_error: Standard error of `excess`, or of `label_mean` where there is no control.
         p: One-sided p-value of `excess`, or of `label_mean` where there is no control.
         q: `p` adjusted for all pairs of the run.
@@ -74,28 +44,37 @@ class PairScore:
         through_given: Fraction of the correlation that goes through that knowledge: 1 minus what
             the source explains of the target beyond it over what the source explains alone (squared
             correlations).
-        completeness: Scores by completeness of the target labels, where these differ.
+        ridge: Ridge strength of the map.
+        n_labels: Number of target labels.
+        n_constant_labels: Number of target labels without r because they never change.
+        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
+        completeness: Scores by completeness of the target labels, where these differ: ``n_labels``,
+            ``label_mean``, and ``influenced``, Hit@N or None (paper, table 18).
+        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
     """
 
     source: str
     target: str
-    label_mean: float
-    label_std: float
-    instance_mean: float
-    n_labels: int
-    n_constant_labels: int
-    permuted_label_mean: float | None
-    control_label_mean: float | None
-    ridge: float
-    label_r: npt.NDArray[np.floating[Any]]
-    precision: Mapping[str, Rates] | None
-    label_error: float | None = None
-    excess_error: float | None = None
-    p: float | None = None
-    q: float | None = None
-    partial_label_mean: float | None = None
-    through_given: float | None = None
-    completeness: Mapping[str, CompletenessScore] = field(default_factory=dict)
+    label_mean: float | None = column("r", ".2f")
+    label_std: float | None = column("std", ".2f")
+    instance_mean: float | None = column()
+    permuted_label_mean: float | None = column("r, permuted", ".2f")
+    control_label_mean: float | None = column("r, control prompt", ".2f")
+    excess: float | None = column("r above the control", ".2f")
+    label_error: float | None = column(default=None)
+    excess_error: float | None = column(default=None)
+    p: float | None = column(default=None)
+    q: float | None = column(default=None)
+    partial_label_mean: float | None = column(default=None)
+    through_given: float | None = column(default=None)
+    ridge: float | None = column(default=0.0)
+    n_labels: int = 0
+    n_constant_labels: int = 0
+    precision: Mapping[str, Rates] | None = None
+    completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    label_r: npt.NDArray[np.floating[Any]] = field(
+        default_factory=lambda: np.empty(0), repr=False, compare=False
+    )
 
     @property
     def pair(self) -> Pair:
@@ -108,34 +87,31 @@ class PairScore:
         return f"{self.source}->{self.target}"
 
     @property
-    def excess(self) -> float | None:
-        """R minus the control's; None where one of them is unknown."""
-        r, control = number(self.label_mean), number(self.control_label_mean)
-        return None if r is None or control is None else r - control
-
-    @property
-    def evidence(self) -> float:
+    def evidence(self) -> float | None:
         """`excess`, or r itself where there is no control: what pairs are ranked by."""
-        return float(self.label_mean if self.excess is None else self.excess)
+        return self.label_mean if self.excess is None else self.excess
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the pair in ``results.json``."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            **{key: number(getattr(self, key)) for key in _NUMBERS},
-            "n_labels": int(self.n_labels),
-            "n_constant_labels": int(self.n_constant_labels),
-            "precision": self.precision
-            and {way: rates_as_json(rates) for way, rates in self.precision.items()},
-            "completeness": {kind: one.to_json() for kind, one in self.completeness.items()},
-        }
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label_r"}
+
+    def row(self) -> dict[str, Any]:
+        """Return the scores as a row of a table, with the pair's name and Hit@N in columns."""
+        nested = ("precision", "completeness")
+        plain = {key: value for key, value in self.to_json().items() if key not in nested}
+        return {"pair": self.name, **plain, **hit_columns(self.precision)}
+
+
+def hit_columns(precision: Mapping[str, Rates | None] | None) -> dict[str, float | None]:
+    """Return Hit@N in both directions as columns ``influenced_1`` to ``influencing_n``."""
+    known = precision or {}
+    return {f"{way}_{n}": (known.get(way) or {}).get(n) for way in WAYS for n in (*RANKS, "n")}
 
 
 def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
     """Return the pairs that have r, those with the most evidence first."""
-    known = [score for score in scores if not math.isnan(score.evidence)]
-    return sorted(known, key=lambda score: -score.evidence)
+    known = [score for score in scores if score.evidence is not None]
+    return sorted(known, key=lambda score: -(score.evidence or 0.0))
 
 
 def score_pairs(
@@ -152,43 +128,44 @@ def score_pairs(
     Returns:
         Scores in the order of the layout's pairs.
     """
-    instance_of = {
-        (source, target): r
+    instance_means = {
+        (source, target): mean
         for source, means in instance.items()
-        for target, r in zip(layout.targets(source), means.tolist(), strict=True)
+        for target, mean in zip(layout.targets(source), means.tolist(), strict=True)
     }
     measured = score_maps(fitted, test, layout)
     scores = []
-    for source, target in layout.pairs:
-        found = measured[source, target]
-        summary = summarize(found.r)
+    for pair in layout.pairs:
+        source, target = pair
+        one = measured[pair]
+        summary, r, control = summarize(one.r), _mean(one.r), _mean(one.control_r)
+        completeness = layout.domains[target].completeness
         scores.append(
             PairScore(
                 source=source,
                 target=target,
-                label_mean=summary.mean,
-                label_std=summary.std,
-                instance_mean=instance_of[source, target],
+                label_mean=r,
+                label_std=number(summary.std),
+                instance_mean=number(instance_means[pair]),
+                permuted_label_mean=_mean(one.permuted_r),
+                control_label_mean=control,
+                excess=None if r is None or control is None else r - control,
+                ridge=number(fitted.ridges[pair]),
                 n_labels=layout.sizes[target],
-                n_constant_labels=summary.n_constant,
-                permuted_label_mean=_mean(found.permuted_r),
-                control_label_mean=_mean(found.control_r),
-                ridge=fitted.ridges[source, target],
-                label_r=found.r.numpy(),
-                precision=found.precision,
+                n_constant_labels=int(summary.n_constant),
+                precision=one.precision
+                and {way: rates_as_json(rates) for way, rates in one.precision.items()},
                 completeness=by_completeness(
-                    found.r,
-                    found.weight,
-                    layout.references[source, target],
-                    layout.domains[target].completeness,
+                    one.r, one.weight, layout.references[pair], completeness
                 ),
+                label_r=one.r.numpy(),
             )
         )
     return scores
 
 
 def _mean(r: Tensor | None) -> float | None:
-    return None if r is None else summarize(r).mean
+    return None if r is None else number(summarize(r).mean)
 
 
 def by_completeness(
@@ -196,7 +173,7 @@ def by_completeness(
     weight: Tensor,
     reference: npt.NDArray[np.bool_] | None,
     completeness: Sequence[Completeness],
-) -> dict[str, CompletenessScore]:
+) -> dict[str, dict[str, Any]]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
     Hit@N is of influenced targets: of the source labels with a right target of one completeness,
@@ -209,20 +186,52 @@ def by_completeness(
         reference: Which label pairs the reference has, shaped like W; None without one.
         completeness: Completeness of each target label; if all have the same, there are no scores.
     """
-    found: dict[str, CompletenessScore] = {}
-    if len(set(completeness)) < 2:
-        return found
-    for kind in Completeness:
-        mine = torch.tensor([other is kind for other in completeness])
-        if not mine.any():
+    scores: dict[str, dict[str, Any]] = {}
+    for kind in Completeness if len(set(completeness)) > 1 else ():
+        chosen = torch.tensor([other is kind for other in completeness])
+        if not chosen.any():
             continue
-        hits = None
+        influenced = None
         if reference is not None:
             right = torch.from_numpy(reference)
-            elsewhere = right & ~mine[:, None]
-            influenced, _ = hit_rates(
-                weight.masked_fill(elsewhere, -torch.inf), right & mine[:, None]
-            )
-            hits = influenced.by_rank()
-        found[str(kind)] = CompletenessScore(int(mine.sum()), summarize(r[mine]).mean, hits)
-    return found
+            elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
+            hits, _ = hit_rates(elsewhere, right & chosen[:, None])
+            influenced = rates_as_json(hits.by_rank())
+        scores[str(kind)] = {
+            "n_labels": int(chosen.sum()),
+            "label_mean": number(summarize(r[chosen]).mean),
+            "influenced": influenced,
+        }
+    return scores
+
+
+# -- the ridge path ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RidgePoint:
+    """Scores at one ridge strength: mean label-wise r, and Hit@N where there is a reference."""
+
+    ridge: float
+    label_mean: float | None
+    influenced: Rates | None
+    influencing: Rates | None
+
+
+def ridge_paths(
+    fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
+) -> dict[Pair, list[RidgePoint]]:
+    """Score every ridge strength for every pair; there is no path without the fit's solvers."""
+    paths: dict[Pair, list[RidgePoint]] = {}
+    for source in source_progress(layout, "ridge path") if fitted.solvers else ():
+        for ridge in grid:
+            maps = {source: fitted.solvers[source].solve(ridge)}
+            alone = replace(fitted, maps=maps, permuted={}, control={})
+            for pair, one in score_maps(alone, test, layout).items():
+                hits = {way: rates_as_json(rates) for way, rates in (one.precision or {}).items()}
+                mean = number(float(one.r.double().nanmean()))
+                point = RidgePoint(
+                    float(ridge), mean, hits.get("influenced"), hits.get("influencing")
+                )
+                paths.setdefault(pair, []).append(point)
+    return paths

@@ -6,11 +6,9 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +31,7 @@ from lincorr_lightning.linear_map.solver import (
 )
 from lincorr_lightning.metrics import MeanRStandardError, Scale
 from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.results.numbers import number
 
 FINDING = 0.01
 """Adjusted p-value up to which a pair's excess over its control counts as a finding."""
@@ -97,16 +96,22 @@ def _std(scatter: Tensor, n: Tensor) -> Tensor:
 
 def add_significance(scores: Sequence[PairScore], errors: PairErrors) -> list[PairScore]:
     """Return the scores with standard errors, p-values, and q-values adjusted for all pairs."""
-    judged = []
+    p: list[float | None] = []
     for score in scores:
-        error, excess_error = errors[score.pair]
-        p = one_sided_p(score.evidence / excess_error) if excess_error > 0 else None
-        judged.append(replace(score, label_error=error, excess_error=excess_error, p=p))
-    values = [torch.nan if score.p is None else score.p for score in judged]
-    adjusted = adjust_for_many(torch.tensor(values, dtype=torch.float64)).tolist()
+        (_, error), evidence = errors[score.pair], score.evidence
+        known = error > 0 and evidence is not None
+        p.append(number(one_sided_p(evidence / error)) if known else None)  # type: ignore[operator]
+    values = torch.tensor([torch.nan if one is None else one for one in p], dtype=torch.float64)
+    adjusted = adjust_for_many(values).tolist()
     return [
-        replace(score, q=None if score.p is None else q)
-        for score, q in zip(judged, adjusted, strict=True)
+        replace(
+            score,
+            label_error=number(errors[score.pair][0]),
+            excess_error=number(errors[score.pair][1]),
+            p=one,
+            q=None if one is None else number(q),
+        )
+        for score, one, q in zip(scores, p, adjusted, strict=True)
     ]
 
 
@@ -145,7 +150,9 @@ def _with_partial(score: PairScore, r: Tensor, unique: Tensor) -> PairScore:
     known = ~(alone + unique).isnan()
     explained = float(alone[known].sum())
     through = 1 - float(unique[known].sum()) / explained if explained > 0 else None
-    return replace(score, partial_label_mean=summarize(r).mean, through_given=through)
+    return replace(
+        score, partial_label_mean=number(summarize(r).mean), through_given=number(through)
+    )
 
 
 @dataclass(frozen=True)
@@ -161,23 +168,17 @@ class Composition:
         weight_cosine: Cosine between the two matrices.
         elsewhere: Median r through knowledge without a reference on either leg; None if there is
             none.
+        kept: `composed` as a fraction of `direct`.
     """
 
     source: str
     via: str
     target: str
-    direct: float
-    composed: float
-    weight_cosine: float
+    direct: float | None
+    composed: float | None
+    weight_cosine: float | None
     elsewhere: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry in ``results.json``."""
-        found = {**asdict(self), "kept": self.composed / self.direct if self.direct else None}
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in found.items()
-        }
+    kept: float | None
 
 
 def compose_maps(
@@ -190,7 +191,7 @@ def compose_maps(
     """
     weights = weights_by_pair(layout, maps)
     found: list[Composition] = []
-    for score in sorted(scores, key=lambda s: 2.0 if math.isnan(s.label_mean) else -s.label_mean):
+    for score in sorted(scores, key=lambda s: 2.0 if s.label_mean is None else -s.label_mean):
         source, target = score.pair
         between = [n for n in layout.domains if {(source, n), (n, target)} <= set(weights)]
         known = {
@@ -202,16 +203,21 @@ def compose_maps(
             continue
         composed = {n: weights[n, target] @ weights[source, n] for n in between}
         columns = layout.columns(source), layout.columns(target)
-        r = {n: summarize(label_r(test, w, *columns).cpu()).mean for n, w in composed.items()}
-        others = [r[n] for n in between if not any(known[n]) and not math.isnan(r[n])]
-        found += [
-            Composition(
-                source, via, target, score.label_mean, r[via],
-                weight_cosine(composed[via], weights[score.pair]),
-                median(others) if others else None,
-            )
-            for via in through
-        ]  # fmt: skip
+        r = {
+            n: number(summarize(label_r(test, weight, *columns).cpu()).mean)
+            for n, weight in composed.items()
+        }
+        others = [one for n in between if not any(known[n]) and (one := r[n]) is not None]
+        for via in through:
+            direct, indirect = score.label_mean, r[via]
+            found.append(
+                Composition(
+                    source, via, target, direct, indirect,
+                    number(weight_cosine(composed[via], weights[score.pair])),
+                    median(others) if others else None,
+                    number(indirect / direct) if direct and indirect is not None else None,
+                )
+            )  # fmt: skip
         if len(found) >= _MAX_COMPOSED:
             break
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.reproduce.items import after_run, probe_run
@@ -60,7 +61,8 @@ def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
         )
         title = f"Mean label-wise r between languages in {lm.name}"
         note = "mean over kinds of knowledge; source in rows, target in columns"
-        drawn = correlation_heatmap(matrix, names, names, title, note, value_label="Pearson r")
+        frame = DataFrame(matrix, names, names)
+        drawn = correlation_heatmap(frame, title, note, value_label="Pearson r")
         yield PageFigure.of(*to_picture(drawn), f"Figure 22, {lm.name}: {title}.")
 
 

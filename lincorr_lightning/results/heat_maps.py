@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,9 @@ from matplotlib.image import AxesImage
 
 from lincorr_lightning.results.style import GREY, INK, finish, legible, new_figure
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _FLOATS = npt.NDArray[np.floating[Any]]
 _COLOURS = "RdBu_r"
 # Below this size, in inches, the two decimals of a cell would be too small to read.
@@ -22,51 +24,41 @@ _SIDES = 1.1  # colour bar and margins, in inches
 
 
 def correlation_heatmap(
-    matrix: _FLOATS,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    matrix: DataFrame,
     title: str,
     subtitle: str = "",
     value_label: str = "label-wise Pearson r",
     limit: float | None = None,
     links: _FLOATS | None = None,
+    axis_labels: tuple[str, str] = ("source", "target"),
 ) -> Figure:
     """Draw a heat map of r, as in the paper's figures 3 and 7.
 
     Args:
-        matrix: r, ``(n_source, n_target)``; NaN where there is none, shown hatched.
-        sources: Names of the rows.
-        targets: Names of the columns.
+        matrix: r, a row per source and a column per target; NaN where there is none, shown hatched.
         title: The title, with the name of the LM.
         subtitle: Everything else that is needed to read the figure.
         value_label: Meaning of the colours.
         limit: Value of the darkest colour where no value is negative; None for -1 to 1.
         links: A tree over the columns in their order, as `scipy.cluster.hierarchy.linkage` returns
             it, drawn above them.
+        axis_labels: What rows and columns are.
     """
-    if np.isnan(matrix).any():
+    if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
-    figure, axes, image, cell = draw_heatmap(
-        matrix, sources, targets, title, subtitle, limit=limit or 1.0
-    )
+    figure, axes, image, cell = draw_heatmap(matrix, title, subtitle, limit=limit or 1.0)
     if limit is not None:
         image.set(cmap="Reds", clim=(0, limit))
     if links is not None:
         _tree(figure, axes, links, cell)
-    axes.set_ylabel("source", color=INK)
-    axes.set_xlabel("target", color=INK)
+    axes.set_ylabel(axis_labels[0], color=INK)
+    axes.set_xlabel(axis_labels[1], color=INK)
     add_colour_bar(figure, axes, image, value_label)
     return finish(figure)
 
 
 def draw_heatmap(
-    matrix: _FLOATS,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    subtitle: str,
-    limit: float,
-    least: float = 0.0,
+    matrix: DataFrame, title: str, subtitle: str, limit: float, least: float = 0.0
 ) -> tuple[Figure, Axes, AxesImage, float]:
     """Draw a matrix as square cells, with values where they fit, see `correlation_heatmap`.
 
@@ -75,8 +67,9 @@ def draw_heatmap(
     Returns:
         The figure, its axes, the image, and the size of a cell in inches.
     """
-    n_rows, n_columns = matrix.shape
-    row_labels, column_labels = legible(rows), legible(columns)
+    cells = matrix.to_numpy(dtype=float)
+    n_rows, n_columns = cells.shape
+    row_labels, column_labels = legible(map(str, matrix.index)), legible(map(str, matrix.columns))
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches
@@ -87,7 +80,7 @@ def draw_heatmap(
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
     image = axes.imshow(
-        np.ma.masked_invalid(matrix), cmap=_COLOURS, vmin=-limit, vmax=limit, interpolation="none"
+        np.ma.masked_invalid(cells), cmap=_COLOURS, vmin=-limit, vmax=limit, interpolation="none"
     )
     axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
@@ -99,7 +92,7 @@ def draw_heatmap(
     axes.spines[:].set_visible(False)
     if cell >= _MIN_CELL_WITH_VALUE:
         size = min(cell * 22, 10.0)
-        for (row, column), value in np.ndenumerate(matrix):
+        for (row, column), value in np.ndenumerate(cells):
             if not math.isnan(value) and abs(value) >= least:
                 ink = "white" if abs(value) > 0.6 * limit else INK
                 # Outside of the layout, which would measure each of them and take long.

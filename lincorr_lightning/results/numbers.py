@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-Rates = Mapping[str, float]
+Rates = Mapping[str, float | None]
 """Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
 
 
@@ -14,6 +14,6 @@ def number(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def rates_as_json(rates: Rates) -> dict[str, float | int | None]:
+def rates_as_json(rates: Rates) -> dict[str, float | None]:
     """Return Hit@N for JSON, with None for rates that are not finite."""
-    return {key: int(rate) if key == "n" else number(rate) for key, rate in rates.items()}
+    return {key: int(rate or 0) if key == "n" else number(rate) for key, rate in rates.items()}

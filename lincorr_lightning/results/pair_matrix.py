@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
-class PairMatrix(NamedTuple):
-    """A number of each ordered pair: ``(n_source, n_target)`` cells, NaN where there is none."""
+def pair_matrix(
+    values: Mapping[tuple[str, str], float | None], names: Iterable[str] = ()
+) -> DataFrame:
+    """Return a matrix of numbers by source and target, those of `names` first; NaN for None."""
+    from pandas import DataFrame
 
-    sources: list[str]
-    targets: list[str]
-    cells: npt.NDArray[np.floating[Any]]
+    sources, targets = (dict.fromkeys(side) for side in zip(*values, strict=True))
+    order = list(dict.fromkeys([*names, *sources, *targets]))
+    rows = [name for name in order if name in sources]
+    columns = [name for name in order if name in targets]
+    cells = [[number(values.get((source, target))) for target in columns] for source in rows]
+    return DataFrame(cells, index=rows, columns=columns, dtype="float64")
 
-    @classmethod
-    def of(
-        cls, values: Mapping[tuple[str, str], float | None], names: Iterable[str] = ()
-    ) -> PairMatrix:
-        """Make a matrix of numbers by source and target, those of `names` first."""
-        sources, targets = (dict.fromkeys(side) for side in zip(*values, strict=True))
-        order = list(dict.fromkeys([*names, *sources, *targets]))
-        rows = [name for name in order if name in sources]
-        columns = [name for name in order if name in targets]
-        cells = [[number(values.get((source, target))) for target in columns] for source in rows]
-        return cls(rows, columns, np.array(cells, dtype=float))
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no pair has a number."""
-        return bool(np.isnan(self.cells).all())
-
-    def table(self, name: str, caption: str) -> Table:
-        """Return the matrix as a table with a row per source."""
-        columns = [Column("source"), *(Column(target, format=".2f") for target in self.targets)]
-        rows = [
-            [source, *map(number, row)]
-            for source, row in zip(self.sources, self.cells.tolist(), strict=True)
-        ]
-        return Table.from_rows(name, columns, rows, caption)
+def matrix_table(matrix: DataFrame, name: str, caption: str) -> Table:
+    """Return a matrix as a table with a row per source."""
+    frame = matrix.rename_axis("source").reset_index()
+    return Table(name, frame, caption, formats=dict.fromkeys(map(str, matrix.columns), ".2f"))

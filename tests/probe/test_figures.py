@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
+from pandas import DataFrame
 
 from lincorr_lightning.probe.figures import (
     cluster,
@@ -16,8 +17,7 @@ from lincorr_lightning.probe.figures import (
     ridge_path_figure,
     top_weights_figure,
 )
-from lincorr_lightning.probe.ridge_path import RidgePoint
-from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.probe.scores import PairScore, RidgePoint
 from lincorr_lightning.results.style import legible, to_picture
 from tests.figure_checks import LONG, assert_legible, texts
 
@@ -73,7 +73,7 @@ def test_matrices_that_have_no_clusters(shape):
 
 def test_the_tree_stands_over_its_columns():
     r = np.random.default_rng(1).uniform(0, 1, (5, 5))
-    figure = cluster_heatmap(r, names(5), "t", "s")
+    figure = cluster_heatmap(DataFrame(r, names(5), names(5)), "t", "s")
     figure.canvas.draw()
     (tree,) = figure.axes[0].child_axes
     assert len(tree.lines) == 4
@@ -172,9 +172,8 @@ GRID = [0.0, *(10 ** (e / 2) for e in range(-2, 13))]
 
 @pytest.mark.parametrize("n", [1, 2, 5, 14])
 def test_ridge_path_is_legible(n: int) -> None:
-    paths = {f"birthplace{i}->personality{i}": path(GRID, i % 3 != 1) for i in range(n)}
-    chosen = {pair: 0.0 if i % 2 else 100.0 for i, pair in enumerate(paths)}
-    figure = ridge_path_figure(paths, chosen, f"Along the ridge in {LONG}", n)
+    paths = [(score(i, ridge=0.0 if i % 2 else 100.0), path(GRID, i % 3 != 1)) for i in range(n)]
+    figure = ridge_path_figure(paths, f"Along the ridge in {LONG}", n)
     assert_legible(figure)
     panels = [axes for axes in figure.axes if axes.get_lines()]
     assert len(panels) == min(n, 12)
@@ -183,12 +182,12 @@ def test_ridge_path_is_legible(n: int) -> None:
 
 
 def test_ridge_path_shows_its_numbers() -> None:
-    figure = ridge_path_figure({"a->b": path(GRID)}, {"a->b": 100.0}, "title", 1)
+    figure = ridge_path_figure([(score(0, ridge=100.0), path(GRID))], "title", 1)
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.get_lines()}
     r = lines["label-wise r"]
     np.testing.assert_allclose(r.get_ydata(), [p.label_mean for p in path(GRID)])
-    hits = lines["Hit@1 influenced target"].get_ydata()
+    hits = lines["top-1 target of a source"].get_ydata()
     np.testing.assert_allclose(hits, [p.influenced["1"] for p in path(GRID)])  # type: ignore[index]
     at = np.asarray(r.get_xdata(), dtype=float)
     np.testing.assert_allclose(at[1:], np.log10(GRID[1:]))
@@ -201,7 +200,7 @@ def test_ridge_path_shows_its_numbers() -> None:
 
 
 def test_ridge_ticks_stand_at_their_numbers() -> None:
-    figure = ridge_path_figure({"a->b": path(GRID)}, {}, "title", 1)
+    figure = ridge_path_figure([(score(0), path(GRID))], "title", 1)
     axes = figure.axes[0]
     superscripts = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
     for at, label in list(zip(axes.get_xticks(), axes.get_xticklabels(), strict=True))[1:]:
@@ -213,7 +212,7 @@ def test_ridge_ticks_stand_at_their_numbers() -> None:
 
 @pytest.mark.parametrize("grid", [[0.0], [1.0], [0.0, 3.0], [1e-6, 1e6]])
 def test_odd_grids(grid: list[float]) -> None:
-    figure = ridge_path_figure({"a->b": path(grid)}, {"a->b": 50.0}, "title", 1)
+    figure = ridge_path_figure([(score(0, ridge=50.0), path(grid))], "title", 1)
     assert_legible(figure)
     assert ("0" in [label.get_text() for label in figure.axes[0].get_xticklabels()]) == (0 in grid)
 
@@ -226,7 +225,7 @@ def score(i: int, **changes: Any) -> PairScore:
         "source": f"birthplace{i}", "target": f"personality{i}", "label_mean": math.cos(i),
         "label_std": 0.1, "instance_mean": 0.5, "n_labels": 3, "n_constant_labels": 0,
         "permuted_label_mean": 0.01 * (i % 5 - 2), "control_label_mean": 0.3 * math.sin(i),
-        "ridge": 0.0, "label_r": np.zeros(3), "precision": None,
+        "excess": None, "ridge": 0.0, "label_r": np.zeros(3), "precision": None,
     }  # fmt: skip
     return PairScore(**values | changes)
 
@@ -256,7 +255,7 @@ def test_nulls_are_legible(n: int) -> None:
 def test_unknown_nulls_are_left_out() -> None:
     scores = [
         score(0, permuted_label_mean=None, control_label_mean=None),
-        score(1, label_mean=math.nan),
+        score(1, label_mean=None),
     ]
     figure = nulls_figure(scores, "title")
     assert_legible(figure)

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.errors import (
+    CheckpointError,
     ConfigError,
     KnowledgeError,
-    LinearMapError,
     SubjectsError,
 )
 from lincorr_lightning.lm.config import LMConfig
@@ -344,7 +344,7 @@ def test_checkpoint_of_another_lm_is_refused(
 ) -> None:
     other = make_lm(tmp_path / "other", seed=1)
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    with pytest.raises(LinearMapError, match=r"whose weights differs from that of .*other"):
+    with pytest.raises(CheckpointError, match=r"whose weights differs from that of .*other"):
         LinearProbe.load_from_checkpoint(path, lm=LMConfig(name_or_path=str(other)))
 
 
@@ -352,7 +352,7 @@ def test_checkpoint_of_other_pairs_is_refused(
     fitted: Fitted,
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    with pytest.raises(LinearMapError, match=r"Set the same model\.knowledge"):
+    with pytest.raises(CheckpointError, match=r"Set the same model\.knowledge"):
         LinearProbe.load_from_checkpoint(path, knowledge=["city", "country"])
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from lincorr_lightning.results.heat_maps import correlation_heatmap, short
 from tests.figure_checks import LONG, assert_legible, pixels, texts
@@ -22,9 +23,8 @@ def names(n: int) -> list[str]:
 @pytest.mark.parametrize("n", [1, 2, 8, 23, 110])
 def test_heatmap_is_legible_at_every_size(n: int) -> None:
     matrix = np.random.default_rng(0).uniform(-1, 1, (n, n))
-    figure = correlation_heatmap(
-        matrix, names(n), names(n), f"Label-wise correlation in {LONG}", "5,000 held-out X’s"
-    )
+    frame = DataFrame(matrix, names(n), names(n))
+    figure = correlation_heatmap(frame, f"Label-wise correlation in {LONG}", "5,000 subjects")
     assert_legible(figure)
     shown = [text.get_text() for text, _ in texts(figure)]
     for name in names(n):
@@ -35,7 +35,7 @@ def test_heatmap_is_legible_at_every_size(n: int) -> None:
 
 def test_values_stay_in_their_cells() -> None:
     matrix = np.full((23, 23), -1.0)
-    figure = correlation_heatmap(matrix, names(23), names(23), "t")
+    figure = correlation_heatmap(DataFrame(matrix, names(23), names(23)), "t")
     figure.draw_without_rendering()
     axes = figure.axes[0]
     cell = axes.get_window_extent().width / 23
@@ -47,7 +47,7 @@ def test_values_stay_in_their_cells() -> None:
 def test_heatmap_need_not_be_square(shape: tuple[int, int]) -> None:
     matrix = np.zeros(shape)
     rows, columns = names(shape[0]), [f"t{i}" for i in range(shape[1])]
-    figure = correlation_heatmap(matrix, rows, columns, f"in {LONG}")
+    figure = correlation_heatmap(DataFrame(matrix, rows, columns), f"in {LONG}")
     assert_legible(figure)
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == rows
@@ -57,7 +57,7 @@ def test_heatmap_need_not_be_square(shape: tuple[int, int]) -> None:
 
 def test_colours_mean_the_same_in_every_figure() -> None:
     matrix = np.array([[0.2, -0.2, 0.0], [np.nan, 0.1, 0.2]])
-    figure = correlation_heatmap(matrix, ["a", "b"], ["x", "y", "z"], "title")
+    figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("xyz")), "title")
     (image,) = figure.axes[0].get_images()
     assert image.get_clim() == (-1, 1)
     positive, negative, zero = (colour_at(figure, 0.35, i + 0.35) for i in range(3))
@@ -71,7 +71,7 @@ def test_colours_mean_the_same_in_every_figure() -> None:
 
 def test_missing_values_are_hatched_and_explained() -> None:
     matrix = np.array([[np.nan, 0.5], [0.5, np.nan]])
-    figure = correlation_heatmap(matrix, ["a", "b"], ["a", "b"], "title", "subtitle")
+    figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("ab")), "title", "subtitle")
     picture = pixels(figure)
     axes = figure.axes[0]
     (x0, y0), (x1, y1) = axes.transData.transform([(-0.4, -0.4), (0.4, 0.4)])
@@ -82,9 +82,8 @@ def test_missing_values_are_hatched_and_explained() -> None:
     said = " ".join(text.get_text() for text, _ in texts(figure))
     assert "subtitle; hatched: no value" in said
     assert sum(text.get_text() == ".50" for text in axes.texts) == 2
-    assert "hatched" not in " ".join(
-        t.get_text() for t, _ in texts(correlation_heatmap(np.eye(2), ["a", "b"], ["a", "b"], "t"))
-    )
+    whole = correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t")
+    assert "hatched" not in " ".join(text.get_text() for text, _ in texts(whole))
 
 
 def test_short_numbers() -> None:

@@ -10,6 +10,7 @@ import pytest
 from matplotlib import font_manager
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from pandas import DataFrame
 from PIL import Image
 
 from lincorr_lightning.results import style
@@ -29,7 +30,7 @@ def own_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("error:findfont")
 def test_a_character_without_a_font_is_reported(own_fonts: None) -> None:
-    figure = correlation_heatmap(np.eye(2), ["São Paulo", "Москва"], ["上海", "b"], "t")
+    figure = correlation_heatmap(DataFrame(np.eye(2), ["São Paulo", "Москва"], ["上海", "b"]), "t")
     with pytest.warns(UserWarning, match="Glyph 19978 .*missing from font"):
         to_picture(figure)
 
@@ -41,7 +42,7 @@ def test_fonts_follow_one_another_character_by_character(
     monkeypatch.setattr(style, "_FONTS", ("STIXSizeOneSym", "DejaVu Sans"))
     first = font_manager.get_font(font_manager.findfont("STIXSizeOneSym")).get_charmap()
     assert ord("a") not in first
-    figure = correlation_heatmap(np.eye(2), ["abc", "b"], ["a", "b"], "t")
+    figure = correlation_heatmap(DataFrame(np.eye(2), ["abc", "b"], ["a", "b"]), "t")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda message, *args, **more: pytest.fail(str(message)))
         to_picture(figure)
@@ -49,7 +50,9 @@ def test_fonts_follow_one_another_character_by_character(
 
 def test_labels_of_all_kinds() -> None:
     labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
-    figure = correlation_heatmap(np.zeros((5, 5)), labels, labels, "100% of $W$ in a_b^c")
+    figure = correlation_heatmap(
+        DataFrame(np.zeros((5, 5)), labels, labels), "100% of $W$ in a_b^c"
+    )
     assert_legible(figure)
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
@@ -75,8 +78,9 @@ def settings():  # looking at the backend alone would choose one
     return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = settings()
 import numpy as np
+from pandas import DataFrame
 from lincorr_lightning.results import style, heat_maps as figures
-style.to_picture(figures.correlation_heatmap(np.eye(2), ["a", "b"], ["a", "b"], "t"))
+style.to_picture(figures.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
 assert "matplotlib.pyplot" not in sys.modules
 assert settings() == before
 """
