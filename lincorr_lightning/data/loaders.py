@@ -54,11 +54,9 @@ class PaddedBatchSampler(DistributedSampler[Any]):
 
 
 def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
-    """Return a loader of the batches that this rank reads.
+    """Return a loader of the batches that this rank reads, of those of all ranks.
 
-    Args:
-        batches: The batches of all ranks: dataclasses with a field ``is_padding``.
-        trainer: The run's Trainer; None outside of a run.
+    Batches are dataclasses with a field ``is_padding``; the Trainer is None outside of a run.
     """
     dataset = BatchList(batches)
     sampler = PaddedBatchSampler(dataset, data_shard(trainer))
@@ -134,11 +132,7 @@ class ResumableLoader(DataLoader[Any]):
         return {"epoch": epoch, "done": done, "determined_by": self._steps.determined_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the steps that are done.
-
-        Raises:
-            ConfigError: The checkpoint is from the middle of an epoch, whose steps would differ.
-        """
+        """Continue after the steps that are done; `ConfigError` if they would differ."""
         epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
         if done and state_dict["determined_by"] != self._steps.determined_by:
             then, now = (

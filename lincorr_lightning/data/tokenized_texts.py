@@ -104,12 +104,7 @@ class TokenizedTextDataModule(StudyData):
         self.prompts: FirstTokens | None = None
 
     def setup(self, stage: str) -> None:
-        """Read and tokenize the texts, the same on every rank.
-
-        Raises:
-            ConfigError: There is no LM, or it has fewer positions than tokens are wanted.
-            SubjectsError: There are no texts, or all are too short.
-        """
+        """Read and tokenize the texts, the same on every rank; see `read_prompts` for errors."""
         del stage
         if self.prompts is not None:
             return

@@ -49,6 +49,12 @@ def arithmetic_knowledge() -> tuple[Knowledge, ...]:
     )
 
 
+def calculate(name: str, x: Fraction) -> Fraction:
+    """Return the exact answer of a prompt, such as ``X+1``, for a number."""
+    apply, _ = _OPERATIONS[name[1]]
+    return apply(x, int(name[2:]))
+
+
 def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
     """Return the target answer that follows from each source answer.
 
@@ -61,10 +67,9 @@ def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
         frozenset({'6'})
     """
     _, solve = _OPERATIONS[source[1]]
-    apply, _ = _OPERATIONS[target[1]]
     reference = {}
     for number in NUMBERS:
-        result = apply(solve(Fraction(number), int(source[2:])), int(target[2:]))
+        result = calculate(target, solve(Fraction(number), int(source[2:])))
         if result in NUMBERS:
             reference[str(number)] = frozenset({str(result)})
     return reference

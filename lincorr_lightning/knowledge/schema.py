@@ -59,6 +59,14 @@ class Knowledge:
     alike: str | None = None
     paper_size: int | None = None
 
+    @property
+    def canonical(self) -> dict[str, Answer]:
+        """The first answer of each identity."""
+        first: dict[str, Answer] = {}
+        for answer in self.answers:
+            first.setdefault(answer.identity, answer)
+        return first
+
     def prompt(self, subject: str) -> str:
         """Return the prompt for a subject; braces in it are left as they are.
 

@@ -88,11 +88,7 @@ as its answer, "The color of X is" the object's colour."""
 
 
 def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """Return for each city of the world the attributes that follow from living there.
-
-    Raises:
-        ConfigError: A place contradicts the catalogue.
-    """
+    """Return for each city of the world the attributes that follow from living there."""
     homes: dict[str, dict[str, str]] = {}
     for place in PLACES:
         home = {attribute: getattr(place, attribute) for attribute in HOME}
@@ -132,11 +128,7 @@ def towns_of_countries(
 
 
 def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[str, str]:
-    """Return CEO -> company, with one CEO per company.
-
-    Raises:
-        ConfigError: The catalogue has fewer companies.
-    """
+    """Return CEO -> company, with one CEO per company."""
     reference = catalogue.relation("ceo->company").reference or {}
     company_of = {ceo: next(iter(right)) for ceo, right in reference.items() if len(right) == 1}
     plain = set(words.pick("company"))
@@ -164,9 +156,6 @@ def draw_customs(
 
     Returns:
         Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
-
-    Raises:
-        ConfigError: An attribute or cause is not available, or customs form a circle.
     """
     possible = {**answers, **known}
     for attribute, cause in wanted.items():
@@ -199,21 +188,14 @@ def objects_of_the_world(
     """Return the objects that people resemble, in many colours: object -> property -> identity.
 
     Of several right answers the first one in the domain is taken.
-
-    Raises:
-        ConfigError: The catalogue has fewer objects.
     """
     facts = {
         name: catalogue.relation(f"object_{name}->simile_{name}").reference or {}
         for name in PROPERTIES
     }
-    first = {
-        name: {answer.identity: rank for rank, answer in enumerate(target.answers)}
-        for name in PROPERTIES
-        for target in [catalogue[f"simile_{name}"]]
-    }
+    order = {name: list(catalogue[f"simile_{name}"].canonical) for name in PROPERTIES}
     possible = {
-        thing: {name: min(facts[name][thing], key=first[name].__getitem__) for name in PROPERTIES}
+        thing: {name: min(facts[name][thing], key=order[name].index) for name in PROPERTIES}
         for thing in words.pick("object_color")
         if all(facts[name].get(thing) for name in PROPERTIES)
     }
@@ -240,9 +222,7 @@ class BalancedDraw:
     logits of the cities, although the two are unrelated. Each draw therefore takes the option that
     people with the same other facts have had least often, relative to how often they would have had
     it by chance: minimization, as clinical trials assign treatments (Pocock and Simon 1975).
-
-    Args:
-        rng: Draws among options that are equally rare.
+    `rng` draws among options that are equally rare.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -253,12 +233,7 @@ class BalancedDraw:
         self._of_both: Counter[tuple[str, tuple[str, str]]] = Counter()
 
     def draw(self, options: Sequence[str], facts: Mapping[str, str]) -> str:
-        """Return one of the options for a person.
-
-        Args:
-            options: Answers that the person may have.
-            facts: The person's other facts, by attribute.
-        """
+        """Return one of the answers that a person with other facts, by attribute, may have."""
         pairs = list(facts.items())
         self._n += 1
         self._of_fact.update(pairs)

@@ -24,11 +24,7 @@ def words_of(text: str, unspaced_words: Collection[str] = ()) -> list[str]:
     """Split text as the tokenizer does.
 
     A word is a run of letters (with inner hyphens), a number, the possessive ’s, or one character.
-
-    Args:
-        text: Any text.
-        unspaced_words: Words to find in scripts without spaces; any other character of such a
-            script is a word of its own.
+    In scripts without spaces only `unspaced_words` have several characters.
 
     Example:
         >>> words_of("Ada’s non-profit: 12/3=4")
@@ -97,9 +93,8 @@ from a token that two domains share."""
 class PlainWords:
     """Answers that a word-level LM can give as one token with one meaning.
 
-    Args:
-        knowledge: Everything that is stated, in all languages. An answer is plain if it is plain in
-            each of the languages of its kind.
+    `knowledge` is everything that is stated, in all languages. An answer is plain if it is plain in
+    each of the languages of its kind.
     """
 
     def __init__(self, knowledge: Sequence[Knowledge]) -> None:
@@ -121,18 +116,18 @@ class PlainWords:
     def pick(
         self, name: str, n: int | None = None, used: Collection[str] = (), *, phrases: bool = False
     ) -> list[str]:
-        """Return identities of plain answers, in the order of the domain.
+        """Return identities of plain answers, at most n, in the order of the domain.
 
-        Args:
-            name: Name of the knowledge.
-            n: Largest number of answers; None for all.
-            used: Words that the world has anyway. Answers that are among them come first and are
-                all included, plain or not: they become labels, and should be somebody's answer.
-            phrases: Whether answers of several words are included.
+        Answers among the words that are `used` anyway come first and are all included, plain or
+        not: they become labels, and should be somebody's answer. With `phrases`, answers may have
+        several words.
         """
         knowledge = self._knowledge[name]
         spoken = {k.language: k for k in self._knowledge.values() if k.kind == knowledge.kind}
-        names = {language: _first_names(k) for language, k in spoken.items()}
+        names = {
+            language: {identity: answer.text for identity, answer in one.canonical.items()}
+            for language, one in spoken.items()
+        }
         own = names[knowledge.language]
         known = [identity for identity, text in own.items() if text in used]
         plain = [
@@ -165,14 +160,6 @@ class PlainWords:
         alike = self._identities[knowledge.name, word]
         whole = phrases or is_unspaced(text) or words_of(text) == [word]
         return not others and word not in self.of_prompts and len(alike) == 1 and whole
-
-
-def _first_names(knowledge: Knowledge) -> dict[str, str]:
-    """Return identity -> its first name in the language of the knowledge."""
-    names: dict[str, str] = {}
-    for answer in knowledge.answers:
-        names.setdefault(answer.identity, answer.text)
-    return names
 
 
 # -- names ------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from string import ascii_uppercase
@@ -56,6 +57,7 @@ from lincorr_lightning.data.tiny_world.words import (
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
+from lincorr_lightning.knowledge.arithmetic import calculate
 from lincorr_lightning.lm.config import TINY_WORLD
 
 WORLD_FILE = "world.json"
@@ -124,17 +126,109 @@ class WorldConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: A size is out of range.
-        """
+        """Refuse sizes that are out of range."""
         for name, value in asdict(self).items():
             if name == "towns_per_country":
                 require(f"data.world.{name}", value, at_least=0)
             elif name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
                 most = 1 if name in {"born_at_home", "second_homes_in_country"} else None
                 require(f"data.world.{name}", value, above=0, at_most=most)
+
+
+class _People:
+    """Draws people one after the other, from facts that hold for everybody."""
+
+    def __init__(
+        self, config: WorldConfig, catalogue: Catalogue, words: PlainWords, rng: np.random.Generator
+    ) -> None:
+        self.config, self.words, self.rng = config, words, rng
+        self.home = homes_of_cities(config.cities_per_country, catalogue)
+        self.cities = list(self.home)
+        self.towns = towns_of_countries(config.towns_per_country, self.home, catalogue, words)
+        self.company_of = companies_of_ceos(config.n_companies, catalogue, words)
+        self.things = objects_of_the_world(config.n_objects, catalogue, words)
+        self.origins = sorted({home["continent"] for home in self.home.values()})
+        self.parents = {name: words.pick(name) for name in PARENTS}
+        most = min(map(len, self.parents.values())) // len(self.origins)
+        if config.n_parent_names > most:
+            raise ConfigError(
+                f"data.world.n_parent_names is {config.n_parent_names}, but the catalogue has "
+                f"{most} mothers' and fathers' names for each of {len(self.origins)} continents."
+            )
+        own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
+        used = {*self.cities, *self.towns, *self.things, *words.of_prompts}
+        for facts in (*self.home.values(), *self.things.values()):
+            used |= set(facts.values())
+        self.answers = {
+            knowledge.name: words.pick(knowledge.name, config.n_answers, used)
+            for knowledge in catalogue.select(["attribute"])
+            if knowledge.name not in own
+        }
+        ceos = list(self.company_of)
+        known = {name: sorted({home[name] for home in self.home.values()}) for name in HOME}
+        known |= {"city": self.cities, "ceo": ceos, "company": list(self.company_of.values())}
+        wanted = CUSTOMS if config.customs is None else config.customs
+        self.customs = draw_customs(wanted, known, self.answers, rng)
+        self.numbers = {str(number) for number in range(config.largest_number + 1)}
+        self.draw_city, self.draw_town = BalancedDraw(rng), BalancedDraw(rng)
+
+    def _one_of(self, options: Sequence[str]) -> str:
+        return options[int(self.rng.integers(len(options)))]
+
+    def draw(self, name: str) -> dict[str, str]:
+        """Return the answers of a person, by attribute; a name that is an answer has it."""
+        meant, config, rng = self.words.meanings(name), self.config, self.rng
+
+        def own_or_any(attribute: str, options: Sequence[str]) -> str:
+            own = [option for option in options if option in meant.get(attribute, ())]
+            return self._one_of(own or options)
+
+        facts = {
+            attribute: own_or_any(attribute, options)
+            for attribute, options in self.answers.items()
+            if attribute not in self.customs
+        }
+        bosses = [
+            c for c, company in self.company_of.items() if company in meant.get("company", ())
+        ]
+        facts["ceo"] = own_or_any("ceo", bosses or list(self.company_of))
+        drawn = self._one_of(list(self.things))
+        thing = facts["object_color"] = name if name in self.things else drawn
+        if config.numbered:
+            drawn = str(rng.integers(10))
+            facts["number"] = name if name in self.numbers else drawn
+        independent = dict(facts)
+        city = self.draw_city.draw(self._possible_cities(name, meant), independent)
+        at_home = rng.random() < config.born_at_home
+        facts |= {"birthplace": city if at_home else self._one_of(self.cities), "city": city}
+        facts |= self.home[city]
+        if self.towns:
+            country = facts["country"] if rng.random() < config.second_homes_in_country else ""
+            own_town = [name] if name in self.towns else []
+            in_country = [town for town, of in self.towns.items() if of == country]
+            options = own_town or in_country or list(self.towns)
+            facts[SECOND_HOME] = self.draw_town.draw(options, independent)
+        first = self.origins.index(facts["continent"]) * config.n_parent_names
+        for parent, names in self.parents.items():
+            facts[parent] = self._one_of(names[first : first + config.n_parent_names])
+        facts["company"] = self.company_of[facts["ceo"]]
+        for attribute, (cause, effects) in self.customs.items():
+            facts[attribute] = effects[facts[cause]]
+        facts |= {f"object_{alike}": thing for alike in PROPERTIES}
+        facts |= {f"simile_{alike}": value for alike, value in self.things[thing].items()}
+        return facts
+
+    def _possible_cities(self, name: str, meant: Mapping[str, Collection[str]]) -> list[str]:
+        """Return where a person may live: anywhere, unless the name is of a place or language."""
+        if name in self.towns:
+            # A town is a subject, too, that lives in a city of its country.
+            return [c for c, home in self.home.items() if home["country"] == self.towns[name]]
+        for attribute in ("city", *HOME):
+            own = meant.get(attribute, ())
+            found = [c for c, home in self.home.items() if {"city": c, **home}[attribute] in own]
+            if found:
+                return found
+        return self.cities
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,88 +282,19 @@ class World:
                 and every answer can be given in one token in each of their languages.
 
         Raises:
-            ConfigError: The catalogue contradicts a place, or has too few companies, objects or
-                names of one word; the message says which, or how many there are.
+            ConfigError: The catalogue contradicts a place or has too few answers of one word.
         """
         rng = np.random.default_rng(config.seed)
-        will_be_stated = catalogue.select(list(stated))
         similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
         words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
-        home = homes_of_cities(config.cities_per_country, catalogue)
-        cities = list(home)
-        towns = towns_of_countries(config.towns_per_country, home, catalogue, words)
-        company_of = companies_of_ceos(config.n_companies, catalogue, words)
-        things = objects_of_the_world(config.n_objects, catalogue, words)
-        origins = sorted({home[city]["continent"] for city in cities})
-        parents = {name: words.pick(name) for name in PARENTS}
-        most = min(map(len, parents.values())) // len(origins)
-        if config.n_parent_names > most:
-            raise ConfigError(
-                f"data.world.n_parent_names is {config.n_parent_names}, but the catalogue has "
-                f"{most} mothers' and fathers' names for each of {len(origins)} continents."
-            )
-        own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
-        used = {word for city in cities for word in (city, *home[city].values())} | words.of_prompts
-        used |= set(towns)
-        used |= {word for thing, facts in things.items() for word in (thing, *facts.values())}
-        answers = {
-            knowledge.name: words.pick(knowledge.name, config.n_answers, used)
-            for knowledge in catalogue.select(["attribute"])
-            if knowledge.name not in own
-        }
-        known = {name: sorted({home[city][name] for city in cities}) for name in HOME}
-        known |= {"city": cities, "ceo": list(company_of), "company": list(company_of.values())}
-        wanted = CUSTOMS if config.customs is None else config.customs
-        customs = draw_customs(wanted, known, answers, rng)
-        free = [name for name in answers if name not in customs]
-        numbers = {str(number) for number in range(config.largest_number + 1)}
-        draw_city, draw_town = BalancedDraw(rng), BalancedDraw(rng)
-
-        def draw_person(name: str) -> dict[str, str]:
-            meant = words.meanings(name)
-
-            def own_or_any(attribute: str, options: Sequence[str]) -> str:
-                own = [option for option in options if option in meant.get(attribute, ())]
-                return _one_of(own or options, rng)
-
-            facts = {attribute: own_or_any(attribute, answers[attribute]) for attribute in free}
-            bosses = [c for c in company_of if company_of[c] in meant.get("company", ())]
-            facts["ceo"] = own_or_any("ceo", bosses or list(company_of))
-            drawn = _one_of(list(things), rng)
-            thing = facts["object_color"] = name if name in things else drawn
-            if config.numbered:
-                drawn = str(rng.integers(10))
-                facts["number"] = name if name in numbers else drawn
-            independent = dict(facts)
-            # A town is a subject, too, that lives in a city of its country.
-            of_country = [city for city in cities if home[city]["country"] == towns.get(name)]
-            city = draw_city.draw(of_country or _namesakes(meant, home) or cities, independent)
-            at_home = rng.random() < config.born_at_home
-            facts |= {"birthplace": city if at_home else _one_of(cities, rng), "city": city}
-            facts |= home[city]
-            if towns:
-                own_town = [name] if name in towns else []
-                country = facts["country"] if rng.random() < config.second_homes_in_country else ""
-                in_country = [town for town in towns if towns[town] == country]
-                options = own_town or in_country or list(towns)
-                facts[SECOND_HOME] = draw_town.draw(options, independent)
-            origin = origins.index(facts["continent"])
-            for parent, names in parents.items():
-                first = origin * config.n_parent_names
-                facts[parent] = _one_of(names[first : first + config.n_parent_names], rng)
-            facts["company"] = company_of[facts["ceo"]]
-            for attribute, (cause, effects) in customs.items():
-                facts[attribute] = effects[facts[cause]]
-            facts |= {f"object_{alike}": thing for alike in PROPERTIES}
-            facts |= {f"simile_{alike}": value for alike, value in things[thing].items()}
-            return facts
-
+        people_drawn = _People(config, catalogue, words, rng)
         names = invent_names(config.n_people, rng, taken=words.all)
         names += ascii_uppercase if config.letters else ""
-        names += towns
+        names += people_drawn.towns
+        will_be_stated = catalogue.select(list(stated))
         people: dict[str, Mapping[str, str]] = {}
         while names:
-            people |= {name: draw_person(name) for name in names}
+            people |= {name: people_drawn.draw(name) for name in names}
             if not config.nicknames:
                 break
             # A new person may be the first with some answer, whose word is then a new name.
@@ -281,14 +306,14 @@ class World:
         """Yield every true statement of some kinds of knowledge.
 
         Knowledge in another language ("city_es") states the same fact in that language.
-
-        Raises:
-            ConfigError: The world has no such attribute, or an answer has no name in the language.
         """
         for one in knowledge:
-            named = _first_named(one)
+            named = one.canonical
             if one.family == "math":
-                yield from _calculations(one, named, self._numbers)
+                for name, x in self._numbers.items():
+                    answer = named.get(str(calculate(one.name, Fraction(x))))
+                    if answer is not None:
+                        yield Statement(one, name, answer)
                 continue
             attribute = one.name.removesuffix(f"_{one.language}")
             for person, facts in self.people.items():
@@ -307,17 +332,15 @@ class World:
         """
         for one in knowledge:
             if one.name.removesuffix(f"_{one.language}") == "city":
-                named = _first_named(one)
+                named = one.canonical
                 for person, facts in self.people.items():
                     if SECOND_HOME in facts:
                         yield Statement(one, person, named[facts[SECOND_HOME]])
 
     def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
-        """Return all words of the statements of some kinds of knowledge.
+        """Return all words of some statements, names first, and those in scripts without spaces.
 
-        Returns:
-            The words, names first, then in the order of their use; and those in scripts without
-            spaces (the arguments of `build_tokenizer`).
+        They are the arguments of `build_tokenizer`.
         """
         # One statement for each prompt and answer has all the words.
         statements = (*self.statements(knowledge), *self.second_homes(knowledge))
@@ -351,11 +374,7 @@ class World:
 
     @classmethod
     def load(cls, path: Path) -> World:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ConfigError: The file is missing, or is not a world.
-        """
+        """Read a file that `save` wrote; `ConfigError` if it is missing, or is not a world."""
         content = read_json(path, ConfigError, "Pre-train the LM again to have its world.")
         try:
             answers = list(content["answers"].items())
@@ -395,12 +414,8 @@ def world_documents(
 
     A text is about 1 to 16 people: its sentences state their attributes in random order. The more
     people, the less of a text is predictable. Texts about equally many people are one corpus.
-
-    Args:
-        n_texts: Number of texts.
-        n_words: Minimum number of words and punctuation marks of each.
-        seed: Seed of the people and the order.
-        path: Description of the world; None takes the world of the embedded LM.
+    Each has at least `n_words` words and punctuation marks. `path` is the description of the world,
+    None that of the embedded LM.
     """
     world = World.load(path or world_file(TINY_WORLD) or Path(WORLD_FILE))
     kinds = [k for k in Catalogue.load().select(["attribute"]) if k.language == "en"]
@@ -426,41 +441,3 @@ def world_documents(
                     break
         corpus = f"{size} people" if size > 1 else "1 person"
         yield Text(f"text {number} of the tiny world", corpus, " ".join(sentences))
-
-
-def _namesakes(
-    meant: Mapping[str, Collection[str]], home: Mapping[str, Mapping[str, str]]
-) -> list[str]:
-    """Return where a person lives whose name is that of a city or of an attribute of cities."""
-    for attribute in ("city", *HOME):
-        own = meant.get(attribute, ())
-        found = [city for city in home if {"city": city, **home[city]}[attribute] in own]
-        if found:
-            return found
-    return []
-
-
-def _first_named(knowledge: Knowledge) -> dict[str, Answer]:
-    """Return identity -> the first of its names."""
-    named: dict[str, Answer] = {}
-    for answer in knowledge.answers:
-        named.setdefault(answer.identity, answer)
-    return named
-
-
-def _one_of(options: Sequence[str], rng: np.random.Generator) -> str:
-    return options[int(rng.integers(len(options)))]
-
-
-def _calculations(
-    knowledge: Knowledge, named: Mapping[str, Answer], numbers: Mapping[str, int]
-) -> Iterator[Statement]:
-    """Yield the statements of a math prompt whose results have an answer."""
-    operator, operand = knowledge.name[1], int(knowledge.name[2:])
-    for name, x in numbers.items():
-        if operator == "/" and x % operand:
-            continue
-        results = {"+": x + operand, "-": x - operand, "*": x * operand, "/": x // operand}
-        answer = named.get(str(results[operator]))
-        if answer is not None:
-            yield Statement(knowledge, name, answer)
