@@ -87,11 +87,7 @@ def fit_linear_maps(
 def sample_fitted_subjects(
     tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
 ) -> list[str]:
-    """Sample up to n subjects to fit a map on, none of those that it is applied to.
-
-    Raises:
-        SubjectsError: Fewer than ten subjects remain.
-    """
+    """Sample up to n subjects to fit a map on, none of those that it is applied to."""
     others = sample_up_to(tokenizer, max(n, MIN_FITTED), excluding=applied_to)
     if applied_to and len(others) < MIN_FITTED:
         raise SubjectsError(
@@ -116,17 +112,9 @@ def maps_of_rows(
     ridges: Sequence[float | str] = (0.0,),
     tolerance: float = 0.02,
 ) -> list[LinearMap]:
-    """Fit the maps of `fit_linear_maps` on joint rows that have been read.
+    """Fit the maps of `fit_linear_maps` on joint rows of one pair that have been read.
 
-    Args:
-        lm: The LM that was read.
-        layout: Columns of the rows, of one pair.
-        rows: ``(n_subjects, n_columns)``, float64.
-        ridges: Ridge strengths, or ``auto``.
-        tolerance: What ``auto`` may cost in mean label-wise r.
-
-    Returns:
-        A map for each ridge strength.
+    `rows` are ``(n_subjects, n_columns)``, float64.
     """
     ((source, target),) = layout.pairs
     pair = source, target

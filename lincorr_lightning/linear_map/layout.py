@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -145,11 +145,7 @@ def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
 
 @torch.no_grad()
 def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-    """Return the joint rows of some subjects.
-
-    Returns:
-        ``(n_subjects, n_columns)``, float64.
-    """
+    """Return the joint rows of some subjects, ``(n_subjects, n_columns)``, float64."""
     domains = layout.domains.values()
     prompts = [[domain.knowledge.prompt(x) for x in subjects] for domain in domains]
     tokens = [domain.token_ids for domain in domains]
@@ -173,9 +169,6 @@ class RowReader:
 
     Whatever has been announced for the same subjects is read together: their prompts share their
     beginnings, which the LM then reads once.
-
-    Args:
-        lm: The LM.
     """
 
     def __init__(self, lm: LanguageModel) -> None:
@@ -189,14 +182,7 @@ class RowReader:
         self._announced.setdefault(tuple(subjects), {}).update(domains)
 
     def read(self, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-        """Return the joint rows of some subjects, without a control prompt.
-
-        Returns:
-            ``(n_subjects, layout.n_labels)``, float64.
-
-        Raises:
-            NonFiniteError: The LM answers a subject with NaN or infinite logits.
-        """
+        """Return the joint rows of some subjects without a control prompt, ``(n, n_labels)``."""
         self.announce(layout, subjects)
         announced = self._announced[tuple(subjects)]
         known = self._logits.setdefault(tuple(subjects), {})
@@ -244,14 +230,15 @@ def build_layout(
         ConfigError: Fewer than two kinds of knowledge, or a pair of `require_reference` that is not
             fitted.
     """
+    selected = {k.name: k for k in catalogue.select(knowledge)}
+    by_name = set(knowledge)
     relations = None if pairs is None else [catalogue.relation(pair) for pair in pairs]
-    selected = catalogue.select(knowledge)
     if relations is not None:
-        named = [k for relation in relations for k in (relation.source, relation.target)]
-        selected = list({k.name: k for k in [*selected, *named]}.values())
-    by_name = set(knowledge) | {k.name for k in selected if relations is not None}
+        named = (k for relation in relations for k in (relation.source, relation.target))
+        selected |= {k.name: k for k in named}
+        by_name |= set(selected)
     left_out: dict[str, str] = {}
-    domains = _domains(selected, tokenizer, by_name, subwords, left_out)
+    domains = _domains(selected.values(), tokenizer, by_name, subwords, left_out)
     if len(domains) < 2:
         raise ConfigError(
             f"a probe needs two kinds of knowledge or more; model.knowledge gives {list(domains)}. "
@@ -269,19 +256,19 @@ def build_layout(
     references: dict[Pair, np.ndarray | None] = {}
     for source, target in chosen:
         relation = catalogue.relation(f"{source}->{target}")
-        if relation.reference is None:
-            references[source, target] = None
-        else:
+        references[source, target] = None
+        if relation.reference is not None:
             matrix = reference_matrix(relation, domains[source], domains[target])
             references[source, target] = matrix if matrix.any() else None
-    _check_references(require_reference, references)
+    for name in require_reference:
+        _check_reference(name, references)
     return JointLayout(domains, tuple(chosen), control or None, references, left_out)
 
 
 def _domains(
-    selected: Sequence[Knowledge],
+    selected: Iterable[Knowledge],
     tokenizer: PreTrainedTokenizerBase,
-    by_name: set[str],
+    by_name: Collection[str],
     subwords: bool,
     left_out: dict[str, str],
 ) -> dict[str, Domain]:
@@ -289,36 +276,35 @@ def _domains(
     domains = {}
     keep = tuple(Completeness) if subwords else WHOLE_WORDS
     for knowledge in selected:
-        named = knowledge.name in by_name
+        named, reason = knowledge.name in by_name, ""
         unknown = unknown_words(knowledge, tokenizer)
         if unknown:
             reason = f"the LM does not know these words of its prompt: {', '.join(unknown)}"
+        if named or not reason:
+            try:
+                domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
+            except DomainError as error:
+                if named:
+                    raise
+                reason = str(error)
+        if reason:
             _log.warning("%s%s: %s", knowledge.name, "" if named else " is left out", reason)
             if not named:
                 left_out[knowledge.name] = reason
-                continue
-        try:
-            domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
-        except DomainError as error:
-            if named:
-                raise
-            _log.warning("%s is left out: %s", knowledge.name, error)
-            left_out[knowledge.name] = str(error)
     return domains
 
 
-def _check_references(names: Sequence[str], references: dict[Pair, np.ndarray | None]) -> None:
-    for name in names:
-        source, _, target = name.partition("->")
-        if (source, target) not in references:
-            raise ConfigError(
-                f"model.require_reference names {name}, which this run does not fit. "
-                "Add it to model.pairs, or both sides to model.knowledge; or change "
-                "model.require_reference, [] for none."
-            )
-        if references[source, target] is None:
-            raise KnowledgeError(
-                f"model.require_reference names {name}, which has no reference: no {target} is "
-                f"known for any {source}. Add the facts to a YAML file and name it in "
-                "model.knowledge_files, or take the pair out of model.require_reference."
-            )
+def _check_reference(name: str, references: Mapping[Pair, np.ndarray | None]) -> None:
+    source, _, target = name.partition("->")
+    if (source, target) not in references:
+        raise ConfigError(
+            f"model.require_reference names {name}, which this run does not fit. Add it to "
+            "model.pairs, or both sides to model.knowledge; or change model.require_reference, "
+            "[] for none."
+        )
+    if references[source, target] is None:
+        raise KnowledgeError(
+            f"model.require_reference names {name}, which has no reference: no {target} is known "
+            f"for any {source}. Add the facts to a YAML file and name it in model.knowledge_files, "
+            "or take the pair out of model.require_reference."
+        )

@@ -230,12 +230,9 @@ def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, flo
 
 
 def tuning_rows(n: int, first: int = 0) -> Tensor:
-    """Return which rows judge ridge strengths that are fitted on the others: every fifth.
+    """Return which rows judge ridge strengths that are fitted on the others, ``(n,)`` bool.
 
-    By position among all rows, so that the same rows judge for any batch size.
-
-    Returns:
-        ``(n,)`` bool.
+    Every fifth by position among all rows, so that the same rows judge for any batch size.
     """
     return (torch.arange(n) + first) % _TUNE_EVERY == _TUNE_EVERY - 1
 

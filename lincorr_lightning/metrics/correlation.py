@@ -1,4 +1,4 @@
-"""Streaming standard error of a mean label-wise r, and of its excess over a null's."""
+"""Streaming instance-wise Pearson, and the standard error of a mean label-wise r."""
 
 from __future__ import annotations
 
@@ -8,7 +8,62 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lincorr_lightning.functional import segmented_pearson
 from lincorr_lightning.functional.significance import pearson_influence
+
+
+def _segments(sizes: list[int]) -> Tensor:
+    """Return which columns are those of each target, ``(sum(sizes), n_targets)`` of 0 and 1."""
+    eye = torch.eye(len(sizes), dtype=torch.float64)
+    return eye.repeat_interleave(torch.tensor(sizes), 0)
+
+
+class InstancewisePearson(Metric):
+    """Mean over instances of Pearson's r across the labels of each target (paper appendix D).
+
+    ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so that unrelated pairs
+    score high, too; the label-wise r is the main result. Instances whose logits are all equal are
+    left out.
+
+    Args:
+        sizes: Number of labels of each target; targets lie side by side in the rows.
+
+    Example:
+        >>> metric = InstancewisePearson([3])
+        >>> t = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+        >>> metric.update(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), t)
+        >>> metric.compute().item()
+        0.0
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    segments: Tensor
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, sizes: list[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.register_buffer("segments", _segments(sizes), persistent=False)
+        zeros = torch.zeros(len(sizes), dtype=torch.float64)
+        self.add_state("total", zeros, dist_reduce_fx="sum")
+        self.add_state("count", zeros.clone(), dist_reduce_fx="sum")
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Add instances.
+
+        Args:
+            prediction: ``(n_subjects, sum(sizes))``.
+            target: ``(n_subjects, sum(sizes))``.
+        """
+        r = segmented_pearson(prediction, target, self.segments)
+        self.total += r.nansum(0)
+        self.count += (~r.isnan()).sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the mean r of each target, ``(n_targets,)``; NaN where no instance varies."""
+        return self.total / self.count
 
 
 class Scale(NamedTuple):
@@ -60,9 +115,7 @@ class MeanRStandardError(Metric):
         self.add_state("squares", zeros.clone(), dist_reduce_fx="sum")
         self._target, self._prediction, self._null = target, prediction, null
         known = ~prediction.r.isnan() if null is None else ~(prediction.r + null.r).isnan()
-        segments = torch.eye(len(sizes), dtype=torch.float64, device=known.device)
-        weights = segments.repeat_interleave(torch.tensor(sizes).to(known.device), 0)
-        weights = weights * known[:, None]
+        weights = _segments(sizes).to(known.device) * known[:, None]
         self._weights = weights / weights.sum(0).clamp(min=1)
 
     @property
