@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,39 +15,44 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 SIDES = ("source", "target")
-COLUMNS = (
-    "step", "hook_point", "prompt", "rank", "feature", "before", "after", "change", "on", "off",
-)  # fmt: skip
+
+Sums = dict[str, Tensor]
+"""Sums over subjects by name, float64: ``n`` subjects, the SAE's squared ``error`` and the ``total``
+squared distance from its bias; and of each feature, ``(n_features,)``, the activations ``before``
+and ``after``, the absolute ``change``, and how often it went ``on`` and ``off``."""
+Measurement = dict[str, Sums]
+"""Sums by hook point and prompt, as ``residual.1/source``."""
 
 
-class _Sums(NamedTuple):
-    """Sums over the subjects of one step, hook point and prompt; tensors are ``(n_features,)``."""
+@dataclass(frozen=True)
+class MovedFeature:
+    """A feature that moved, at one step: means over subjects."""
 
-    n: int
-    before: Tensor
-    after: Tensor
-    moved: Tensor
-    on: Tensor
-    off: Tensor
-    # The SAE's squared error, and the squared distance of the activations from its bias.
-    error: float
-    total: float
+    step: int
+    hook_point: str
+    prompt: str
+    rank: int
+    feature: str
+    before: float = column("mean before", ".3g")
+    after: float = column("mean after", ".3g")
+    change: float = column("mean absolute change", ".3g")
+    on: float = column("became active", ".3g")
+    off: float = column("became inactive", ".3g")
 
 
-_Measurement = dict[tuple[HookPoint, str], _Sums]
-
-
-def _add(sums: _Measurement, more: _Measurement) -> None:
+def _add(measurement: Measurement, other: Measurement) -> None:
     """Add the sums over other subjects of the same step."""
-    for key, other in more.items():
-        sums[key] = _Sums(*map(operator.add, sums[key], other)) if key in sums else other
+    for key, sums in other.items():
+        known = measurement.get(key)
+        measurement[key] = sums if known is None else {k: known[k] + sums[k] for k in sums}
 
 
 class FeatureMovement(RelationCallback):
@@ -74,11 +79,8 @@ class FeatureMovement(RelationCallback):
         least: Mean absolute change above which a feature counts as moved, relative to a typical
             activation.
         n_top: Number of features in the table, per step, hook point and prompt.
-        every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: Hook point -> prompt -> the scalars after training, and ``top``, the features that
@@ -86,7 +88,6 @@ class FeatureMovement(RelationCallback):
     """
 
     study = "feature_movement"
-    uses_maps = False
 
     def __init__(
         self,
@@ -96,16 +97,10 @@ class FeatureMovement(RelationCallback):
         n_watch: int = 64,
         least: float = 0.1,
         n_top: int = 10,
-        every_n_steps: int = 10,
-        lm: str | None = None,
-        tokenizer: str | None = None,
-        knowledge_files: list[str] | None = None,
         seed: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            relation, every_n_steps=every_n_steps, lm=lm, tokenizer=tokenizer,
-            knowledge_files=knowledge_files, seed=seed,
-        )  # fmt: skip
+        super().__init__(relation, seed=seed, **options)
         require("FeatureMovement.n_watch", n_watch, at_least=1)
         require("FeatureMovement.n_top", n_top, at_least=1)
         require("FeatureMovement.least", least, above=0)
@@ -120,8 +115,8 @@ class FeatureMovement(RelationCallback):
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         super().reset()
-        self._base: dict[HookPoint, Tensor] = {}
-        self._sums: dict[int, _Measurement] = {}
+        self._base: dict[str, Tensor] = {}
+        self._sums: dict[int, Measurement] = {}
         self._is_independent = False
 
     # -- measuring ---------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ class FeatureMovement(RelationCallback):
         super().open(trainer)
         model = self.cache.lm.model
         n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
-        self._saes = {}
+        self._saes: dict[HookPoint, SparseAutoencoder] = {}
         for hook_point, sae in load_saes(self.saes, self.cache.lm).items():
             sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
             self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
@@ -144,69 +139,67 @@ class FeatureMovement(RelationCallback):
     @torch.no_grad()
     def start(self, trainer: L.Trainer) -> None:
         """Record the features before training."""
-        del trainer
-        if not self._base:
-            self._base = self._activations(list(self._rows))
-        n = len(self._rows)
-        self._features: dict[tuple[HookPoint, str], Tensor] = {}
-        self._typical: dict[HookPoint, float] = {}
+        self._base = self._base or self._activations(list(self._rows))
+        self._features: dict[str, Tensor] = {}
+        self._typical: dict[str, float] = {}
         for hook_point, sae in self._saes.items():
-            x = self._base[hook_point].to(sae.decoder.device)
-            features = [sae.encode(x[:n]).cpu(), sae.encode(x[n:]).cpu()]
-            self._features |= zip([(hook_point, side) for side in SIDES], features, strict=True)
-            n_active = sum(int((part > 0).sum()) for part in features)
-            self._typical[hook_point] = sum(float(part.sum()) for part in features) / max(
-                n_active, 1
-            )
+            x = self._base[hook_point.id].to(sae.decoder.device)
+            features = torch.stack([sae.encode(part).cpu() for part in x.chunk(2)])
+            self._features |= {
+                f"{hook_point.id}/{side}": part for side, part in zip(SIDES, features, strict=True)
+            }
+            active = features[features > 0]
+            self._typical[hook_point.id] = float(active.sum()) / max(len(active), 1)
 
     def _activations(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
-    ) -> dict[HookPoint, Tensor]:
+    ) -> dict[str, Tensor]:
         """Return the activations after the source prompts and then the target prompts."""
         relation = self.tokenized
         prompts = [*relation.source_prompts(subjects), *relation.target_prompts(subjects)]
         rows = self.cache.lm.rows(prompts)
-        found: dict[HookPoint, Tensor] = {}
+        activations: dict[str, Tensor] = {}
 
         def collect(forward: Forward) -> None:
             for hook_point in self._saes:
                 x = forward.at_positions(hook_point, forward.last).float().cpu()
-                found.setdefault(hook_point, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+                empty = x.new_empty(len(rows), x.shape[1])
+                activations.setdefault(hook_point.id, empty)[forward.cases] = x
 
         context = self.cache.contexts([*(adapter_ids or [None] * len(subjects))] * len(SIDES))
         run_with_hooks(
-            self.cache.lm,
-            rows,
-            collect,
-            hook_points=list(self._saes),
-            logits=False,
+            self.cache.lm, rows, collect, hook_points=list(self._saes), logits=False,
             context=context,
-        )
-        return found
+        )  # fmt: skip
+        return activations
 
     @torch.no_grad()
-    def _measure(
+    def _compare(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
-    ) -> _Measurement:
+    ) -> Measurement:
+        """Compare the features of subjects with those before training."""
         activations = self._activations(subjects, adapter_ids)
         rows = [self._rows[subject] for subject in subjects]
-        found = {}
+        measurement: Measurement = {}
         for hook_point, sae in self._saes.items():
-            device = sae.decoder.device
-            for side, x in zip(SIDES, activations[hook_point].to(device).chunk(2), strict=True):
-                old = self._features[hook_point, side][rows].to(device)
-                new = sae.encode(x)
-                found[hook_point, side] = _Sums(
-                    len(subjects),
-                    before=_total(old),
-                    after=_total(new),
-                    moved=_total((new - old).abs()),
-                    on=_total((old <= 0) & (new > 0)),
-                    off=_total((old > 0) & (new <= 0)),
-                    error=float((x - sae.decode(new)).double().square().sum()),
-                    total=float((x - sae.decoder_bias).double().square().sum()),
-                )
-        return found
+            x_of_sides = activations[hook_point.id].to(sae.decoder.device).chunk(2)
+            for side, x in zip(SIDES, x_of_sides, strict=True):
+                key = f"{hook_point.id}/{side}"
+                old, new = self._features[key][rows].to(x.device), sae.encode(x)
+                of_features = {
+                    "before": old,
+                    "after": new,
+                    "change": (new - old).abs(),
+                    "on": (old <= 0) & (new > 0),
+                    "off": (old > 0) & (new <= 0),
+                }
+                measurement[key] = {
+                    "n": torch.tensor(float(len(subjects)), dtype=torch.float64),
+                    "error": (x - sae.decode(new)).double().square().sum().cpu(),
+                    "total": (x - sae.decoder_bias).double().square().sum().cpu(),
+                    **{name: each.double().sum(0).cpu() for name, each in of_features.items()},
+                }
+        return measurement
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure if due."""
@@ -214,79 +207,82 @@ class FeatureMovement(RelationCallback):
             return super().after_optimizer_step(trainer, None)
         self._is_independent = True
         if edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
-            found = self._measure(*self.own_subjects(edit_batch))
-            _add(self._sums.setdefault(edit_batch.step + 1, {}), found)
+            measurement = self._compare(*self.own_subjects(edit_batch))
+            _add(self._sums.setdefault(edit_batch.step + 1, {}), measurement)
         return None
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the movement of the watched subjects' features."""
-        self._sums[trainer.global_step] = self._measure(self._watched)
+        self._sums[trainer.global_step] = self._compare(self._watched)
         self._log_step(trainer, trainer.global_step)
 
     # -- results -----------------------------------------------------------------------------------
 
-    def _scalars(self, hook_point: HookPoint, sums: _Sums) -> dict[str, float]:
-        change = sums.moved / sums.n
-        before = float(sums.before.sum()) / sums.n
+    def _scalars(self, key: str, sums: Sums) -> dict[str, float]:
+        n, before = float(sums["n"]), float(sums["before"].sum())
+        error, total = float(sums["error"]), float(sums["total"])
+        least = self.least * self._typical[key.partition("/")[0]]
         return {
-            "change": float(change.sum()) / before if before else 0.0,
-            "moved": float((change > self.least * self._typical[hook_point]).sum()),
-            "on": float(sums.on.sum()) / sums.n,
-            "off": float(sums.off.sum()) / sums.n,
-            "explained": 1 - sums.error / sums.total if sums.total else float("nan"),
+            "change": float(sums["change"].sum()) / before if before else 0.0,
+            "moved": float((sums["change"] / n > least).sum()),
+            "on": float(sums["on"].sum()) / n,
+            "off": float(sums["off"].sum()) / n,
+            "explained": 1 - error / total if total else float("nan"),
         }
 
     def _log_step(self, trainer: L.Trainer, step: int) -> None:
         scalars = {
-            f"{self.numbered('features')}/{hook_point.id}/{side}/{name}": value
-            for (hook_point, side), sums in self._sums[step].items()
-            for name, value in self._scalars(hook_point, sums).items()
+            f"{self.numbered('features')}/{key}/{name}": value
+            for key, sums in self._sums[step].items()
+            for name, value in self._scalars(key, sums).items()
         }
         self.log_scalars(trainer, scalars, step)
 
-    def _top(self, step: int) -> list[tuple[Any, ...]]:
-        """Return the features that moved most, as rows of the table."""
-        rows: list[tuple[Any, ...]] = []
-        for (hook_point, side), sums in self._sums[step].items():
-            n = min(self.n_top, len(sums.moved))
-            order = torch.argsort(sums.moved, descending=True, stable=True)[:n].tolist()
-            for rank, index in enumerate(order):
-                if sums.moved[index] > 0:
-                    columns = (sums.before, sums.after, sums.moved, sums.on, sums.off)
-                    values = [float(column[index]) / sums.n for column in columns]
-                    name = f"{hook_point.id}.{index}"
-                    rows.append((step, hook_point.id, side, rank + 1, name, *values))
-        return rows
+    def _top(self, step: int, key: str) -> list[MovedFeature]:
+        """Return the features that moved most."""
+        sums, (point, side) = self._sums[step][key], key.split("/")
+        order = torch.argsort(sums["change"], descending=True, stable=True)[: self.n_top].tolist()
+        names = ("before", "after", "change", "on", "off")
+        return [
+            MovedFeature(
+                step, point, side, rank, f"{point}.{index}",
+                *(float(sums[name][index] / sums["n"]) for name in names),
+            )
+            for rank, index in enumerate(order, 1)
+            if sums["change"][index] > 0
+        ]  # fmt: skip
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
         if any(gather(self._is_independent)):
-            by_step: dict[int, _Measurement] = {}
+            by_step: dict[int, Measurement] = {}
             for part in gather(self._sums):
-                for step, found in part.items():
-                    _add(by_step.setdefault(step, {}), found)
+                for step, measurement in part.items():
+                    _add(by_step.setdefault(step, {}), measurement)
             self._sums = dict(sorted(by_step.items()))
             for step in self._sums:
                 self._log_step(trainer, step)
-        elif trainer.global_step not in self._sums:
-            self.measure(trainer)
-        tops = {step: self._top(step) for step in sorted(self._sums, reverse=True)}
+        else:
+            self._measure_once(trainer)
+        steps = sorted(self._sums, reverse=True)
         values: dict[str, Any] = {}
-        if tops:
-            last, top = next(iter(tops.items()))
-            for (hook_point, side), sums in self._sums[last].items():
-                own = [row for row in top if row[1:3] == (hook_point.id, side)]
-                values.setdefault(hook_point.id, {})[side] = {
-                    **self._scalars(hook_point, sums),
-                    "top": [dict(zip(COLUMNS[3:], row[3:], strict=True)) for row in own],
-                }
-        table = Table.from_rows(
+        for key, sums in self._sums[steps[0]].items() if steps else ():
+            point, side = key.split("/")
+            top = [asdict(feature) for feature in self._top(steps[0], key)]
+            for row in top:
+                del row["step"], row["hook_point"], row["prompt"]
+            values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": top}
+        table = Table.of(
             self.study,
-            [*COLUMNS[:5], *(Column(key, format=".3g") for key in COLUMNS[5:])],
-            [row for top in tops.values() for row in top],
+            [
+                feature
+                for step in steps
+                for key in self._sums[step]
+                for feature in self._top(step, key)
+            ],
+            MovedFeature,
             f"Features that moved most on the prompts of {self.tag}, the last step first",
-            "before, after, change: mean activation and mean absolute change; on, off: share of "
-            "the prompts at which the feature became active or inactive",
+            "became active, became inactive: share of the prompts",
         )
         return Results(self.study, values, tables=[table])
 
@@ -294,28 +290,15 @@ class FeatureMovement(RelationCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, and the activations before training."""
-        sums = {
-            step: [(point.layer, point.kind, side, tuple(s)) for (point, side), s in found.items()]
-            for step, found in self._sums.items()
-        }
         return {
             **super().state_dict(),
-            "base": [(point.layer, point.kind, x) for point, x in self._base.items()],
-            "sums": sums,
+            "base": self._base,
+            "sums": self._sums,
             "is_independent": self._is_independent,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        self._base = {HookPoint(layer, kind): x for layer, kind, x in state_dict["base"]}
-        self._sums = {
-            step: {(HookPoint(layer, kind), side): _Sums(*s) for layer, kind, side, s in found}
-            for step, found in state_dict["sums"].items()
-        }
+        self._base, self._sums = state_dict["base"], state_dict["sums"]
         self._is_independent = state_dict["is_independent"]
-
-
-def _total(values: Tensor) -> Tensor:
-    """Return the sum over subjects, float64 on the CPU."""
-    return values.double().sum(0).cpu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.functional import (
     LeastSquares,
     hit_rates,
@@ -25,7 +25,7 @@ from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.results.training_curves import training_curves
 
 MIN_SUBJECTS = 20
@@ -36,41 +36,45 @@ UNRELATED = "color"
 
 @dataclass(frozen=True)
 class CorrelationPoint:
-    """Correlation of a pair at one step.
-
-    Attributes:
-        step: Number of optimizer steps.
-        pair: Pair, as ``city->country``.
-        label_mean: Mean label-wise r on held-out subjects; None if no label varies.
-        control_label_mean: The same from the control prompt; None without one.
-        influenced: Hit@1 of influenced targets; None without a reference.
-        influencing: Hit@1 of influencing sources; None without a reference.
-    """
+    """Correlation of a pair at one step; None if it cannot be computed."""
 
     step: int
+    """Number of optimizer steps."""
     pair: str
-    label_mean: float | None
-    control_label_mean: float | None
-    influenced: float | None
-    influencing: float | None
+    """Pair, as ``city->country``."""
+    label_mean: float | None = column("r", ".3f")
+    """Mean label-wise r on held-out subjects; None if no label varies."""
+    control_label_mean: float | None = column("r of the control prompt", ".3f")
+    """The same from the control prompt; None without one."""
+    influenced: float | None = column("top-1 target right", ".3f")
+    """Hit@1 of influenced targets; None without a reference."""
+    influencing: float | None = column("top-1 source right", ".3f")
+    """Hit@1 of influencing sources; None without a reference."""
 
 
 @dataclass(frozen=True)
 class RecallPoint:
-    """Recall of a kind of knowledge at one step.
-
-    Attributes:
-        step: Number of optimizer steps.
-        knowledge: Name of the kind of knowledge.
-        stated: Share of the facts in the training text that the LM answers right, among its
-            labels; None if there are none.
-        withheld: Share of the facts that the text withholds; None if there are none.
-    """
+    """Recall of a kind of knowledge at one step: shares of facts that the LM answers right."""
 
     step: int
+    """Number of optimizer steps."""
     knowledge: str
-    stated: float | None
-    withheld: float | None
+    """Name of the kind of knowledge."""
+    stated: float | None = column("stated facts", ".3f")
+    """Facts that the training text states; None if there are none."""
+    withheld: float | None = column("withheld facts", ".3f")
+    """Facts that the text withholds; None if there are none."""
+
+
+_CURVES = {
+    "label_mean": ("formation_r", "label-wise r"),
+    "control_label_mean": ("formation_control", "r of the control prompt"),
+    "influenced": ("formation_influenced", "top-1 target right"),
+    "influencing": ("formation_influencing", "top-1 source right"),
+    "stated": ("formation_recall", "recall of stated facts"),
+    "withheld": ("formation_inferred", "recall of withheld facts"),
+}
+"""Log key and title of each number."""
 
 
 class _Facts(NamedTuple):
@@ -78,12 +82,6 @@ class _Facts(NamedTuple):
 
     prompts: list[str]
     columns: Tensor
-
-
-def _default_pairs(relation: str) -> list[str]:
-    """Return the relation that a run is about, and a pair that should not be correlated."""
-    source = relation.partition("->")[0]
-    return [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
 
 
 class Formation(RelationCallback):
@@ -96,29 +94,21 @@ class Formation(RelationCallback):
     ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
-        pairs: Ordered pairs, as ``city->country``; None takes the relation that the datamodule or
-            the training dataset is about (without one, ``city->country``), and its source with
-            ``color``.
+        pairs: Ordered pairs, as ``city->country``; None takes the relation that the training
+            dataset is about (without one, ``city->country``), and its source with ``color``.
         n_subjects: Number of subjects, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements; the LM before and after training
             is always measured.
         control: Control prompt in place of the source's; None leaves it out.
         ridge: Ridge of the maps.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge.
-        seed: Seed of the subjects.
+        **options: See `RelationCallback`.
 
     Attributes:
         correlations: A row per pair and step.
         recall: A row per kind of knowledge and step.
-
-    Raises:
-        ConfigError: A setting is out of range.
     """
 
     study = "formation"
-    uses_maps = False
 
     def __init__(
         self,
@@ -127,14 +117,10 @@ class Formation(RelationCallback):
         every_n_steps: int = 100,
         control: str | None = "One day, {} saw a",
         ridge: float = 0.0,
-        lm: str | None = None,
-        tokenizer: str | None = None,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            None, None, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files, seed
-        )
+        super().__init__(relation=None, every_n_steps=every_n_steps, **options)
+        require("Formation.ridge", ridge, at_least=0)
         if pairs is not None and not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         if control is not None and control.count("{}") != 1:
@@ -142,7 +128,9 @@ class Formation(RelationCallback):
                 f"Formation.control {control!r} must hold {{}} once, in place of the subject."
             )
         self.pairs = pairs
+        self.n_subjects = n_subjects
         self.control = control
+        self.ridge = ridge
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
@@ -154,18 +142,18 @@ class Formation(RelationCallback):
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the labels and the facts, and sample the subjects."""
-        catalogue = self.load_catalogue(trainer)
-        tokenizer = self.cache.lm.tokenizer
-        settings = getattr(getattr(trainer, "datamodule", None), "hparams", {})
-        relation = settings.get("relation") or self.relation_name(trainer)
+        catalogue, tokenizer = self.load_catalogue(trainer), self.cache.lm.tokenizer
+        relation = self.relation_name(trainer)
+        source = relation.partition("->")[0]
+        default = [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
         self._relations = {
             name: TokenizedRelation.of(name, catalogue, tokenizer)
-            for name in dict.fromkeys(self.pairs or _default_pairs(relation))
+            for name in dict.fromkeys(self.pairs or default)
         }
         self._domains: dict[str, Domain] = {
             domain.knowledge.name: domain
-            for relation in self._relations.values()
-            for domain in (relation.source, relation.target)
+            for one in self._relations.values()
+            for domain in (one.source, one.target)
         }
         self._subjects = self.sample_subjects(self.n_subjects)
         if len(self._subjects) < MIN_SUBJECTS:
@@ -177,68 +165,51 @@ class Formation(RelationCallback):
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)
 
-    def _find_facts(self, corpus: Corpus) -> dict[str, tuple[_Facts, _Facts]]:
-        found = {}
+    def _find_facts(self, corpus: Corpus) -> dict[str, list[_Facts]]:
+        """Return the stated and the withheld facts of each kind of knowledge."""
+        facts: dict[str, list[_Facts]] = {}
         for name, domain in self._domains.items():
-            column = {
+            column_of = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
             }
-            parts = []
             for statements in corpus.facts(name):
-                known = [s for s in statements if s.answer.identity in column]
-                columns = torch.tensor([column[s.answer.identity] for s in known])
-                parts.append(_Facts([s.prompt for s in known], columns))
-            found[name] = parts[0], parts[1]
-        return found
-
-    def start(self, trainer: L.Trainer) -> None:
-        """Measure before training."""
-        if not self.correlations:
-            self.measure(trainer)
+                known = [s for s in statements if s.answer.identity in column_of]
+                columns = torch.tensor([column_of[s.answer.identity] for s in known])
+                facts.setdefault(name, []).append(_Facts([s.prompt for s in known], columns))
+        return facts
 
     def measure(self, trainer: L.Trainer) -> None:
         """Fit and score the maps, and measure recall."""
         step = trainer.global_step
         logits = {
-            name: self.cache.lm.domain_logits(
-                [domain.knowledge.prompt(x) for x in self._subjects], domain.token_ids
-            )
-            for name, domain in self._domains.items()
+            name: self._logits(one.knowledge.prompt, one) for name, one in self._domains.items()
         }
-        control_logits: dict[str, Tensor] = {}
-        measured: dict[tuple[str, str], float | None] = {}
+        control_logits: dict[str, Tensor] = {}  # shared by all pairs of a source
         for pair, relation in self._relations.items():
-            source, target = (logits[d.knowledge.name] for d in (relation.source, relation.target))
-            r, weight = self._score(source, target)
+            source, target = relation.source.knowledge.name, relation.target.knowledge.name
+            r, weight = self._score(logits[source], logits[target])
             control = None
             if self.control is not None:
-                name = relation.source.knowledge.name
-                if name not in control_logits:  # shared by all pairs of a source
-                    prompts = [self.control.format(x) for x in self._subjects]
-                    control_logits[name] = self.cache.lm.domain_logits(
-                        prompts, relation.source.token_ids
-                    )
-                control, _ = self._score(control_logits[name], target)
+                if source not in control_logits:
+                    control_logits[source] = self._logits(self.control.format, relation.source)
+                control, _ = self._score(control_logits[source], logits[target])
             hits: list[float | None] = [None, None]
             if relation.has_reference:
                 reference = torch.from_numpy(relation.reference_mask)
-                found = hit_rates(weight.cpu(), reference)
-                hits = [number(float(rates.rates[0])) for rates in found]
-            self.correlations.append(CorrelationPoint(step, pair, r, control, hits[0], hits[1]))
-            measured |= {
-                ("r", pair): r, ("control", pair): control, ("influenced", pair): hits[0],
-                ("influencing", pair): hits[1],
-            }  # fmt: skip
+                hits = [number(float(h.rates[0])) for h in hit_rates(weight.cpu(), reference)]
+            self.correlations.append(CorrelationPoint(step, pair, r, control, *hits))
         for name, facts in self._facts.items():
-            stated, withheld = (self._recall(name, some) for some in facts)
-            self.recall.append(RecallPoint(step, name, stated, withheld))
-            measured |= {("recall", name): stated, ("inferred", name): withheld}
+            self.recall.append(RecallPoint(step, name, *(self._recall(name, one) for one in facts)))
         scalars = {
-            f"{self.numbered(f'formation_{kind}')}/{name}": value
-            for (kind, name), value in measured.items()
-            if value is not None
+            f"{self.numbered(_CURVES[field][0])}/{name}": value
+            for field, name, at, value in self._values()
+            if at == step
         }
         self.log_scalars(trainer, scalars, step)
+
+    def _logits(self, prompt: Callable[[str], str], domain: Domain) -> Tensor:
+        prompts = [prompt(subject) for subject in self._subjects]
+        return self.cache.lm.domain_logits(prompts, domain.token_ids)
 
     def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
         """Fit W on every second subject; return the mean label-wise r on the others, and W."""
@@ -253,43 +224,44 @@ class Formation(RelationCallback):
         logits = self.cache.lm.domain_logits(facts.prompts, self._domains[name].token_ids)
         return float((logits.argmax(1).cpu() == facts.columns).double().mean())
 
+    def _values(self) -> Iterator[tuple[str, str, int, float]]:
+        """Yield the field, pair or kind of knowledge, step and value of each known number."""
+        points = [asdict(point) for point in self.correlations]
+        for point in [*points, *(asdict(point) for point in self.recall)]:
+            step, name, *_ = point.values()
+            for field, value in point.items():
+                if field in _CURVES and value is not None:
+                    yield field, name, step, value
+
     # -- results -----------------------------------------------------------------------------------
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return all measurements, as tables and curves."""
-        if self.correlations[-1].step != trainer.global_step:
-            self.measure(trainer)
-        correlations = [asdict(point) for point in self.correlations]
-        recall = [asdict(point) for point in self.recall]
-        caption = "Correlation of each pair on held-out subjects, the last step first"
-        tables = [_table(self.study, "pair", correlations, caption)]
-        if recall:
-            caption = "Recall of facts that the text states or withholds, the last step first"
-            tables.append(_table(f"{self.study}_recall", "knowledge", recall, caption))
-        title = "How correlations form"
-        draw = partial(
-            training_curves, self._curves(), title, "r on held-out subjects at each step"
-        )
-        figure = Figure(self.study, f"{title} during training", draw)
-        values = {"correlations": correlations, "recall": recall}
-        return Results(self.study, values, tables=tables, figures=[figure])
-
-    def _curves(self) -> dict[str, list[tuple[int, float]]]:
+        self._measure_once(trainer)
+        tables = [
+            Table.of(name, sorted(points, key=lambda p: -p.step), caption=caption, headline=True)
+            for name, points, caption in (
+                (self.study, self.correlations, "Correlation of each pair on held-out subjects"),
+                (f"{self.study}_recall", self.recall, "Recall of stated and of withheld facts"),
+            )
+            if points
+        ]
         curves: dict[str, list[tuple[int, float]]] = {}
-        for title, points, key, name in (
-            ("label-wise r", self.correlations, "label_mean", "pair"),
-            ("r of the control prompt", self.correlations, "control_label_mean", "pair"),
-            ("Hit@1 influenced", self.correlations, "influenced", "pair"),
-            ("Hit@1 influencing", self.correlations, "influencing", "pair"),
-            ("recall of stated facts", self.recall, "stated", "knowledge"),
-            ("recall of withheld facts", self.recall, "withheld", "knowledge"),
-        ):
-            for point in points:
-                value = getattr(point, key)
-                if value is not None:
-                    curve = curves.setdefault(f"{title}/{getattr(point, name)}", [])
-                    curve.append((point.step, value))
-        return curves
+        for field, (_, panel) in _CURVES.items():
+            for of, name, step, value in self._values():
+                if of == field:
+                    curves.setdefault(f"{panel}/{name}", []).append((step, value))
+        title = "How correlations form"
+        draw = partial(training_curves, curves, title, "r on held-out subjects at each step")
+        return Results(
+            self.study,
+            {
+                "correlations": [asdict(point) for point in self.correlations],
+                "recall": [asdict(point) for point in self.recall],
+            },
+            tables=tables,
+            figures=[Figure(self.study, f"{title} during training", draw)],
+        )
 
     # -- resuming ----------------------------------------------------------------------------------
 
@@ -306,9 +278,3 @@ class Formation(RelationCallback):
         super().load_state_dict(state_dict)
         self.correlations = [CorrelationPoint(**point) for point in state_dict["correlations"]]
         self.recall = [RecallPoint(**point) for point in state_dict["recall"]]
-
-
-def _table(name: str, key: str, rows: list[dict[str, Any]], caption: str) -> Table:
-    columns = [Column(c, format="" if c in ("step", key) else ".3f") for c in rows[0]]
-    rows = sorted(rows, key=lambda row: -row["step"])
-    return Table.from_dicts(name, rows, columns, caption=caption, headline=True)

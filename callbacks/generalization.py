@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import DomainLogits, RelationCallback
+from lincorr_lightning.callbacks.relation_callback import DomainLogits, MapCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CONTROLS = ("color",)
 
 
-class Generalization(RelationCallback):
+class Generalization(MapCallback):
     """Counts what edits of the source do to the target (paper, section 5).
 
     An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
@@ -50,8 +50,8 @@ class Generalization(RelationCallback):
 
     If a run has several of these callbacks, the one of the run's own relation (or the first) has
     these keys and files; the others put their relation before their keys and after the names of
-    their files. If the run teaches another source than theirs, they evaluate its subjects as in a
-    run without edits.
+    their files. If the run teaches a source other than their own, they evaluate its subjects as in
+    a run without edits.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
@@ -63,13 +63,8 @@ class Generalization(RelationCallback):
             vocabulary is left out with a warning.
         linear_map: Folder of a linear map, whose W the cases show; None fits one at the start.
         n_watch: Number of edits that are measured during joint training.
-        ridge: Ridge of the fitted map.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge.
-        seed: Seed of sampled subjects.
+        **options: See `MapCallback`.
 
     Attributes:
         results: ``n_edits``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
@@ -86,18 +81,10 @@ class Generalization(RelationCallback):
         controls: list[str] | None = None,
         linear_map: str | None = None,
         n_watch: int = 16,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
         every_n_steps: int = 1,
-        lm: str | None = None,
-        tokenizer: str | None = None,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
-            seed,
-        )  # fmt: skip
+        super().__init__(relation, linear_map, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
         self.edits = edits
         self.controls = list(CONTROLS if controls is None else controls)
@@ -120,8 +107,8 @@ class Generalization(RelationCallback):
         dataset = edit_dataset(trainer)
         siblings = self.siblings(trainer)
         names = [each.relation_name(trainer) for each in siblings]
-        own = None if dataset is None else dataset.relation.name
-        is_first = siblings[names.index(own) if own in names else 0] is self
+        taught = None if dataset is None else dataset.relation.name
+        is_first = siblings[names.index(taught) if taught in names else 0] is self
         self._prefix = "" if is_first else f"{self.tag}/"
         self._edits, self._subjects = self._find_edits(dataset)
         self.domains += self._find_controls()
@@ -154,33 +141,31 @@ class Generalization(RelationCallback):
 
     def _translate(self, dataset: EditDataset) -> list[Edit]:
         """Return the dataset's edits in this relation's labels; none if it edits another source."""
-        theirs, ours = dataset.relation, self.tokenized
-        if theirs.source.knowledge.name != ours.source.knowledge.name:
+        taught, relation = dataset.relation, self.tokenized
+        if taught.source.knowledge.name != relation.source.knowledge.name:
             return []
-        if theirs.name == ours.name and all(
-            a.token_ids == b.token_ids
-            for a, b in ((theirs.source, ours.source), (theirs.target, ours.target))
-        ):
+        same_labels = (
+            taught.source.token_ids == relation.source.token_ids
+            and taught.target.token_ids == relation.target.token_ids
+        )
+        if taught.name == relation.name and same_labels:
             return dataset.edits
         plain = [{"subject": edit.subject, "answer": edit.answer} for edit in dataset.edits]
-        return resolve_edits(plain, ours, self.cache.lm)
+        return resolve_edits(plain, relation, self.cache.lm)
 
     def _find_controls(self) -> list[Domain]:
         """Return the controls that the LM's vocabulary has labels for."""
-        source = self.tokenized.relation.source.name
-        found = []
+        source, target = self.tokenized.relation.source.name, self.tokenized.relation.target.name
+        domains = []
         for name in self.controls:
-            if name in (source, self.tokenized.relation.target.name):
+            if name in (source, target):
                 continue
+            pair, tokenizer = f"{source}->{name}", self.cache.lm.tokenizer
             try:
-                control = TokenizedRelation.of(
-                    f"{source}->{name}", self.catalogue, self.cache.lm.tokenizer
-                )
+                domains.append(TokenizedRelation.of(pair, self.catalogue, tokenizer).target)
             except DomainError as error:
                 rank_zero_warn(f"{name} is left out of the controls: {error}")
-            else:
-                found.append(control.target)
-        return found
+        return domains
 
     @property
     def _charts(self) -> dict[str, dict[str, list[str]]]:
@@ -192,7 +177,7 @@ class Generalization(RelationCallback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
-        _ = self.maps  # fitted now, unless given
+        super().start(trainer)
         if self._base is None:
             self._base = self.read(self.queries(self._subjects), trainer.global_step)
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
@@ -227,9 +212,9 @@ class Generalization(RelationCallback):
             self._log(trainer, self._means(self._watched, logits), step)
             return
         values = self._values(edit_batch.ids, logits)
-        found = self._by_step.setdefault(edit_batch.step, {})
+        by_edit = self._by_step.setdefault(edit_batch.step, {})
         for row, edit in enumerate(edit_batch.ids):
-            found[edit] = {name: float(value[row]) for name, value in values.items()}
+            by_edit[edit] = {name: float(value[row]) for name, value in values.items()}
             if edit_batch.last:
                 self._after[edit] = logits.rows([row])
 
@@ -334,11 +319,11 @@ class Generalization(RelationCallback):
     ) -> None:
         """Log means over all edits after each of their steps."""
         for step in sorted({step for part in parts for step in part}):
-            found = [values for part in parts for values in part.get(step, {}).values()]
+            edits = [values for part in parts for values in part.get(step, {}).values()]
             scalars = {
-                f"edit_step/{name.removeprefix('generalization/')}": sum(v[name] for v in found)
-                / len(found)
-                for name in found[0]
+                f"edit_step/{name.removeprefix('generalization/')}": sum(v[name] for v in edits)
+                / len(edits)
+                for name in edits[0]
             }
             self._log(trainer, scalars, step + 1)
 

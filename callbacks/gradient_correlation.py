@@ -13,7 +13,7 @@ from torch import Tensor
 from lincorr_lightning.callbacks.relation_callback import (
     MIN_SUBJECTS,
     DomainLogits,
-    RelationCallback,
+    MapCallback,
     check_subjects,
 )
 from lincorr_lightning.distributed import gather
@@ -45,7 +45,7 @@ class _Update(NamedTuple):
         return cls(*(DomainLogits.stack(parts) for parts in zip(*updates, strict=True)))
 
 
-class GradientCorrelation(RelationCallback):
+class GradientCorrelation(MapCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
 
     ΔF, the *gradient of the logits*, is their change by one optimizer step (paper, section 4.1). It
@@ -67,13 +67,9 @@ class GradientCorrelation(RelationCallback):
         subjects: Subjects that ΔF is measured on; None takes those of the run's edits, or samples
             the vocabulary.
         n_watch: Number of these subjects at most.
-        ridge: Ridge of the fitted map; 0 is the paper's.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects and of the permutation.
+        **options: See `MapCallback`.
 
     Attributes:
         results: ``relation``, ``gradient_correlation`` (independent edits: at the first step; else
@@ -91,18 +87,11 @@ class GradientCorrelation(RelationCallback):
         linear_map: str | None = None,
         subjects: list[str] | None = None,
         n_watch: int = 16,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
         every_n_steps: int = 1,
-        lm: str | None = None,
-        tokenizer: str | None = None,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
-            seed,
-        )  # fmt: skip
+        super().__init__(relation, linear_map, every_n_steps=every_n_steps, seed=seed, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
         self.subjects = subjects
         self.n_watch = n_watch
@@ -126,7 +115,7 @@ class GradientCorrelation(RelationCallback):
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
         self._warn_about_half_precision()
-        _ = self.maps  # fitted now, unless given
+        super().start(trainer)
         edited = [edit.subject for edit in self.run_edits]
         subjects = list(dict.fromkeys(self.subjects or edited))
         subjects = subjects or self.sample_subjects(self.n_watch)
@@ -194,20 +183,15 @@ class GradientCorrelation(RelationCallback):
         after, (d_source, d_target) = update.after, update.change
         weight = self.maps.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
-        found = {
+        correlations = {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
             "permuted_gradient_correlation": _mean_r(d_source @ weight[order].T, d_target),
             "logit_correlation": _mean_r(self.maps.predict(after.source), after.target),
         }
         if "auto" in self.maps.weights:
             auto = _mean_r(d_source @ self.maps.weights["auto"].T, d_target)
-            found["gradient_correlation_auto"] = auto
-        return found
-
-    def _error(self, update: _Update) -> float:
-        """Return the standard error over edits of r between the map's and the true change."""
-        d_source, d_target = update.change
-        return mean_r_error(d_source @ self.maps.weight.T, d_target)
+            correlations["gradient_correlation_auto"] = auto
+        return correlations
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -249,7 +233,10 @@ class GradientCorrelation(RelationCallback):
             everything += updates
             stacked = _Update.stack(updates)
             numbers = self._correlate(stacked)
-            first = first or {**numbers, "gradient_correlation_error": self._error(stacked)}
+            if not first:
+                d_source, d_target = stacked.change
+                error = mean_r_error(d_source @ self.maps.weight.T, d_target)
+                first = {**numbers, "gradient_correlation_error": error}
             named = {f"edit_step/{name}/{self.tag}": value for name, value in numbers.items()}
             self.log_scalars(trainer, named, step + 1)
         over_all = self._correlate(_Update.stack(everything))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import lightning as L
+from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from torch import nn
 
 from lincorr_lightning.callbacks.relation_maps import LMReaders
@@ -20,14 +20,14 @@ from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_c
 from lincorr_lightning.results.table import Table
 
 
-class PeriodicCallback(L.Callback):
+class PeriodicCallback(HyperparametersMixin, L.Callback):
     """Evaluates the LM of any LightningModule every few optimizer steps.
 
     The LM is evaluated in eval mode and without gradients: weights, optimizer state, random number
     generators and train/eval modes are afterwards as before. All ranks evaluate the same.
 
-    Subclasses keep each argument in an attribute of the same name, measure in `start` and
-    `after_optimizer_step` (or `measure`), and return their `Results` from `finish`.
+    Subclasses measure in `measure`, or in `start` and `after_optimizer_step`, and return their
+    `Results` from `finish`.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -39,16 +39,16 @@ class PeriodicCallback(L.Callback):
         history: ``(step, value)`` pairs by log key: every scalar that was logged.
         results: Values measured in the last run, empty before its end.
         output: The same with tables and figures; None before the end of training.
-
-    Raises:
-        ConfigError: `every_n_steps` is less than 1.
     """
 
     study: ClassVar[str]
     """Name of the results, as ``resilience``."""
 
-    def __init__(self, every_n_steps: int, lm: str | None, tokenizer: str | None) -> None:
+    def __init__(
+        self, every_n_steps: int = 10, lm: str | None = None, tokenizer: str | None = None
+    ) -> None:
         super().__init__()
+        self.save_hyperparameters(logger=False)  # with the arguments of subclasses
         require(f"{type(self).__name__}.every_n_steps", every_n_steps, at_least=1)
         self.every_n_steps = every_n_steps
         self.lm = lm
@@ -58,10 +58,7 @@ class PeriodicCallback(L.Callback):
     @property
     def state_key(self) -> str:
         """Key of the callback's state in checkpoints, made of all its arguments."""
-        names = inspect.signature(type(self)).parameters
-        return self._generate_state_key(
-            **{name: getattr(self, name) for name in names if hasattr(self, name)}
-        )
+        return self._generate_state_key(**self.hparams)
 
     # -- a run -------------------------------------------------------------------------------------
 
@@ -70,10 +67,10 @@ class PeriodicCallback(L.Callback):
         self.history: dict[str, list[tuple[int, float]]] = {}
         self.results: dict[str, Any] = {}
         self.output: Results | None = None
+        self._last_measured: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start afresh; a resumed run loads its measurements from the checkpoint later."""
-        del pl_module
         if stage == "fit":
             self.reset()
 
@@ -98,14 +95,11 @@ class PeriodicCallback(L.Callback):
 
     @property
     def cache(self) -> QueryCache:
-        """The cache of the LM's logits, see `readers`."""
+        """The cache of the LM's logits, shared by the callbacks of a run."""
         return self.readers.cache
 
     def _open(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        readers: dict[nn.Module, LMReaders],
+        self, trainer: L.Trainer, pl_module: L.LightningModule, readers: dict[nn.Module, LMReaders]
     ) -> None:
         model = causal_lm_of(pl_module, self.lm)
         if model not in readers:
@@ -121,6 +115,8 @@ class PeriodicCallback(L.Callback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Measure the LM before training; in a resumed run, the LM is a later one."""
+        if self._last_measured is None:
+            self._measure_once(trainer)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the results at the end of training; called on all ranks."""
@@ -128,21 +124,18 @@ class PeriodicCallback(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect the results and write their tables and figures."""
-        del pl_module
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
         write_callback_results(trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""
-        del trainer, pl_module, stage
         self.__dict__.pop("readers", None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Release the LM, since Lightning calls no `teardown` then."""
-        del exception
         self.teardown(trainer, pl_module, "fit")
 
     # -- steps -------------------------------------------------------------------------------------
@@ -162,7 +155,6 @@ class PeriodicCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note the adapter that is measured, and prepare the measurement after the step."""
-        del pl_module, batch_idx
         edit_batch = independent_edits(batch)
         # Of adapters that are trained side by side the first; a rank without edits trains none.
         self.adapter_id = 0 if edit_batch is not None and edit_batch.edits else None
@@ -177,7 +169,6 @@ class PeriodicCallback(L.Callback):
         batch_idx: int,
     ) -> None:
         """Detect an optimizer step."""
-        del pl_module, outputs, batch_idx
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             self.after_optimizer_step(trainer, independent_edits(batch))
@@ -187,13 +178,17 @@ class PeriodicCallback(L.Callback):
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure if due."""
-        del edit_batch
         if self.is_due(trainer.global_step):
-            self.measure(trainer)
+            self._measure_once(trainer)
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Measure the LM as it is now."""
-        raise NotImplementedError
+        """Measure the LM as it is now; nothing by default."""
+
+    def _measure_once(self, trainer: L.Trainer) -> None:
+        """Measure unless this step has been."""
+        if self._last_measured != trainer.global_step:
+            self._last_measured = trainer.global_step
+            self.measure(trainer)
 
     # -- output ------------------------------------------------------------------------------------
 
@@ -214,20 +209,23 @@ class PeriodicCallback(L.Callback):
 
     def history_table(self, caption: str) -> Table:
         """Return `history` as a table with a row per step and a column per log key."""
-        columns = {key: dict(points) for key, points in self.history.items()}
-        steps = sorted({step for points in columns.values() for step in points})
-        rows = [[step, *(points.get(step) for points in columns.values())] for step in steps]
-        return Table.from_rows(self.study, ["step", *columns], rows, caption)
+        rows: dict[int, dict[str, float]] = {}
+        for key, points in self.history.items():
+            for step, value in points:
+                rows.setdefault(step, {"step": step})[key] = value
+        columns = ["step", *self.history]
+        return Table.of(self.study, [rows[step] for step in sorted(rows)], columns, caption)
 
     # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""
-        return {"history": self.history}
+        return {"history": self.history, "last_measured": self._last_measured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         self.history = state_dict["history"]
+        self._last_measured = state_dict["last_measured"]
 
 
 def independent_edits(batch: Any) -> EditBatch | None:

@@ -50,7 +50,6 @@ class PredictionWriter(BasePredictionWriter):
         batch_indices: Any,
     ) -> None:
         """Gather the predictions of all ranks and write them on rank 0."""
-        del pl_module, batch_indices
         batches = [batch for part in gather(list(predictions)) for batch in part]
         # A study that writes its predictions itself returns empty ones.
         filled = (batch for batch in batches if batch and batch["subjects"])

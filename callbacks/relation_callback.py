@@ -1,9 +1,9 @@
-"""The base of callbacks that evaluate one relation on an LM in training."""
+"""The bases of callbacks that evaluate one relation on an LM in training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -57,53 +57,38 @@ class DomainLogits(NamedTuple):
 
 
 class RelationCallback(PeriodicCallback):
-    """Evaluates one relation on the LM of any LightningModule; subclasses describe the arguments.
+    """Evaluates one relation on the LM of any LightningModule.
+
+    Args:
+        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of sampled subjects.
+        **options: See `PeriodicCallback`.
 
     Attributes:
         tokenized: The relation with its labels in this LM's vocabulary.
         domains: Domains whose logits are read: source, target, and the controls if there are any.
         run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
         tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
-
-    Raises:
-        ConfigError: A setting is out of range.
     """
-
-    uses_maps: ClassVar[bool] = True
-    """Whether the callback uses `maps`."""
 
     def __init__(
         self,
         relation: str | None = None,
-        linear_map: str | None = None,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
-        every_n_steps: int = 1,
-        lm: str | None = None,
-        tokenizer: str | None = None,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, lm, tokenizer)
-        require(f"{type(self).__name__}.ridge", ridge, at_least=0)
+        super().__init__(**options)
         self.relation = relation
-        self.linear_map = linear_map
-        self.ridge = ridge
-        self.n_subjects = n_subjects
         self.knowledge_files = knowledge_files
         self.seed = seed
-
-    def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
-        super().reset()
-        self._maps: RelationMaps | None = None
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels in the LM's vocabulary."""
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
-        self._held_out = self._all_measured(trainer)
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
@@ -113,8 +98,6 @@ class RelationCallback(PeriodicCallback):
         self.domains: list[Domain] = [self.tokenized.source, self.tokenized.target]
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
-        if self.uses_maps and self._maps is None and self.linear_map is None:
-            self.readers.announce_maps(self.tokenized, self.n_subjects, self._held_out)
 
     def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
         """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""
@@ -124,27 +107,14 @@ class RelationCallback(PeriodicCallback):
         return Catalogue.load(*(self.knowledge_files or ()))
 
     def relation_name(self, trainer: L.Trainer) -> str:
-        """Return the name of the relation that is evaluated in a run."""
-        dataset = edit_dataset(trainer)
-        return self.relation or (DEFAULT_RELATION if dataset is None else dataset.relation.name)
+        """Return the relation that is evaluated: given, or the `relation` of the training dataset.
 
-    @property
-    def maps(self) -> RelationMaps:
-        """The linear maps, read or fitted at first use; a resumed run keeps those of its start.
-
-        They are not fitted on subjects that any callback of the run measures, nor on edited ones.
-
-        Raises:
-            LinearMapError: The folder's map has other labels, or not this pair.
-            SubjectsError: The vocabulary has too few other subjects to fit on.
+        The default without either is city->country.
         """
-        if self._maps is None and self.linear_map is None:
-            self._maps = self.readers.fit_maps(
-                self.tokenized, self.ridge, self.n_subjects, self._held_out
-            )
-        elif self._maps is None:
-            self._maps = load_maps(self.cache.lm, self.tokenized, self.linear_map, self._held_out)
-        return self._maps
+        dataset = getattr(trainer.train_dataloader, "dataset", None)
+        taught = getattr(dataset, "relation", None)
+        default = taught.name if isinstance(taught, TokenizedRelation) else DEFAULT_RELATION
+        return self.relation or default
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects that this callback measures, the run's edits excepted.
@@ -155,18 +125,7 @@ class RelationCallback(PeriodicCallback):
             tokenizer: The LM's tokenizer.
             has_edits: Whether the run trains the edits of an `EditDataset`.
         """
-        del tokenizer, has_edits
         return []
-
-    def _all_measured(self, trainer: L.Trainer) -> frozenset[str]:
-        """Return the subjects that no map of this run may be fitted on; the same for all."""
-        tokenizer = self.cache.lm.tokenizer
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        subjects = {edit.subject for edit in self.run_edits}
-        for callback in callbacks:
-            if isinstance(callback, RelationCallback):
-                subjects.update(callback.measured_subjects(tokenizer, bool(self.run_edits)))
-        return frozenset(subjects)
 
     def sample_subjects(self, n: int) -> list[str]:
         """Return n subjects from the LM's vocabulary, or as many as it has."""
@@ -205,6 +164,69 @@ class RelationCallback(PeriodicCallback):
         labels = [domain.token_ids for domain in self.domains]
         source, target, *controls = self.cache.read(list(zip(queries, labels, strict=True)), step)
         return DomainLogits(source, target, tuple(controls))
+
+
+class MapCallback(RelationCallback):
+    """Evaluates a relation beside its linear maps.
+
+    Args:
+        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        linear_map: Folder of a linear map; None fits one on the LM at the start of training.
+        ridge: Ridge of the fitted map; 0 is the paper's.
+        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+        **options: See `RelationCallback`.
+    """
+
+    def __init__(
+        self,
+        relation: str | None = None,
+        linear_map: str | None = None,
+        ridge: float = 0.0,
+        n_subjects: int = 2000,
+        **options: Any,
+    ) -> None:
+        super().__init__(relation, **options)
+        require(f"{type(self).__name__}.ridge", ridge, at_least=0)
+        self.linear_map = linear_map
+        self.ridge = ridge
+        self.n_subjects = n_subjects
+
+    def reset(self) -> None:
+        """Forget the measurements and maps of an earlier run."""
+        super().reset()
+        self._maps: RelationMaps | None = None
+
+    def open(self, trainer: L.Trainer) -> None:
+        """Find the relation's labels, and announce what the maps are fitted on.
+
+        No map is fitted on subjects that any callback of the run measures, nor on edited ones.
+        """
+        super().open(trainer)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        measured = {edit.subject for edit in self.run_edits}
+        for callback in callbacks:
+            if isinstance(callback, RelationCallback):
+                tokenizer, has_edits = self.cache.lm.tokenizer, bool(self.run_edits)
+                measured.update(callback.measured_subjects(tokenizer, has_edits))
+        self._held_out = frozenset(measured)
+        if self._maps is None and self.linear_map is None:
+            self.readers.announce_maps(self.tokenized, self.n_subjects, self._held_out)
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Read or fit the maps, which a resumed run has from its start, and measure."""
+        if self._maps is None and self.linear_map is None:
+            self._maps = self.readers.fit_maps(
+                self.tokenized, self.ridge, self.n_subjects, self._held_out
+            )
+        elif self._maps is None:
+            self._maps = load_maps(self.cache.lm, self.tokenized, self.linear_map, self._held_out)
+        super().start(trainer)
+
+    @property
+    def maps(self) -> RelationMaps:
+        """The linear maps, after `start`."""
+        assert self._maps is not None
+        return self._maps
 
     # -- resuming ----------------------------------------------------------------------------------
 

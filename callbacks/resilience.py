@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from lincorr_lightning.callbacks.relation_callback import RelationCallback, check_subjects
+from lincorr_lightning.callbacks.relation_callback import MapCallback, check_subjects
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Resilience(RelationCallback):
+class Resilience(MapCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
     Logs ``resilience/<relation>``. If several edits are trained side by side, each in an adapter,
@@ -29,13 +29,8 @@ class Resilience(RelationCallback):
         relation: Relation, as ``city->country``; None takes that of the run's edits.
         subjects: Subjects that r is computed over; None samples the vocabulary.
         n_watch: Number of sampled subjects.
-        ridge: Ridge of the fitted map.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        every_n_steps: Optimizer steps between two measurements.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
+        **options: See `MapCallback`.
 
     Attributes:
         results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
@@ -50,18 +45,10 @@ class Resilience(RelationCallback):
         relation: str | None = None,
         subjects: list[str] | None = None,
         n_watch: int = 128,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
-        every_n_steps: int = 10,
-        lm: str | None = None,
-        tokenizer: str | None = None,
-        knowledge_files: list[str] | None = None,
         seed: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            relation, linear_map, ridge, n_subjects, every_n_steps, lm, tokenizer, knowledge_files,
-            seed,
-        )  # fmt: skip
+        super().__init__(relation, linear_map, seed=seed, **options)
         check_subjects(subjects, n_watch, "Resilience")
         self.subjects = subjects
         self.n_watch = n_watch
@@ -69,23 +56,19 @@ class Resilience(RelationCallback):
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         super().reset()
-        self._r: list[tuple[int, float]] = []
+        self._r: list[float] = []
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects, or sampled ones."""
-        del has_edits
         return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
-    def start(self, trainer: L.Trainer) -> None:
-        """Score the map before training."""
+    def open(self, trainer: L.Trainer) -> None:
+        """Choose the subjects."""
+        super().open(trainer)
         self._watched = self.subjects or self.sample_subjects(self.n_watch)
-        _ = self.maps  # fitted now, unless given
-        if not self._r:
-            self.measure(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
-        del edit_batch
         if self.is_due(trainer.global_step + 1):
             self.prefetch(self._queries(), trainer.global_step)
 
@@ -97,27 +80,26 @@ class Resilience(RelationCallback):
         step = trainer.global_step
         logits = self.read(self._queries(), step)
         r = summarize(labelwise_pearson(self.maps.predict(logits.source), logits.target)).mean
-        self._r.append((step, r))
+        self._r.append(r)
         self.log_scalars(trainer, {f"resilience/{self.tag}": r}, step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return r before and after training, with a table of all steps."""
-        if self._r[-1][0] != trainer.global_step:
-            self.measure(trainer)
+        self._measure_once(trainer)
         values = {
             "relation": self.tokenized.name,
-            "before": number(self._r[0][1]),
-            "after": number(self._r[-1][1]),
-            "worst": min((r for _, r in self._r if r == r), default=None),
+            "before": number(self._r[0]),
+            "after": number(self._r[-1]),
+            "worst": min((r for r in self._r if r == r), default=None),
         }
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.study, values, tables=[self.history_table(caption)])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""
-        return {**super().state_dict(), "r": [list(entry) for entry in self._r]}
+        return {**super().state_dict(), "r": self._r}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        self._r = [(int(step), float(r)) for step, r in state_dict["r"]]
+        self._r = list(state_dict["r"])

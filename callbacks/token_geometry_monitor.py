@@ -16,7 +16,7 @@ from lincorr_lightning.data.tokenized_texts import read_prompts
 from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table
 
 
 class TokenGeometryMonitor(PeriodicCallback):
@@ -35,20 +35,15 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: Key or column of the text in ``.jsonl`` or ``.csv`` files.
         n_tokens: Tokens of each text; shorter texts are skipped.
         n_texts: Number of texts.
-        every_n_steps: Optimizer steps between two measurements.
         range_scalings: Range scalings n2 of the intrinsic dimension; 2 is the 2NN estimator.
         ks: Sizes of the neighborhoods whose overlap with the next layer is measured.
         embedding_layer: Whether the token embedding is measured too, as layer 0.
-        lm: Name of the LM in ``module.named_modules()``, if there are several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if none is found.
         seed: Seed of the tiny world's texts.
+        **options: See `PeriodicCallback`.
 
     Attributes:
         results: Observable and layer, as ``dimension_n2=2/layer_1`` -> the means ``before`` and
             ``after`` training.
-
-    Raises:
-        ConfigError: A setting is out of range.
     """
 
     study = "token_geometry"
@@ -59,39 +54,28 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: str = "text",
         n_tokens: int = 64,
         n_texts: int = 4,
-        every_n_steps: int = 10,
         range_scalings: list[int] | None = None,
         ks: list[int] | None = None,
         embedding_layer: bool = False,
-        lm: str | None = None,
-        tokenizer: str | None = None,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, lm, tokenizer)
+        super().__init__(**options)
         require("TokenGeometryMonitor.n_tokens", n_tokens, at_least=4)
         require("TokenGeometryMonitor.n_texts", n_texts, at_least=1)
         self.texts = texts
         self.key = key
         self.n_tokens = n_tokens
         self.n_texts = n_texts
-        self.range_scalings = range_scalings or [2]
-        self.ks = ks or [2]
-        self.embedding_layer = embedding_layer
         self.settings = CloudSettings.of(
-            n_tokens, self.range_scalings, self.ks, embedding_layer, "TokenGeometryMonitor"
+            n_tokens, range_scalings or [2], ks or [2], embedding_layer, "TokenGeometryMonitor"
         )
         self.seed = seed
-
-    def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
-        super().reset()
-        self._measured = -1
 
     # -- measuring ---------------------------------------------------------------------------------
 
     def open(self, trainer: L.Trainer) -> None:
         """Read the texts."""
-        del trainer
         prompts = read_prompts(
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             "TokenGeometryMonitor",
@@ -99,27 +83,21 @@ class TokenGeometryMonitor(PeriodicCallback):
         self._tokens = torch.tensor(prompts.rows)
         self._text_names = [text.where for text in prompts.texts]
 
-    def start(self, trainer: L.Trainer) -> None:
-        """Measure before training."""
-        if self._measured < 0:
-            self.measure(trainer)
-
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the geometry of the texts."""
-        self._measured = trainer.global_step
         context = self.cache.contexts([self.adapter_id])
-        found: list[PromptGeometry] = []
+        observed: list[PromptGeometry] = []
         # One text at a time: training may leave little memory.
         for row, name in zip(self._tokens[:, None], self._text_names, strict=True):
             with nullcontext() if context is None else context([0]):
-                found += observe_prompts(self.cache.lm, row, [name], self.settings)
+                observed += observe_prompts(self.cache.lm, row, [name], self.settings)
         prefix = self.numbered(self.study)
-        scalars = {f"{prefix}/{key}": value for key, value in self._means(found).items()}
-        self.log_scalars(trainer, scalars, self._measured)
+        scalars = {f"{prefix}/{key}": value for key, value in self._means(observed).items()}
+        self.log_scalars(trainer, scalars, trainer.global_step)
 
-    def _means(self, found: list[PromptGeometry]) -> dict[str, float]:
+    def _means(self, observed: list[PromptGeometry]) -> dict[str, float]:
         """Return the means over the texts by observable and layer; infinite ones are left out."""
-        clouds = [one.clouds for one in found]
+        clouds = [one.clouds for one in observed]
         if clouds[0].overlap.shape[0] < 1 and not self.history:
             rank_zero_warn(
                 "TokenGeometryMonitor measures a single layer, which has no next one to overlap "
@@ -136,10 +114,10 @@ class TokenGeometryMonitor(PeriodicCallback):
         scalars = {
             f"{name}/layer_{layer}": float(value)
             for name, values in curves.items()
-            for layer, value in zip(layers, values, strict=False)
+            for layer, value in zip(self.settings.layers(len(cosine)), values, strict=False)
         }
-        scalars["loss"] = sum(one.loss for one in found) / len(found)
-        scalars["entropy"] = sum(one.entropy for one in found) / len(found)
+        for name in ("loss", "entropy"):
+            scalars[name] = sum(getattr(one, name) for one in observed) / len(observed)
         return {name: value for name, value in scalars.items() if math.isfinite(value)}
 
     # -- results -----------------------------------------------------------------------------------
@@ -149,8 +127,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         # Imported here: it takes pandas and matplotlib.
         from lincorr_lightning.geometry.figures import history_figure
 
-        if self._measured != trainer.global_step:
-            self.measure(trainer)
+        self._measure_once(trainer)
         prefix = f"{self.numbered(self.study)}/"
         curves = {key.removeprefix(prefix): points for key, points in self.history.items()}
         values = {
@@ -164,21 +141,9 @@ class TokenGeometryMonitor(PeriodicCallback):
         ]
         texts = f"{len(self._text_names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
-        table = Table.from_rows(
-            self.study, ["observable", "layer", "step", Column("mean", format=".3g")], rows, caption
-        )
+        columns = ["observable", "layer", "step", "mean"]
+        table = Table.of(self.study, rows, columns, caption, formats={"mean": ".3g"})
         draw = partial(history_figure, table.frame, f"{texts}; one column per measurement")
         return Results(
             self.study, values, tables=[table], figures=[Figure(self.study, caption, draw)]
         )
-
-    # -- resuming ----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far."""
-        return {**super().state_dict(), "measured": self._measured}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._measured = state_dict["measured"]
