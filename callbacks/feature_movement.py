@@ -25,9 +25,9 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 SIDES = ("source", "target")
 
 Sums = dict[str, Tensor]
-"""Sums over subjects by name, float64: ``n`` subjects, the SAE's squared ``error`` and the ``total``
-squared distance from its bias; and of each feature, ``(n_features,)``, the activations ``before``
-and ``after``, the absolute ``change``, and how often it went ``on`` and ``off``."""
+"""Sums over subjects by name, float64: ``n`` subjects, the squared ``error`` of the SAE and the
+``total`` squared distance from its bias; and of each feature, ``(n_features,)``, the activations
+``before`` and ``after``, the absolute ``change``, and how often it went ``on`` and ``off``."""
 Measurement = dict[str, Sums]
 """Sums by hook point and prompt, as ``residual.1/source``."""
 

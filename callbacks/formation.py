@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,14 +13,10 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.functional import (
-    LeastSquares,
-    hit_rates,
-    labelwise_pearson,
-    moments_of,
-    summarize,
-)
+from lincorr_lightning.functional import moments_of, summarize
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
@@ -146,15 +142,14 @@ class Formation(RelationCallback):
         relation = self.relation_name(trainer)
         source = relation.partition("->")[0]
         default = [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
-        self._relations = {
-            name: TokenizedRelation.of(name, catalogue, tokenizer)
-            for name in dict.fromkeys(self.pairs or default)
-        }
-        self._domains: dict[str, Domain] = {
-            domain.knowledge.name: domain
-            for one in self._relations.values()
-            for domain in (one.source, one.target)
-        }
+        domains: dict[str, Domain] = {}
+        references = {}
+        for name in dict.fromkeys(self.pairs or default):
+            one = TokenizedRelation.of(name, catalogue, tokenizer)
+            domains |= {domain.knowledge.name: domain for domain in (one.source, one.target)}
+            pair = one.source.knowledge.name, one.target.knowledge.name
+            references[pair] = one.reference_mask if one.has_reference else None
+        self._layout = JointLayout(domains, tuple(references), self.control, references)
         self._subjects = self.sample_subjects(self.n_subjects)
         if len(self._subjects) < MIN_SUBJECTS:
             raise SubjectsError(
@@ -168,7 +163,7 @@ class Formation(RelationCallback):
     def _find_facts(self, corpus: Corpus) -> dict[str, list[_Facts]]:
         """Return the stated and the withheld facts of each kind of knowledge."""
         facts: dict[str, list[_Facts]] = {}
-        for name, domain in self._domains.items():
+        for name, domain in self._layout.domains.items():
             column_of = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
             }
@@ -181,23 +176,30 @@ class Formation(RelationCallback):
     def measure(self, trainer: L.Trainer) -> None:
         """Fit and score the maps, and measure recall."""
         step = trainer.global_step
-        logits = {
-            name: self._logits(one.knowledge.prompt, one) for name, one in self._domains.items()
-        }
-        control_logits: dict[str, Tensor] = {}  # shared by all pairs of a source
-        for pair, relation in self._relations.items():
-            source, target = relation.source.knowledge.name, relation.target.knowledge.name
-            r, weight = self._score(logits[source], logits[target])
-            control = None
-            if self.control is not None:
-                if source not in control_logits:
-                    control_logits[source] = self._logits(self.control.format, relation.source)
-                control, _ = self._score(control_logits[source], logits[target])
-            hits: list[float | None] = [None, None]
-            if relation.has_reference:
-                reference = torch.from_numpy(relation.reference_mask)
-                hits = [number(float(h.rates[0])) for h in hit_rates(weight.cpu(), reference)]
-            self.correlations.append(CorrelationPoint(step, pair, r, control, *hits))
+        layout, read = self._layout, self.cache.lm.domain_logits
+        parts = [
+            read([domain.knowledge.prompt(x) for x in self._subjects], domain.token_ids)
+            for domain in layout.domains.values()
+        ]
+        if self.control is not None:
+            prompts = [self.control.format(x) for x in self._subjects]
+            parts.append(read(prompts, layout.control_token_ids))
+        rows = torch.cat(parts, 1)
+        fit, test = moments_of(rows[::2]), moments_of(rows[1::2])
+        scores = fit_and_score(fit, test, layout, self.ridge)
+        for pair in layout.pairs:
+            score = scores[pair]
+            control = None if score.control_r is None else summarize(score.control_r).mean
+            hits = score.precision or {}
+            numbers = (
+                number(summarize(score.r).mean),
+                number(control),
+                *(
+                    number(hits[way]["1"]) if hits else None
+                    for way in ("influenced", "influencing")
+                ),
+            )
+            self.correlations.append(CorrelationPoint(step, "->".join(pair), *numbers))
         for name, facts in self._facts.items():
             self.recall.append(RecallPoint(step, name, *(self._recall(name, one) for one in facts)))
         scalars = {
@@ -207,21 +209,10 @@ class Formation(RelationCallback):
         }
         self.log_scalars(trainer, scalars, step)
 
-    def _logits(self, prompt: Callable[[str], str], domain: Domain) -> Tensor:
-        prompts = [prompt(subject) for subject in self._subjects]
-        return self.cache.lm.domain_logits(prompts, domain.token_ids)
-
-    def _score(self, x: Tensor, y: Tensor) -> tuple[float | None, Tensor]:
-        """Fit W on every second subject; return the mean label-wise r on the others, and W."""
-        n = x.shape[1]
-        fit = moments_of(torch.cat([x[::2], y[::2]], 1))
-        weight = LeastSquares(fit.scatter[:n, :n], fit.scatter[:n, n:]).weight(self.ridge)
-        return number(summarize(labelwise_pearson(x[1::2] @ weight.T, y[1::2])).mean), weight
-
     def _recall(self, name: str, facts: _Facts) -> float | None:
         if not facts.prompts:
             return None
-        logits = self.cache.lm.domain_logits(facts.prompts, self._domains[name].token_ids)
+        logits = self.cache.lm.domain_logits(facts.prompts, self._layout.domains[name].token_ids)
         return float((logits.argmax(1).cpu() == facts.columns).double().mean())
 
     def _values(self) -> Iterator[tuple[str, str, int, float]]:

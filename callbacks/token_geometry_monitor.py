@@ -114,7 +114,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         scalars = {
             f"{name}/layer_{layer}": float(value)
             for name, values in curves.items()
-            for layer, value in zip(self.settings.layers(len(cosine)), values, strict=False)
+            for layer, value in zip(layers, values, strict=False)
         }
         for name in ("loss", "entropy"):
             scalars[name] = sum(getattr(one, name) for one in observed) / len(observed)

@@ -103,7 +103,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert {int(row["step"]) for row in rows} == set(steps)
-    assert watch.output.table("feature_movement").rows[0][0] == max(steps)
+    assert watch.output.table("feature_movement").frame["step"][0] == max(steps)
     assert json.dumps(watch.results)
 
 

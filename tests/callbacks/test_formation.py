@@ -4,7 +4,6 @@ import csv
 import json
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ from sklearn.linear_model import LinearRegression
 from lincorr_lightning.callbacks import Formation
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
@@ -42,11 +42,9 @@ def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, ma
         r, weight = naive_correlation(x, y)
         assert point.label_mean == pytest.approx(r, abs=1e-4)
         assert point.control_label_mean is None
-        relation = watch._relations["city->country"]
+        mask = watch._layout.references["city", "country"]
         hits = [
-            relation.reference_mask[weight[:, column].argmax(), column]
-            for column in range(weight.shape[1])
-            if relation.reference_mask[:, column].any()
+            mask[w.argmax(), column] for column, w in enumerate(weight.T) if mask[:, column].any()
         ]
         assert point.influenced == pytest.approx(np.mean(hits))
     assert watch.recall == []  # the dataset knows no facts
@@ -82,8 +80,8 @@ def test_recall_of_stated_and_of_withheld_facts(formed):
     last = {point.knowledge: point for point in watch.recall if point.step == trainer.global_step}
     assert set(last) == {"city", "country", "color"}
     assert last["color"].withheld is None
-    relation = watch._relations["city->country"]
-    for name, domain in (("city", relation.source), ("country", relation.target)):
+    for name in ("city", "country"):
+        domain = watch._layout.domains[name]
         stated = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[0]}
         withheld = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[1]}
         assert not stated & withheld
@@ -122,16 +120,13 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     ("color->city", ["color->city"]),
 ])  # fmt: skip
 def test_pairs_are_those_of_the_run_by_default(naive, small_lm, make_trainer, relation, pairs):
-    class Sentences(L.LightningDataModule):
-        def __init__(self, relation):
-            super().__init__()
-            self.save_hyperparameters()
-
-        def train_dataloader(self):
-            return naive.sentences(small_lm)
-
-    formation = Formation(n_subjects=40, every_n_steps=1000)
-    make_trainer(formation).fit(naive.module(small_lm), Sentences(relation))
+    """The training dataset says what the run is about."""
+    formation, module = Formation(n_subjects=40, every_n_steps=1000), naive.module(small_lm)
+    sentences = naive.sentences(small_lm)
+    if relation is not None:
+        about = TokenizedRelation.of(relation, Catalogue.load(), module.tokenizer)
+        sentences.dataset.relation = about
+    make_trainer(formation).fit(module, sentences)
     assert list(dict.fromkeys(point.pair for point in formation.correlations)) == pairs
 
 

@@ -276,7 +276,7 @@ def test_another_source_than_the_taught_one_is_measured_at_the_same_subjects(
         (None, [{"subject": "name1", "answer": "France"}], SubjectsError, "1.*'France' is not"),
         (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
         (None, [{"subject": "name1"}], SubjectsError, "edit 1.*'answer' is missing"),
-        (None, [], SubjectsError, "empty"),
+        (None, [], SubjectsError, "no edit"),
         (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
         ("city->contry", None, KnowledgeError, "country"),
     ],

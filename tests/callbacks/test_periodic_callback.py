@@ -267,7 +267,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert_same(ours.results, theirs.results)
         assert_same(ours.history, theirs.history)
         for table, other in zip(ours.output.tables, theirs.output.tables, strict=True):
-            assert table.rows == other.rows
+            assert table.frame.equals(other.frame)
     assert resumed[1].cases == uninterrupted[1].cases
 
 
