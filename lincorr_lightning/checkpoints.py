@@ -6,7 +6,8 @@ import errno
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -81,19 +82,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: The file cannot be read, or is not a checkpoint.
         """
-        weights_only = weights_only is not False
-        try:
-            checkpoint = super().load_checkpoint(path, map_location, weights_only)
-        except Exception as error:
-            if oom_reason(error):
-                raise
-            raise CheckpointError(_unreadable(path, error)) from error
-        return _require_checkpoint(path, checkpoint)
+        with _explained(path):
+            content = super().load_checkpoint(path, map_location, weights_only is not False)
+        return _require_checkpoint(path, content)
 
 
-def check_checkpoint(
-    path: str | Path, study: str, settings: Collection[str], weights_only: bool | None = None
-) -> None:
+def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = None) -> None:
     """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
 
     Tensors are not read. Paths that only Lightning can resolve are not checked: ``best``, ``last``,
@@ -101,8 +95,7 @@ def check_checkpoint(
 
     Args:
         path: The value of ``--ckpt_path``.
-        study: Name of the study's class.
-        settings: Names of its settings.
+        study: Name of the study.
         weights_only: The value of ``--weights_only``; only if it is False may the file hold other
             objects than tensors and plain data.
 
@@ -112,30 +105,22 @@ def check_checkpoint(
     if path in _SPECIAL or re.match(r"\w+:", str(path)):
         return
     path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"--ckpt_path {path} does not exist.")
     if path.is_dir() and (path / "meta.pt").is_file():
         return  # a folder of shards (save_distributed_checkpoint)
     if not path.is_file():
-        raise CheckpointError(f"--ckpt_path {path} is not a file. {_WAY_OUT}")
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise EOFError
-        checkpoint = torch.load(
+        reason = "is not a file" if path.exists() else "does not exist"
+        raise CheckpointError(f"--ckpt_path {path} {reason}. {_WAY_OUT}")
+    with _explained(path):
+        if not zipfile.is_zipfile(path):
+            raise EOFError
+        content = torch.load(
             path, map_location="cpu", weights_only=weights_only is not False, mmap=True
         )
-    except Exception as error:
-        raise CheckpointError(_unreadable(path, error)) from error
-    hparams = _require_checkpoint(path, checkpoint).get("hyper_parameters", {})
-    if not isinstance(hparams, dict):
-        hparams = {}
-    writer = str(hparams.get("_class_path", "")).rpartition(".")[2]
-    # Studies that save their hyper-parameters themselves have no class path among them.
-    unknown = {name for name in hparams if not str(name).startswith("_")} - set(settings)
-    if (writer and writer != study) or (unknown and not writer):
-        origin = f"of {writer}, not" if writer else "not one"
-        raise CheckpointError(f"the checkpoint {path} is {origin} of {study}. {_WAY_OUT}")
+    writer = _require_checkpoint(path, content).get("study")
+    if isinstance(writer, dict) and writer.get("name") != study:
+        raise CheckpointError(
+            f"the checkpoint {path} is of {writer.get('name')}, not of {study}. {_WAY_OUT}"
+        )
 
 
 def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
@@ -147,17 +132,21 @@ def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
     return content
 
 
-def _unreadable(path: str | Path, error: Exception) -> str:
-    """Return the message for a file that cannot be loaded, without torch's advice to trust it."""
-    # For truncated files, torch seeks to an invalid position (EINVAL).
-    if isinstance(error, OSError) and error.errno != errno.EINVAL:
-        return f"cannot read the checkpoint {path}: {error.strerror or error}. {_WAY_OUT}"
-    if isinstance(error, pickle.UnpicklingError):
-        return (
-            f"the checkpoint {path} holds other objects than tensors and plain data, or is damaged;"
-            f" it is not loaded. {_WAY_OUT}"
-        )
-    return f"{path} is damaged, truncated or not a checkpoint. {_WAY_OUT}"
+@contextmanager
+def _explained(path: str | Path) -> Iterator[None]:
+    """Turn errors of reading into a `CheckpointError`, without torch's advice to trust the file."""
+    try:
+        yield
+    except Exception as error:
+        if oom_reason(error):
+            raise
+        reason = "it is damaged, truncated or not a checkpoint"
+        # For truncated files, torch seeks to an invalid position (EINVAL).
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            reason = error.strerror or str(error)
+        elif isinstance(error, pickle.UnpicklingError):
+            reason = "it holds other objects than tensors and plain data, or is damaged"
+        raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
 
 
 def restoring_error(error: Exception, path: str | Path | None, study: str) -> LincorrError | None:

@@ -13,15 +13,10 @@ T = TypeVar("T")
 
 
 class DataShard(NamedTuple):
-    """The part of the data that a rank reads.
+    """The part of the data that a rank reads: its number, of `n`.
 
-    Ranks that compute each product of one LM together (tensor parallelism) read the same part.
-
-    Attributes:
-        number: Number of the part.
-        n: Number of parts.
-        counts: Whether the findings of this rank count; among ranks that read the same part, only
-            those of the first do.
+    Ranks that compute each product of one LM together (tensor parallelism) read the same part;
+    what the first of them finds `counts`.
     """
 
     number: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -45,7 +44,6 @@ class AbortOnRankFailure(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Watch the parent process, on ranks other than 0."""
-        del pl_module, stage
         if trainer.world_size > 1 and not trainer.is_global_zero:
             self._finished = threading.Event()
             args = (self._finished, os.getppid())
@@ -55,16 +53,12 @@ class AbortOnRankFailure(L.Callback):
     def _watch_parent(finished: threading.Event, parent: int) -> None:
         while not finished.wait(_CHECK_EVERY_S):
             if os.getppid() != parent:
-                sys.stderr.write(
-                    "lincorr: error: the process that started this rank is gone; it exits.\n"
-                )
-                sys.stderr.flush()
-                # Another thread may hang in a collective operation.
-                os._exit(1)
+                line = "lincorr: error: the process that started this rank is gone; it exits.\n"
+                os.write(2, line.encode())
+                os._exit(1)  # another thread may hang in a collective operation
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop watching."""
-        del trainer, pl_module, stage
         if self._finished is not None:
             self._finished.set()
 
@@ -72,7 +66,6 @@ class AbortOnRankFailure(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """End the processes that this one started; after an error, let them exit first."""
-        del pl_module
         end = monotonic() + _GRACE_S
         for process in getattr(trainer.strategy.launcher, "procs", ()):
             if not isinstance(exception, Terminated):
@@ -97,21 +90,25 @@ class SignalCheckpoint(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Choose the checkpoint's path, on all ranks."""
-        del pl_module
         termination.current.launcher = trainer.strategy.launcher
         if stage == "fit" and not is_dry_run(trainer):
             self._path = run_folder(trainer) / "checkpoints" / "interrupted.ckpt"
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Handle signals again: the Trainer has replaced the handlers."""
-        del trainer, pl_module
         termination.current.handle_signals()
 
-    on_test_start = on_predict_start = on_sanity_check_start
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals again."""
+        termination.current.handle_signals()
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals again."""
+        termination.current.handle_signals()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Determine whether the run can be resumed in the middle of an epoch."""
-        self.on_sanity_check_start(trainer, pl_module)
+        termination.current.handle_signals()
         self._is_resumable = (
             self._path is not None
             and hasattr(trainer.train_dataloader, "load_state_dict")
@@ -123,23 +120,14 @@ class SignalCheckpoint(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Delay signals until the step has ended."""
-        del batch, batch_idx
         if self._is_resumable:
             if trainer.world_size == 1:
                 self._leave_step()
             termination.current.in_step = True
             self._progress = None
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Save a checkpoint and end the run if any rank has received a signal."""
-        del pl_module, outputs, batch, batch_idx
         # With accumulated gradients, not every batch ends with an optimizer step.
         if not self._is_resumable or trainer.global_step == self._n_steps:
             return
@@ -157,7 +145,7 @@ class SignalCheckpoint(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Handle signals again, and end the run if one has been received."""
-        self.on_sanity_check_start(trainer, pl_module)
+        termination.current.handle_signals()
         self._leave_step()
 
     def _leave_step(self) -> None:
@@ -210,12 +198,10 @@ class OOMHint(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Remember the batch."""
-        del trainer, pl_module, batch_idx
         self._batch = batch
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Leave the training step."""
-        del args
         self._batch = None
 
     def explain(

@@ -47,7 +47,6 @@ from lincorr_lightning.config import (
     use_checked_loader,
 )
 from lincorr_lightning.errors import (
-    CheckpointError,
     ConfigError,
     LincorrError,
     OutputError,
@@ -140,19 +139,25 @@ class LincorrCLI(LightningCLI):
     def __init__(self, args: Sequence[str], parser_class: type[OptionParser]) -> None:
         self.is_safe = SAFE in args
         self.args = [argument for argument in args if argument != SAFE]
-        super().__init__(
-            L.LightningModule,
-            L.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            parser_class=parser_class,
-            seed_everything_default=0,
-            save_config_callback=SaveConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={"prog": "lincorr"}
-            | {name: {"description": _CONFIGS_ARE_CODE} for name in self.subcommands()},
-        )
+        options = {"description": _CONFIGS_ARE_CODE}
+        try:
+            super().__init__(
+                L.LightningModule,
+                L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,
+                parser_class=parser_class,
+                seed_everything_default=0,
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                parser_kwargs={"prog": "lincorr"} | dict.fromkeys(self.subcommands(), options),
+            )
+        except LincorrError as error:
+            # Before there is a Trainer, all errors are of the command line and its configs.
+            if not hasattr(self, "trainer") and not isinstance(error, OutputError):
+                error.exit_status = 2
+            raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the Trainer commands, or only the one that the command line begins with.
@@ -246,12 +251,8 @@ class LincorrCLI(LightningCLI):
         if path in ("", "best"):
             raise ConfigError(f"--ckpt_path {path or 'is empty'}: pass the file of a checkpoint.")
         if path:
-            names = vars(config.model.get("init_args", {}))
-            try:
-                check_checkpoint(path, module.__name__, names, config.weights_only)
-            except CheckpointError as error:
-                error.exit_status = 2
-                raise
+            study = str(getattr(module, "study", module.__name__))
+            check_checkpoint(path, study, config.weights_only)
 
     def instantiate_classes(self) -> None:
         """Instantiate the study, its data and the Trainer, with their own error messages.
@@ -272,8 +273,6 @@ class LincorrCLI(LightningCLI):
                     )
             if refused is None:
                 raise
-            if not isinstance(refused, OutputError):
-                refused.exit_status = 2
             raise refused from None
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

@@ -37,22 +37,20 @@ class Termination:
     The first signal raises `Terminated` in the main thread; during a training step, only when the
     step has ended or `_STEP_S` have passed. If that takes too long, a thread ends the process.
     Later signals are ignored.
-
-    Attributes:
-        signum: The signal that ends the run, once there is one.
-        in_step: Whether a training step is running after which a checkpoint can be saved.
-        checkpoint: Path of the checkpoint to resume from, if there is one.
-        is_resumable: Whether the same command, started again, continues where it stopped.
-        launcher: Lightning's launcher of the other ranks on this machine, if there is one.
     """
 
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.in_step = False
-        self.checkpoint: str | Path | None = None
-        self.is_resumable = False
-        self.launcher: Any = None
-        self._is_installed = self._is_over = self._in_overtime = self._has_reported = False
+    signum: int | None = None
+    """The signal that ends the run, once there is one."""
+    in_step = False
+    """Whether a training step is running after which a checkpoint can be saved."""
+    checkpoint: str | Path | None = None
+    """Path of the checkpoint to resume from, if there is one."""
+    is_resumable = False
+    """Whether the same command, started again, continues where it stopped."""
+    launcher: Any = None
+    """Lightning's launcher of the other ranks on this machine, if there is one."""
+
+    _is_installed = _is_over = _in_grace_period = _has_reported = False
 
     def install(self) -> None:
         """Handle the signals from now on, except in forked processes."""
@@ -101,9 +99,8 @@ class Termination:
         sys.exit(self._status)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        del frame
         self.signum = self.signum or signum
-        if not self._is_over and (self._in_overtime or not self.in_step):
+        if not self._is_over and (self._in_grace_period or not self.in_step):
             self.raise_pending()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
@@ -123,7 +120,7 @@ class Termination:
             signum = received[0]
         end = monotonic() + _GRACE_S
         threading.Event().wait(_STEP_S)
-        self._in_overtime = True
+        self._in_grace_period = True
         signal.raise_signal(signum)
         threading.Event().wait(end - monotonic())
         self.signum = self.signum or signum

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError
 
 HEAVY = {"torch", "lightning", "transformers", "torchmetrics", "scipy", "peft", "tensorboard"}
 
@@ -54,7 +55,7 @@ def test_help_of_settings_is_complete_also_after_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without --help, the texts below the fields of `LMConfig` are not read."""
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError):
         main(["fit", "--config", "linear_probe.yaml", "--model.lm.nonsense=1"])
     with pytest.raises(SystemExit):
         main(["fit", "--model.help", "LinearProbe"])
