@@ -36,7 +36,7 @@ from lincorr_lightning.results.numbers import number
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
 DEFAULT_FORECASTERS = ("optimizer_step", "in_context")
-"""The default is the first of these that a run has, the best first (benchmarks/forecast.py)."""
+"""The default is the first of these that a run has, the best first."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Probabilities of an edit's outcomes, from where a step of its optimizer leads.
 
 A multinomial logistic regression, fitted on edits of several pretrained LMs
-(``benchmarks/forecast.py --fit true``, which writes ``outcome_model.json``). Its inputs are
+(`benchmarks.real_lms.forecast --fit true`, which writes ``outcome_model.json``). Its inputs are
 probabilities, which mean the same on every LM and for every relation, where logits do not.
 """
 

@@ -1,33 +1,9 @@
-"""Running a script of `benchmarks/` and reading what it printed."""
+"""Reading what a benchmark printed."""
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """A script, imported by its name; scripts import others of their folder."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(
-            f"benchmark_{name}", BENCHMARKS / f"{name}.py"
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look for it
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,14 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from benchmarks.real_lms import forecast, forecast_baselines, forecast_tables
+from benchmarks.real_lms import forecast_scores as scores
 from lincorr_lightning.finetune.edits import sample_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.lm.language_model import LanguageModel
-
-Script = Callable[[str], ModuleType]
+from lincorr_lightning.lm import LanguageModel
 
 
-@pytest.fixture
-def scores(script: Script) -> ModuleType:
-    return script("forecast_scores")
-
-
-def edits(
-    scores: ModuleType, lm: str, seed: int, n: int = 80, relation: str = "city->country"
-) -> Any:
+def edits(lm: str, seed: int, n: int = 80, relation: str = "city->country") -> Any:
     """Edits whose outcome follows the step's forecast, but for some noise."""
     rng = np.random.default_rng(seed)
     before, by_map, in_context, by_step = rng.normal(scale=2, size=(4, n, 5))
@@ -48,8 +40,8 @@ def edits(
     return scores.ForecastRun(lm, "lora", relation, arrays, unknown, unknown)
 
 
-def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
-    one = edits(scores, "a", 0)
+def test_risks_and_accuracies_equal_the_definition() -> None:
+    one = edits("a", 0)
     logits = one.arrays[f"predicted/{scores.STEP}"]
     for i, risk in enumerate(one.risk("optimizer_step")):
         groups: dict[bool, list[float]] = {True: [], False: []}
@@ -62,9 +54,9 @@ def test_risks_and_accuracies_equal_the_definition(scores: ModuleType) -> None:
     assert one.is_judged
 
 
-def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
+def test_nothing_is_fitted_on_what_it_is_judged_on() -> None:
     everything = [
-        edits(scores, lm, seed, relation=relation)
+        edits(lm, seed, relation=relation)
         for seed, (lm, relation) in enumerate(
             [("a", "city->country"), ("b", "ceo->company"), ("c", "X+1->X+2")]
         )
@@ -77,22 +69,22 @@ def test_nothing_is_fitted_on_what_it_is_judged_on(scores: ModuleType) -> None:
     np.testing.assert_array_equal(scores.probabilities(everything[0], everything), found)
     everything[1].arrays["outcome"] = 2 - everything[1].arrays["outcome"]
     assert np.abs(scores.probabilities(everything[0], everything) - found).max() > 0.01
-    for same in (edits(scores, "a", 9, relation="X+1->X+2"), edits(scores, "b", 9)):
+    for same in (edits("a", 9, relation="X+1->X+2"), edits("b", 9)):
         assert np.isnan(scores.probabilities(everything[0], [everything[0], same])).all()
 
 
-def test_the_interval_holds_the_area_and_narrows_with_edits(scores: ModuleType) -> None:
+def test_the_interval_holds_the_area_and_narrows_with_edits() -> None:
     widths = []
     for n in (60, 600):
-        one = edits(scores, "a", 3, n)
+        one = edits("a", 3, n)
         area, low, high = scores.interval([one.failed], [one.risk("optimizer_step")])
         assert low < area < high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
 
 
-def test_two_forecasters_are_compared_on_the_same_samples(scores: ModuleType) -> None:
-    one = edits(scores, "a", 5, 300)
+def test_two_forecasters_are_compared_on_the_same_samples() -> None:
+    one = edits("a", 5, 300)
     area, other, low = scores.compare([one], "optimizer_step", "map_0")
     assert area == pytest.approx(roc_auc_score(one.failed, one.risk("optimizer_step")))
     assert area > other
@@ -101,7 +93,7 @@ def test_two_forecasters_are_compared_on_the_same_samples(scores: ModuleType) ->
     assert scores.compare([one], "map_0", "map_0")[2] == 0
 
 
-def test_areas_are_those_of_scikit_learn(scores: ModuleType) -> None:
+def test_areas_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     truth, values = rng.random((5, 40)) < 0.4, rng.integers(9, size=(5, 40)).astype(float)
     expected = [roc_auc_score(*each) for each in zip(truth, values, strict=True)]
@@ -109,27 +101,19 @@ def test_areas_are_those_of_scikit_learn(scores: ModuleType) -> None:
     assert np.isnan(scores.areas(np.full(3, True), np.arange(3.0)))
 
 
-def test_tables_of_all_scores(
-    script: Script,
-    scores: ModuleType,
-    rows: Callable[[str], list[list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    tables = script("forecast_tables")
+def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: Path) -> None:
     runs = [
-        edits(scores, "a", 0, 400), edits(scores, "b", 1, 400, "ceo->company"),
-        edits(scores, "c", 2, 400, "X+1->X+2"),
+        edits("a", 0, 400), edits("b", 1, 400, "ceo->company"),
+        edits("c", 2, 400, "X+1->X+2"),
     ]  # fmt: skip
     outcome = runs[0].arrays["outcome"]
     runs[0] = replace(runs[0], repeated=(-1.0 * (outcome != 0), outcome))
     runs = scores.with_probabilities(runs)
-    monkeypatch.setattr(tables, "load", lambda results: runs)
     times = {"n_edits": 32, "training": 100, "optimizer_step": 4, "in_context": 1, "maps": 9.375,
              "gradient_similarity": 30, "activation_similarity": 2}  # fmt: skip
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "forecast_costs.json").write_text(json.dumps({"lora": times}))
-    cells = rows(tables.tables(tmp_path))
+    cells = rows("\n\n".join(forecast_tables.tables(runs, tmp_path).values()))
     area = roc_auc_score(runs[0].failed, runs[0].risk("map_0"))
     assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
     assert any(row[4:6] == ["100%", "1.00"] for row in cells)
@@ -152,7 +136,7 @@ def test_tables_of_all_scores(
     assert float(left[4].split("%")[0]) < float(left[2].split("%")[0]), "fewer hallucinate"
 
 
-def test_a_second_training_is_read_from_its_cases(scores: ModuleType, tmp_path: Path) -> None:
+def test_a_second_training_is_read_from_its_cases(tmp_path: Path) -> None:
     cases = tmp_path / "repeated_lora_city_to_country.csv"
     cases.write_text(
         "probability_reference_after,outcome\n0.75,generalized\n0.25,hallucinated\n0,unchanged\n"
@@ -163,10 +147,7 @@ def test_a_second_training_is_read_from_its_cases(scores: ModuleType, tmp_path: 
     assert outcomes.tolist() == [0, 1, 2]
 
 
-def test_edits_are_forecast_from_their_cases(
-    script: Script, scores: ModuleType, small_lm: str, tmp_path: Path
-) -> None:
-    forecast = script("forecast")
+def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
     some = sample_edits(relation, lm, 5)
@@ -194,12 +175,11 @@ def test_edits_are_forecast_from_their_cases(
     assert all(times[name] > 0 for name in ("training", "optimizer_step", "in_context", "maps"))
 
 
-def test_gradient_similarity_equals_the_definition(script: Script, small_lm: str) -> None:
-    baselines = script("forecast_baselines")
+def test_gradient_similarity_equals_the_definition(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
     some = sample_edits(relation, lm, 2)
-    found = baselines.gradient_similarity(lm, some, relation)
+    found = forecast_baselines.gradient_similarity(lm, some, relation)
     assert not any(p.requires_grad for p in lm.model.parameters())
     lm.model.requires_grad_(True)
     for edit, risk in zip(some, found.tolist(), strict=True):

@@ -2,7 +2,7 @@
 
 DADApy (0.3.4 is the newest) needs numpy < 2, this package numpy >= 2, so that the two cannot be
 installed together. Its estimates of clouds from numpy's `RandomState`, which never changes, are
-recorded below; `python benchmarks/token_geometry.py --dadapy ...` compares with it live. Clouds of
+recorded below; `python -m benchmarks.speed.token_geometry` compares with it live. Clouds of
 hidden states are checked against its recipe, written here with scipy and plain loops, after that
 recipe has met the record itself.
 """

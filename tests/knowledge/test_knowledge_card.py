@@ -1,27 +1,19 @@
 """The card of the knowledge: what it says is what the data and the audit say."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
+from benchmarks.docs_tables import knowledge_card as script
 from lincorr_lightning.knowledge import Catalogue, Completeness, audit_domains, build_domain
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
-REGENERATE = "write the card again: `python benchmarks/knowledge_card.py`, as its head says"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location(
-        "knowledge_card", ROOT / "benchmarks" / "knowledge_card.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+REGENERATE = (
+    "write the card again: `python -m benchmarks.docs_tables.knowledge_card`, as its head says"
+)
 
 
 def tables(markdown):
@@ -44,7 +36,7 @@ def tables(markdown):
 
 
 @pytest.fixture(scope="module")
-def fresh(script, tmp_path_factory):
+def fresh(tmp_path_factory):
     path = tmp_path_factory.mktemp("card") / "CARD.md"
     script.main(["--output", str(path)])
     return tables(path.read_text(encoding="utf-8"))
@@ -86,7 +78,7 @@ def test_every_prompt_stands_in_it_as_it_is(fresh):
     assert prompts["pet"]["reference to"] == ""
 
 
-def test_every_tokenizer_of_the_card_accounts_for_every_answer(script, committed):
+def test_every_tokenizer_of_the_card_accounts_for_every_answer(committed):
     """So a card that was written without the other tokenizers is noticed."""
     catalogue = Catalogue.load()
     ways = {name: len(knowledge.answers) for name, knowledge in catalogue.items()}
@@ -107,7 +99,7 @@ def test_every_tokenizer_of_the_card_accounts_for_every_answer(script, committed
             assert 0 <= lost <= ways[row["knowledge"]] - whole - phrase
 
 
-def test_folders_are_read_by_their_names(script, byte_level, tmp_path):
+def test_folders_are_read_by_their_names(byte_level, tmp_path):
     byte_level.save_pretrained(tmp_path / "mine")
     path = tmp_path / "CARD.md"
     script.main(["--tokenizer", f"A name={tmp_path / 'mine'}", "--output", str(path)])
@@ -129,11 +121,11 @@ def test_folders_are_read_by_their_names(script, byte_level, tmp_path):
         ("word_level", "word-level"),
     ],
 )
-def test_kinds_of_tokenizers(script, request, make, described):
+def test_kinds_of_tokenizers(request, make, described):
     assert script.make_of(request.getfixturevalue(make)) == described
 
 
-def test_sentencepiece_in_each_of_its_shapes(script, sentencepiece):
+def test_sentencepiece_in_each_of_its_shapes(sentencepiece):
     assert script.make_of(sentencepiece) == "SentencePiece BPE, byte fallback"
 
 

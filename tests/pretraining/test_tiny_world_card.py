@@ -13,7 +13,7 @@ from lincorr_lightning import Catalogue, LanguageModel
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
 TEXT = (FOLDER / "CARD.md").read_text(encoding="utf-8")
-REGENERATE = "write the card again: python benchmarks/tiny_world_card.py"
+REGENERATE = "write the card again: python -m benchmarks.docs_tables.tiny_world_card"
 WORLD = json.loads((FOLDER / "world.json").read_text(encoding="utf-8"))
 
 

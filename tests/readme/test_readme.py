@@ -3,7 +3,6 @@
 By default in small form; nightly, its tables are compared with full runs.
 """
 
-import importlib
 import json
 import re
 import shlex
@@ -12,7 +11,6 @@ from contextlib import chdir
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,11 +18,13 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from benchmarks.common import all_text, documents, markdown_table, placed
+from benchmarks.docs_tables import feature_flow, formation, generalization, probe
+from benchmarks.docs_tables import vocabulary_ablation as ablation
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.results.table import markdown_table
 from tests.run_checks import assert_is_last
 
 PROBE = ["--data.n_subjects=400"]
@@ -64,15 +64,8 @@ RELATED = (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def benchmark(name: str) -> ModuleType:
-    """A script of benchmarks/, whose folder is on the path as for `python benchmarks/NAME.py`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module(name)
-
-
-DOCUMENTS = benchmark("documents").documents()
-TEXT = benchmark("documents").all_text()
+DOCUMENTS = documents()
+TEXT = all_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -297,8 +290,6 @@ def test_tables_have_the_headings_that_the_scripts_write() -> None:
     markers = set(re.findall(r"<!-- (\w+): begin -->", TEXT))
     assert markers == set(re.findall(r"<!-- (\w+): end -->", TEXT))
     assert markers >= {"probe", "path", "families", "ranking", "transitivity"}
-    generalization, ablation = benchmark("generalization"), benchmark("vocabulary_ablation")
-    formation = benchmark("formation")
     headings = [
         generalization.COLUMNS, ("relation", *generalization.FORECASTERS), ablation.COLUMNS,
         formation.COLUMNS,
@@ -310,15 +301,14 @@ def test_tables_have_the_headings_that_the_scripts_write() -> None:
 @pytest.mark.nightly
 def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
     """To the last digit but one: other processors round otherwise."""
-    script = benchmark("probe_tables")
     results = [
         full_run(words, tmp_path)[1]
         for words in ("configs/linear_probe.yaml", "simile_color", "--model.partial_out")
     ]
-    fresh = benchmark("documents").placed(TEXT, script.tables(*results))
+    fresh = placed(TEXT, probe.tables(*results))
     related = {pair for group in RELATED for pair in permutations(group.split(), 2)}
     pairs = {(pair["source"], pair["target"]): pair for pair in results[2]["pairs"]}
-    found = {name for name, pair in pairs.items() if pair["q"] <= script.FINDING}
+    found = {name for name, pair in pairs.items() if pair["q"] <= probe.FINDING}
     # Parents' names depend on the continent alone, whose r is little above the control's.
     missed = related - found
     assert {source for source, _ in missed} <= {"mother", "father", "continent"}
@@ -336,7 +326,7 @@ def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_feature_flow_table_is_that_of_a_full_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Matched predecessors switch features off at least three times as often as random ones.
 
@@ -359,8 +349,7 @@ def test_feature_flow_table_is_that_of_a_full_run(
 
     # On another processor, SAEs are trained a little differently.
     capsys.readouterr()
-    monkeypatch.setattr("sys.argv", ["feature_flow.py", str(folder)])
-    benchmark("feature_flow").main()
+    feature_flow.main(folder)
     out = capsys.readouterr().out
     table = next(t for t in out.split("\n\n") if t.startswith("| predecessors"))
     number = re.compile(r"(?<!\d)(?:0\.\d{3}|1\.000)")

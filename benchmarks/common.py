@@ -1,0 +1,205 @@
+"""What the benchmarks share: runs of `lincorr`, files of numbers, times, and the documents' tables.
+
+Each benchmark runs as a module, from the root of the repository:
+
+    python -m benchmarks.FOLDER.NAME --help
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = ROOT / "benchmarks" / "figures"
+QUIET = "--trainer.enable_progress_bar=false"
+T = TypeVar("T")
+
+
+# -- runs and processes ------------------------------------------------------------------------
+
+
+def results_of(*arguments: str) -> dict[str, Any]:
+    """Run `lincorr` in this process and return the content of its results.json."""
+    from lincorr_lightning.cli import main as lincorr
+
+    return read_numbers(Path(lincorr([*arguments, QUIET]).trainer.log_dir) / "results.json")
+
+
+class Cost(NamedTuple):
+    """What a process took: seconds by the clock and of the processor, and peak memory in MiB."""
+
+    wall: float
+    processor: float
+    peak_mib: float
+
+
+def cost_of(command: Sequence[str], errors: Path | None = None, **options: Any) -> Cost:
+    """Run a process and return what it took.
+
+    Args:
+        command: The command.
+        errors: File of its standard error; None drops it.
+        options: Options of `subprocess.Popen`.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    with Path(errors or os.devnull).open("w") as stderr:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, **options)
+        # wait4 gives the peak of this process, not that of the largest child so far.
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"`{' '.join(command)}` failed")
+    wall = time.perf_counter() - start
+    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def least_time(work: Callable[[], T], repeats: int = 1, device: str = "cpu") -> tuple[T, float]:
+    """Return what `work` returns, and its seconds: the least of some repeats."""
+    import torch
+
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = work()
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return result, min(seconds)
+
+
+# -- files of numbers --------------------------------------------------------------------------
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file, the whole of it or nothing."""
+    part = Path(path).with_name(f".{Path(path).name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_numbers(path: str | Path, content: Any) -> None:
+    """Write numbers, with four significant digits, within lists and mappings as JSON."""
+    write_text(path, json.dumps(_short(content)) + "\n")
+
+
+def read_numbers(path: Path) -> Any:
+    """Return the content of a file of numbers, or of a run's results."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_short(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a Markdown table; numbers get three decimals, None an empty cell."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return f"{value:.3f}"
+    return re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", str(value)))
+
+
+def arrow(pair: str) -> str:
+    """Return the name of a pair as tables have it."""
+    return pair.replace("->", "→")
+
+
+def two(value: float | None) -> str:
+    """Return a number with two digits."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent."""
+    return "" if value is None else f"{value:.0%}"
+
+
+# -- README.md and the pages of docs/ ----------------------------------------------------------
+
+
+def documents() -> list[Path]:
+    """Return README.md and the pages, in the order in which they are read."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
+    lines = [line for tree in trees for line in tree.splitlines()]
+    names = [line for line in lines if line and not line.startswith(":")]
+    return [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)]
+
+
+def all_text() -> str:
+    """Return the text of all documents."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in documents())
+
+
+def placed(text: str, tables: Mapping[str, str]) -> str:
+    """Return a text with each of some tables between its markers, if it has them."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            _, _, after = rest.partition(end)
+            text = f"{before}{begin}\n{table}\n{end}{after}"
+    return text
+
+
+def place_tables(tables: Mapping[str, str]) -> None:
+    """Put tables between their markers in whichever documents have them.
+
+    Raises:
+        ValueError: No document has the markers of a table.
+    """
+    text = all_text()
+    lacking = [name for name in tables if f"<!-- {name}: begin -->" not in text]
+    if lacking:
+        raise ValueError(f"no document has the marker <!-- {lacking[0]}: begin -->")
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        after = placed(before, tables)
+        if after != before:
+            write_text(path, after)
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def new_figure(width: float, height: float, title: str, subtitle: str) -> Any:
+    """Return an empty figure with a title and small text below it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    lines = textwrap.wrap(subtitle, int(width * 13))
+    figure.suptitle(f"{title}\n" + "\n".join(lines), x=0.01, ha="left", fontsize=9)
+    return figure
+
+
+def plain_axes(axes: Any, title: str, x: str, y: str) -> None:
+    """Give a panel a title, axis labels and a pale grid."""
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)

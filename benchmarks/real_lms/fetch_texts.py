@@ -1,0 +1,58 @@
+"""English texts from the package registry, for the studies that read texts on a pretrained LM.
+
+    pip install zstandard
+    python -m benchmarks.real_lms.fetch_texts FOLDER
+
+downloads ``sae-probes`` (45 MB, MIT) with pip, which is neither installed nor run, and prints the
+path of a ``.jsonl`` file of 15,249 texts: news, essays and encyclopedic passages, shuffled.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import tempfile
+import zipfile
+from pathlib import Path
+
+import zstandard
+from jsonargparse import auto_cli
+
+from benchmarks.common import write_text
+from benchmarks.real_lms.fetch_smollm2 import download_wheel
+
+PACKAGE = "sae-probes==0.4.2"
+FILES = ("100_news_fake", "97_news_class", "94_ai_gen", "57_wikidatais_alive")
+
+
+def main(folder: Path) -> None:
+    """Download the texts, unless they are there.
+
+    Args:
+        folder: Folder of the file.
+    """
+    path = folder / "texts.jsonl"
+    if not path.is_file():
+        with tempfile.TemporaryDirectory() as scratch:
+            texts = read(download_wheel(PACKAGE, scratch))
+        random.Random(0).shuffle(texts)
+        write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    print(path)
+
+
+def read(wheel: Path) -> list[str]:
+    """Return the texts of the chosen files, without repetitions."""
+    csv.field_size_limit(2**30)
+    texts: dict[str, None] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in FILES:
+            with archive.open(f"sae_probes/data/cleaned_data/{name}.csv.zst") as file:
+                content = zstandard.ZstdDecompressor().stream_reader(file).read().decode()
+            texts |= dict.fromkeys(row["prompt"] for row in csv.DictReader(io.StringIO(content)))
+    return list(texts)
+
+
+if __name__ == "__main__":
+    auto_cli(main)

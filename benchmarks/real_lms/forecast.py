@@ -1,0 +1,208 @@
+"""Forecasts of edits on pretrained LMs, beside the outcomes of their training.
+
+    python -m benchmarks.real_lms.run FOLDER --only "[outcomes]"    # trains the edits
+    python -m benchmarks.real_lms.forecast FOLDER                   # forecasts them
+    python -m benchmarks.real_lms.forecast FOLDER --fit true        # the package's OutcomeModel
+    python -m benchmarks.real_lms.forecast FOLDER --costs true      # times forecasts and training
+    python -m benchmarks.real_lms.findings                          # the tables
+
+FOLDER holds a folder for each LM. For each run of edits RUN, ``benchmarks/results/real_lms/LM/``
+holds its cases, RUN.csv, and what was forecast of each, RUN.npz: a new forecaster is judged on
+these in seconds. forecast_costs.json has the times, of a few edits in one process.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from jsonargparse import auto_cli
+
+from benchmarks.common import write_numbers
+from benchmarks.real_lms.forecast_baselines import BASELINES
+from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
+from benchmarks.real_lms.tables import REAL_LMS, edits_of
+from lincorr_lightning.finetune import Edit, EditsDataModule, SourceFinetune
+from lincorr_lightning.finetune.edits import resolve_edits, sample_edits
+from lincorr_lightning.finetune.forecasts import N_SUBJECTS as FITTED_SUBJECTS
+from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining, logits_after_step
+from lincorr_lightning.functional import Outcome
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map import fit_linear_maps
+from lincorr_lightning.lm import LanguageModel, LMConfig, sample_up_to
+
+RIDGES = (0.0, "auto")
+TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
+MAP_SUBJECTS = 1000  # half as many as by default
+TIMED_BASELINES = ("gradient_similarity", "activation_similarity")
+
+
+def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[str, Any]:
+    """Return the forecasts of some edits, and the outcomes of their training.
+
+    Returns:
+        ``before`` and ``predicted/NAME``, target logits ``(n, n_target)``; ``reference``, the same
+        shape, bool; ``after`` and ``outcome``, ``(n,)``, the target label after the training and
+        the position in `Outcome`; ``risk/NAME``, ``(n,)``.
+    """
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
+    with cases.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    raw = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
+    edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm)
+    forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=MAP_SUBJECTS)
+    predicted = {**forecasts.predicted, STEP: step(lm, edits, tokenized, method)}
+    found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
+    for name, baseline in BASELINES.items():
+        found[f"risk/{name}"] = baseline(lm, edits, tokenized).numpy()
+    outcomes = [Outcome(row["outcome"]).code for row in rows]
+    after = [tokenized.target.texts.index(row["answer_after"]) for row in rows]
+    return {
+        "before": forecasts.before.numpy(),
+        "reference": forecasts.reference_mask.numpy(),
+        "after": np.array(after, dtype=np.int16),
+        "outcome": np.array(outcomes, dtype=np.int8),
+        **found,
+    }
+
+
+def step(
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation, method: str
+) -> torch.Tensor:
+    """Return the target logits after the optimizer's step, ``(n, n_target)``."""
+    subjects = [edit.subject for edit in edits]
+    return logits_after_step(
+        lm, edits, relation.source_prompts(subjects), relation.target_prompts(subjects),
+        relation.target.token_ids, TRAINING[method], scales=(STEP_SCALE,),
+    )[0]  # fmt: skip
+
+
+class TrainingTime(L.Callback):
+    """Measures the processor time of a training, without what is before it."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self.start = time.process_time()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop it."""
+        self.seconds = time.process_time() - self.start
+
+
+def measure_costs(folder: Path, method: str, relation: str = "city->country") -> dict[str, float]:
+    """Return the processor time of forecasts and of the training of a few edits, in one process.
+
+    Returns:
+        ``n_edits``; ``training``, without callbacks; and the seconds of forecasters and baselines.
+    """
+    n = 32 if method == "lora" else 8
+    options = {"dtype": "float32", "attn_implementation": "eager"}
+    lm = LanguageModel.from_pretrained(str(folder), **options)
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
+    edits = sample_edits(tokenized, lm, n)
+    others = sample_up_to(lm.tokenizer, FITTED_SUBJECTS, [edit.subject for edit in edits])
+    forecasters: dict[str, Callable[[], object]] = {
+        "in_context": partial(logits_in_context, lm, edits, tokenized),
+        "optimizer_step": partial(step, lm, edits, tokenized, method),
+        "maps": partial(fit_linear_maps, lm, tokenized, others, RIDGES),
+        **{name: partial(BASELINES[name], lm, edits, tokenized) for name in TIMED_BASELINES},
+    }
+    found: dict[str, float] = {"n_edits": n}
+    step(lm, edits[:1], tokenized, method)  # the first call allocates memory
+    for name, forecast in forecasters.items():
+        start = time.process_time()
+        forecast()
+        found[name] = round(time.process_time() - start, 4)
+    timer, training = TrainingTime(), TRAINING[method]
+    module = SourceFinetune(
+        LMConfig(str(folder), **options), method=training.method,
+        learning_rate=training.learning_rate, forecast=False,
+    )  # fmt: skip
+    with TemporaryDirectory() as scratch:
+        trainer = L.Trainer(
+            max_epochs=1, accelerator="cpu", default_root_dir=scratch, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[timer],
+        )  # fmt: skip
+        trainer.fit(module, EditsDataModule(module.lm, relation, n, schedule=module.edit_schedule))
+    return found | {"training": round(timer.seconds, 2)}
+
+
+def save(arrays: dict[str, Any], file: Path) -> None:
+    """Write arrays, those of float64 as float16."""
+    small = {
+        name: value.astype(np.float16) if value.dtype == np.float64 else value
+        for name, value in arrays.items()
+    }
+    part = file.with_name(f".{file.name}.part")
+    with part.open("wb") as stream:
+        np.savez_compressed(stream, **small)
+    part.replace(file)
+
+
+def main(
+    folder: str,
+    only: tuple[str, ...] = (),
+    fit: bool = False,
+    costs: bool = False,
+    output: str = str(REAL_LMS),
+) -> None:
+    """Forecast the edits that have been trained.
+
+    Args:
+        folder: Folder that holds a folder for each LM.
+        only: Beginnings of names of runs, such as outcomes_lora; empty takes all.
+        fit: Whether to fit the model of outcomes that ships on all edits, and forecast nothing.
+        costs: Whether to time forecasts and training, and forecast nothing.
+        output: Folder of the results.
+    """
+    results = Path(output)
+    if fit:
+        everything = load(results)
+        models = {
+            method: {
+                **stored_model(everything, method),
+                "training": one.summary,
+                "step_scale": STEP_SCALE,
+            }
+            for method, one in TRAINING.items()
+            # The edits of one LM alone say nothing of others.
+            if len({run.lm for run in everything if run.method == method}) > 1
+        }
+        file = Path(str(files("lincorr_lightning.finetune") / "outcome_model.json"))
+        write_numbers(file, models)
+        return
+    torch.set_float32_matmul_precision("medium")
+    configs = sorted(Path(folder).glob("**/config.json"))
+    if not configs:
+        raise SystemExit(f"{folder} holds no LM: it has no config.json")
+    for config in configs if costs else ():
+        methods = [run.method for run in load(results) if run.lm == config.parent.name]
+        found = {method: measure_costs(config.parent, method) for method in dict.fromkeys(methods)}
+        write_numbers(results / config.parent.name / "forecast_costs.json", found)
+    for config in configs if not costs else ():
+        lm = None
+        for cases in sorted((results / config.parent.name).glob("outcomes_*.csv")):
+            if cases.with_suffix(".npz").exists() or (only and not cases.stem.startswith(only)):
+                continue
+            print(f"{config.parent.name}: {cases.stem}", flush=True)
+            lm = lm or LanguageModel.from_pretrained(
+                str(config.parent), dtype="float32", attn_implementation="eager"
+            )
+            method, relation = edits_of(cases.stem)
+            arrays = collect(lm, relation, method, cases)
+            save(arrays, cases.with_suffix(".npz"))
+
+
+if __name__ == "__main__":
+    auto_cli(main)

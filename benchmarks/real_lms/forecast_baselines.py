@@ -1,0 +1,156 @@
+"""What the field predicts effects of edits with, written from the papers' descriptions.
+
+Each takes an LM and its edits and returns a risk for each edit: the higher, the less likely it is
+to generalize. Similarities are high where an edit should carry over, so their risk is the negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from lincorr_lightning.finetune.batches import answer_losses, edit_batch
+from lincorr_lightning.finetune.edits import Edit, reference_mask
+from lincorr_lightning.functional import risk
+from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.lm import LanguageModel
+
+Baseline = Callable[[LanguageModel, Sequence[Edit], TokenizedRelation], Tensor]
+
+
+def gradient_similarity(
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
+) -> Tensor:
+    """Cosine of the gradients of the source's answer and of the target's reference.
+
+    GradSim (Qin et al. 2024, arXiv 2407.12828), over all weights.
+    """
+    subjects = [edit.subject for edit in edits]
+    sources, targets = (
+        lm.rows(prompts)
+        for prompts in (relation.source_prompts(subjects), relation.target_prompts(subjects))
+    )
+    tokens = relation.target.token_ids
+    weights = [p for p in lm.model.parameters() if p.is_floating_point()]
+    required = [p.requires_grad for p in weights]
+    lm.model.requires_grad_(True)
+    found = []
+    for edit, source, target in zip(edits, sources, targets, strict=True):
+        loss = answer_losses(lm.model, edit_batch([edit], [0], [source])).sum()
+        ours = dict(zip(weights, torch.autograd.grad(loss, weights), strict=True))
+        target_edit = edit._replace(tokens=(tokens[edit.reference[0]],))
+        loss = answer_losses(lm.model, edit_batch([target_edit], [0], [target])).sum()
+        dot, square = _products(loss, ours)
+        norm = float(get_total_norm(ours.values())) * square**0.5
+        found.append(-dot / max(norm, 1e-30))
+        del ours  # else it stays in memory while the next edit's is computed
+    for weight, was in zip(weights, required, strict=True):
+        weight.requires_grad_(was)
+    return torch.tensor(found)
+
+
+def _products(loss: Tensor, others: Mapping[Tensor, Tensor]) -> tuple[float, float]:
+    """Return the products of a loss's gradient with another one, and with itself.
+
+    Each weight's gradient is freed at once: all of a second gradient would not fit into memory.
+    """
+    dots, squares = [], []
+
+    def add(weight: Tensor) -> None:
+        assert weight.grad is not None
+        dots.append(float(weight.grad.flatten().dot(others[weight].flatten())))
+        squares.append(float(weight.grad.square().sum()))
+        weight.grad = None
+
+    hooks = [weight.register_post_accumulate_grad_hook(add) for weight in others]
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    return sum(dots), sum(squares)
+
+
+def hidden_states(lm: LanguageModel, prompts: Sequence[str], layer: int) -> Tensor:
+    """Return the hidden state of each prompt's last token after a layer, ``(n, width)``."""
+    found = []
+    with torch.no_grad():
+        for row in lm.rows(prompts):
+            ids = torch.tensor([row])
+            output = lm.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+            found.append(output.hidden_states[layer][0, -1].double())
+    return torch.stack(found)
+
+
+def activation_similarity(
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
+) -> Tensor:
+    """Cosine of the middle layer's activations at source and target prompt.
+
+    CLaRE (arXiv 2603.19297) relates facts by activations of one layer, from forward passes alone.
+    """
+    subjects = [edit.subject for edit in edits]
+    layer = lm.model.config.num_hidden_layers // 2
+    source, target = (
+        hidden_states(lm, prompts, layer)
+        for prompts in (relation.source_prompts(subjects), relation.target_prompts(subjects))
+    )
+    return -torch.cosine_similarity(source, target)
+
+
+def popularity(lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation) -> Tensor:
+    """How often the LM gives the reference as its answer, over all subjects of the edits.
+
+    The mean probability among the target labels.
+    """
+    prompts = relation.target_prompts([edit.subject for edit in edits])
+    mean = lm.domain_logits(prompts, relation.target.token_ids).softmax(1).mean(0)
+    return torch.stack([-mean[list(edit.reference)].sum() for edit in edits])
+
+
+def reference_probability(
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
+) -> Tensor:
+    """Probability of the reference before training, among the target labels."""
+    prompts = relation.target_prompts([edit.subject for edit in edits])
+    before = lm.domain_logits(prompts, relation.target.token_ids).softmax(1)
+    return torch.stack(
+        [-row[list(e.reference)].sum() for row, e in zip(before, edits, strict=True)]
+    )
+
+
+def logit_transfer(lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation) -> Tensor:
+    """How far a wrong label leads after the logits' change at the source is carried to the target.
+
+    The change is that of one gradient step of the head until the answer leads, times the kernel of
+    the two prompts' last hidden states (Jin and Ren 2024, arXiv 2402.01865, the fixed logit model).
+    """
+    subjects = [edit.subject for edit in edits]
+    prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
+    source_states, target_states = (hidden_states(lm, each, -1) for each in prompts)
+    kernel = (source_states * target_states).sum(1) / source_states.square().sum(1)
+    answers = relation.source.token_ids
+    tokens = [*answers, *relation.target.token_ids]
+    source = lm.domain_logits(prompts[0], tokens)
+    before = lm.domain_logits(prompts[1], relation.target.token_ids)
+    labels = torch.tensor([edit.label for edit in edits])
+    answer_tokens = torch.tensor(answers)[labels]
+    # Minus the gradient of the loss by the logits of these tokens.
+    step = (torch.tensor(tokens) == answer_tokens[:, None]).double() - source.softmax(1)
+    own = labels[:, None]
+    n = len(answers)
+    gap = source[:, :n].amax(1) - source.gather(1, own)[:, 0]
+    rival = step.gather(1, source[:, :n].argmax(1, keepdim=True))[:, 0]
+    speed = (step.gather(1, own)[:, 0] - rival).clamp(min=1e-9)
+    after = before + (kernel * gap / speed)[:, None] * step[:, n:]
+    return risk(after, reference_mask(edits, after.shape[1]))
+
+
+BASELINES: dict[str, Baseline] = {
+    one.__name__: one
+    for one in (
+        reference_probability, gradient_similarity, activation_similarity, popularity,
+        logit_transfer,
+    )
+}  # fmt: skip

@@ -1,0 +1,201 @@
+"""What needs a GPU, in one call that runs unattended: speed, strategies, a whole page.
+
+    python -m benchmarks.speed.gpu --lm path/to/checkpoint
+    python -m benchmarks.speed.gpu --device cpu --seconds 200    # tries the script
+
+Each part is a process of its own. Its tables and seconds go to
+``benchmarks/results/gpu.json`` as soon as it ends; what fails, or does not end in the time that is
+left, is a row that says so. Runs of `lincorr fit` are compared with the same run on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jsonargparse import auto_cli
+
+from benchmarks.common import QUIET, RESULTS, ROOT, markdown_table, read_numbers, write_numbers
+
+PROBE = ("fit", "--config", "configs/linear_probe.yaml", QUIET)
+LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", QUIET)
+
+
+class Part(NamedTuple):
+    """A process: what it measures, its command line after ``python``, and its run's folder.
+
+    The numbers of a run are compared with those of the CPU.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    run: Path | None = None
+
+
+def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
+    """Yield all parts, the most important first."""
+    on_gpu = device == "cuda"
+    shape, n = ("llama-3-8b", 10_000) if on_gpu else ("small", 200)
+    yield Part(
+        f"reading, shape {shape}",
+        ("-m", "benchmarks.speed.reading", f"--device={device}", f"--shape={shape}",
+         f"--n_subjects={n}", "--dtype=bfloat16", "--n_published=2"),
+    )  # fmt: skip
+    yield Part(
+        "LoRA edits",
+        ("-m", "benchmarks.speed.stacked_edits", "--lm", lm, "--device", device, "--side_by_side",
+         "[1,64]" if on_gpu else "[1,8]", "--n_edits", "64" if on_gpu else "8"),
+    )  # fmt: skip
+    probe = (*PROBE, "--model.knowledge=attribute", "--data.n_subjects=2000")
+    yield from _runs("probe", probe, lm, device, folder)
+    yield from _runs("LoRA edits, callbacks", (*LORA, "--data.n_edits=32"), lm, device, folder)
+    yield Part(
+        "the whole paper",
+        ("-m", "lincorr_lightning", "reproduce", "--lm", lm, "--size",
+         "paper" if on_gpu else "quick", "--output", str(folder / "page"),
+         *(("--overlays", "trainer/gpu.yaml") if on_gpu else ("--only", "figure10"))),
+    )  # fmt: skip
+
+
+def _runs(
+    name: str, command: tuple[str, ...], lm: str, device: str, folder: Path
+) -> Iterator[Part]:
+    """Yield one study with several strategies, that on the CPU first."""
+    strategies: dict[str, tuple[str, ...]] = {"CPU": ()}
+    if device == "cuda":
+        strategies |= {
+            "one GPU": ("--config", "configs/trainer/gpu.yaml"),
+            "one GPU, torch.compile": (
+                "--config", "configs/trainer/gpu.yaml", "--model.lm.compile=true",
+            ),
+            "ddp": ("--config", "configs/trainer/ddp.yaml"),
+            "fsdp": ("--config", "configs/trainer/fsdp.yaml"),
+        }  # fmt: skip
+    for strategy, options in strategies.items():
+        where = folder / f"{name}_{strategy}".replace(" ", "_").replace(",", "")
+        yield Part(
+            f"{name}: {strategy}",
+            ("-m", "lincorr_lightning", *command, *options, f"--model.lm.name_or_path={lm}",
+             f"--trainer.default_root_dir={where}"),
+            where,
+        )  # fmt: skip
+
+
+def execute(part: Part, seconds: float) -> dict[str, Any]:
+    """Run a part, and return its tables and seconds, and its error if it has one."""
+    start = time.perf_counter()
+    found: dict[str, Any] = {}
+    process = subprocess.Popen(
+        [sys.executable, *part.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=seconds)
+        found["tables"] = [line for line in output.splitlines() if line.startswith("|")]
+        if process.returncode:
+            found["error"] = (errors.strip().splitlines() or ["no message"])[-1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the ranks that it launched, too
+        process.communicate()
+        found["error"] = f"not finished after {seconds:.0f} s"
+    return found | {"seconds": time.perf_counter() - start}
+
+
+def numbers_of(folder: Path) -> dict[str, float]:
+    """The numbers of a run that do not depend on the machine, by their path in results.json."""
+    (path,) = folder.rglob("results.json")
+    content = read_numbers(path)
+    found: dict[str, float] = {}
+
+    def collect(value: Any, place: str) -> None:
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                collect(entry, f"{place}.{key}")
+        elif isinstance(value, list):
+            for i, entry in enumerate(value):
+                collect(entry, f"{place}[{i}]")
+        elif isinstance(value, float):
+            found[place] = value
+
+    for key in ("pairs", "gradients", "generalized", "hallucinated"):
+        collect(content.get(key), key)
+    return found
+
+
+def difference(run: Path, reference: Path) -> float:
+    """Return the largest difference of a run's numbers from those of another.
+
+    Raises:
+        ValueError: They do not have the same numbers.
+    """
+    own, other = numbers_of(run), numbers_of(reference)
+    if not other or own.keys() != other.keys():
+        raise ValueError(f"{run} and {reference} do not have the same numbers")
+    return max(abs(own[key] - other[key]) for key in other)
+
+
+def table(content: dict[str, Any]) -> str:
+    """Return all parts: seconds, and how far their numbers are from those of the CPU."""
+    rows = [
+        [name, f"{one['seconds']:.0f}", f"{one['difference']:.1e}" if "difference" in one else "",
+         one.get("error", "")]
+        for name, one in content["parts"].items()
+    ]  # fmt: skip
+    heading = f"{content['device']}, torch {content['torch']}, {content['lm']}\n\n"
+    text = heading + markdown_table(
+        ["part", "seconds", "largest difference from the CPU", "error"], rows
+    )
+    for name, one in content["parts"].items():
+        if one.get("tables"):
+            text += f"\n\n{name}\n\n" + "\n".join(one["tables"])
+    return text
+
+
+def main(
+    lm: str = "tiny-world",
+    device: str = "cuda",
+    seconds: float = 570.0,
+    output: str = str(RESULTS / "gpu.json"),
+) -> None:
+    """Measure all parts.
+
+    Args:
+        lm: The LM of all parts but the first, which has random weights.
+        device: cuda, or cpu to try the script with small sizes.
+        seconds: Time for all parts together.
+        output: File of the results.
+    """
+    end = time.perf_counter() + seconds
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    content: dict[str, Any] = {
+        "device": name, "torch": torch.__version__, "lm": Path(lm).name, "parts": {},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        references: dict[str, Path] = {}
+        for part in parts(lm, device, Path(folder)):
+            left = end - time.perf_counter()
+            late = {"error": "no time was left", "seconds": 0.0}
+            found = execute(part, left) if left > 5 else late
+            if part.run is not None and "error" not in found:
+                study = part.name.partition(":")[0]
+                reference = references.setdefault(study, part.run)
+                try:
+                    found["difference"] = difference(part.run, reference)
+                except ValueError as error:
+                    found["error"] = str(error)
+            content["parts"][part.name] = found
+            write_numbers(output, content)
+    print(table(content))
+
+
+if __name__ == "__main__":
+    auto_cli(main)
