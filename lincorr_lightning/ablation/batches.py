@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,28 +22,39 @@ from lincorr_lightning.ablation.mappings import (
     map_labels,
 )
 from lincorr_lightning.ablation.paired_texts import PairedTexts
+from lincorr_lightning.errors import require
 from lincorr_lightning.lm.config import LMConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PhaseName = Literal["uncomposed", "compose", "learn"]
+"""``compose`` reads paired texts, ``learn`` the source texts of new subjects, and ``uncomposed``
+these too, before anything is composed."""
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A phase of training.
+class PhaseSettings:
+    """Hyper-parameters of a phase of training."""
 
-    Attributes:
-        name: ``compose`` reads paired texts, ``learn`` the source texts of new subjects, and
-            ``uncomposed`` these too, before anything is composed.
-        epochs: Passes over its texts.
-        batch_size: Texts of a step.
-    """
+    epochs: int = 40
+    """Passes over the texts; 0 skips the phase."""
 
-    name: PhaseName
-    epochs: int
-    batch_size: int
+    batch_size: int = 256
+    """Texts per step."""
+
+    learning_rate: float = 1e-3
+    """Learning rate of AdamW, whose state is reset at the beginning of the phase."""
+
+    weight_decay: float = 0.3
+    """Weight decay of AdamW."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        lowest = {"epochs": 0, "batch_size": 1, "learning_rate": 0, "weight_decay": 0}
+        for name, least in lowest.items():
+            names = f"model.compose.{name} or model.learn.{name}"
+            require(names, getattr(self, name), at_least=least)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class TrainingPlan:
     lm: LMConfig
     mappings: tuple[MappingName, ...]
     seeds: tuple[int, ...]
-    phases: tuple[Phase, ...]
+    phases: Mapping[PhaseName, PhaseSettings]
 
 
 class PairedCorpus:
@@ -95,6 +107,7 @@ class PairedCorpus:
     ) -> None:
         self.labels, self.texts = labels, tuple(texts)
         self.mappings, self.seeds = tuple(mappings), tuple(seeds)
+        self.n_paired, self.n_new = texts[0].n_paired, texts[0].n_new
         self.mapped: list[list[MappedLabels]] = [
             [map_labels(labels, name, tokenizer, seed) for name in mappings] for seed in seeds
         ]
@@ -111,15 +124,11 @@ class PairedCorpus:
         answers = answer_token_ids(labels, tokenizer)
         self.vocabularies = [sorted(answers.union(*rows)) for rows in self.token_ids]
 
-    @property
-    def n_paired(self) -> int:
-        """Number of subjects of paired texts, the first ones of each seed."""
-        return self.texts[0].n_paired
-
-    @property
-    def n_new(self) -> int:
-        """Number of new subjects of each seed."""
-        return self.texts[0].n_new
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all texts and answers."""
+        tokens = [[(m.source_tokens, m.target_tokens) for m in row] for row in self.mapped]
+        return hashlib.sha256(repr((self.texts, self.token_ids, tokens)).encode()).hexdigest()[:16]
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -152,9 +161,13 @@ class PhaseDataset(Dataset[TextBatch]):
     """The steps of one rank, all phases in one epoch, each made from its number alone."""
 
     def __init__(
-        self, corpus: PairedCorpus, phases: Sequence[Phase], rank: int = 0, world_size: int = 1
+        self,
+        corpus: PairedCorpus,
+        phases: Mapping[PhaseName, PhaseSettings],
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        self.corpus, self.phases = corpus, tuple(phases)
+        self.corpus, self.phases = corpus, phases
         self._rank, self._world_size = rank, world_size
         n = corpus.n_paired + corpus.n_new
         paired, new = np.arange(corpus.n_paired), np.arange(corpus.n_paired, n)
@@ -167,29 +180,26 @@ class PhaseDataset(Dataset[TextBatch]):
     @property
     def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from, on all ranks together."""
-        return {
-            "phases": [asdict(phase) for phase in self.phases],
-            "seeds": self.corpus.seeds,
-            "n_texts": {name: len(texts) for name, texts in self._texts.items()},
-        }
+        phases = {name: [one.epochs, one.batch_size] for name, one in self.phases.items()}
+        return {"phases": phases, "seeds": self.corpus.seeds, "texts": self.corpus.fingerprint}
 
-    def _n_steps(self, phase: Phase) -> int:
-        return -(-len(self._texts[phase.name]) // phase.batch_size)
+    def _n_steps(self, name: PhaseName) -> int:
+        return -(-len(self._texts[name]) // self.phases[name].batch_size)
 
     def __len__(self) -> int:
         """Number of steps of all phases."""
-        return sum(phase.epochs * self._n_steps(phase) for phase in self.phases)
+        return sum(phase.epochs * self._n_steps(name) for name, phase in self.phases.items())
 
     def __getitem__(self, index: int) -> TextBatch:
         """Return a step."""
-        for number, phase in enumerate(self.phases):
-            n_steps = self._n_steps(phase)
+        for number, (name, phase) in enumerate(self.phases.items()):
+            n_steps = self._n_steps(name)
             if index >= phase.epochs * n_steps:
                 index -= phase.epochs * n_steps
                 continue
             epoch, step = divmod(index, n_steps)
             members = slice(step * phase.batch_size, (step + 1) * phase.batch_size)
-            texts = self._texts[phase.name]
+            texts = self._texts[name]
             orders = [_order(seed, number, epoch, len(texts)) for seed in self.corpus.seeds]
             rows = texts[np.stack(orders)[:, members]]
             own = np.array_split(rows, self._world_size, axis=1)[self._rank]
@@ -198,7 +208,7 @@ class PhaseDataset(Dataset[TextBatch]):
                 self.corpus,
                 torch.from_numpy(np.ascontiguousarray(own)),
                 n_rows=rows.shape[1],
-                phase=phase.name,
+                phase=name,
                 epoch=epoch,
                 begins=index == 0,
                 ends_epoch=last,

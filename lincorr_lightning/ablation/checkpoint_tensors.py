@@ -1,11 +1,12 @@
-"""Reading single tensors of a checkpoint, without the rest of it."""
+"""Reading single tensors of a checkpoint or GGUF file, without the rest of it."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -16,23 +17,71 @@ from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.loading import Checkpoint, explained, first_line
 
 _SAFETENSORS, _BIN = "model.safetensors", "pytorch_model.bin"
-_ROWS_AT_ONCE = 4096  # compared at a time, so that tensors are not read whole
 
 
-class CheckpointTensors:
-    """The tensors of a Hugging Face checkpoint by name, each read only when it is needed.
+class Tensors(Protocol):
+    """The tensors of a file or checkpoint by name, each read only when it is needed."""
 
-    Supported are safetensors and torch's ``.bin``, whole or in shards. Where a checkpoint has
-    several formats, it is the one that transformers loads.
+    @property
+    def keys(self) -> Collection[str]:
+        """Names of the tensors."""
 
-    Args:
-        checkpoint: The checkpoint.
+    def read(self, *keys: str) -> list[Tensor]:
+        """Return some tensors.
 
-    Attributes:
-        keys: Names of the tensors.
+        Raises:
+            LanguageModelError: A file is missing or damaged, or cannot be dequantized.
+        """
+
+
+def open_tensors(checkpoint: Checkpoint) -> Tensors:
+    """Open a Hugging Face checkpoint or a GGUF file.
 
     Raises:
-        LanguageModelError: It has no weights, or a file is damaged.
+        LanguageModelError: It has no weights, or a file is damaged or cut short.
+    """
+    if checkpoint.gguf_file is not None:
+        return _GGUFTensors(checkpoint)
+    return _CheckpointTensors(checkpoint)
+
+
+class _GGUFTensors:
+    """The tensors of a GGUF file by llama.cpp's names, such as ``token_embd.weight``."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import gguf
+
+        self._checkpoint = checkpoint
+        path = Path(checkpoint.location) / str(checkpoint.gguf_file)
+        try:
+            tensors = gguf.GGUFReader(path).tensors
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise LanguageModelError(
+                f"the tensors of {checkpoint} cannot be read: {error}. Is the file complete? "
+                "Compare its size, or download it again."
+            ) from error
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self.keys = self._tensors.keys()
+
+    def read(self, *keys: str) -> list[Tensor]:
+        """Return some tensors, dequantized to float32."""
+        import gguf
+
+        tensors = [self._tensors[key] for key in keys]
+        try:
+            arrays = [gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors]
+        except NotImplementedError as error:
+            raise LanguageModelError(
+                f"{', '.join(keys)} of {self._checkpoint} cannot be dequantized: {error}. Update "
+                "the package gguf, or pass the checkpoint that the file was made from."
+            ) from error
+        return [torch.from_numpy(array.copy()) for array in arrays]
+
+
+class _CheckpointTensors:
+    """The tensors of safetensors or of torch's ``.bin``, whole or in shards.
+
+    Where a checkpoint has several formats, it is the one that transformers loads.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -58,12 +107,8 @@ class CheckpointTensors:
             f"of shards. {self._way_out('the weights')}"
         )
 
-    def read(self, *keys: str) -> dict[str, Tensor]:
-        """Return some tensors, mapped from their files; tied ones remain the same tensor.
-
-        Raises:
-            LanguageModelError: A file is missing or damaged.
-        """
+    def read(self, *keys: str) -> list[Tensor]:
+        """Return some tensors, mapped from their files; tied ones remain the same tensor."""
         tensors: dict[str, Tensor] = {}
         for name in sorted({self._files[key] for key in keys}):
             wanted = [key for key in keys if self._files[key] == name]
@@ -75,24 +120,7 @@ class CheckpointTensors:
                 )
             with self._readable(name):
                 tensors |= _tensors_in(path, wanted)
-        return tensors
-
-    def are_same(self, first: str, second: str) -> bool:
-        """Return whether two tensors are equal in every number.
-
-        Raises:
-            LanguageModelError: A file is missing or damaged.
-        """
-        tensors = self.read(first, second)
-        one, other = tensors[first], tensors[second]
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
-            return True
-        starts = range(0, len(one), _ROWS_AT_ONCE)  # stops reading at the first difference
-        return all(
-            torch.equal(one[i : i + _ROWS_AT_ONCE], other[i : i + _ROWS_AT_ONCE]) for i in starts
-        )
+        return [tensors[key] for key in keys]
 
     def _path(self, name: str) -> Path | None:
         checkpoint = self._checkpoint

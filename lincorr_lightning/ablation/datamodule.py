@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lightning as L
-
 from lincorr_lightning.ablation.batches import PairedCorpus, PhaseDataset, TextBatch, TrainingPlan
 from lincorr_lightning.ablation.mappings import pair_labels
 from lincorr_lightning.ablation.paired_texts import read_paired_texts, resolve_texts, sample_texts
@@ -12,9 +10,10 @@ from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
+from lincorr_lightning.study import StudyData
 
 
-class PairedTextsDataModule(L.LightningDataModule):
+class PairedTextsDataModule(StudyData):
     """Paired texts to compose knowledge from, and source texts of new subjects to learn.
 
     "X lives in the city of Shanghai" with "X lives in the country of China", and "Z lives in the
@@ -61,6 +60,8 @@ class PairedTextsDataModule(L.LightningDataModule):
         if max_source_labels is not None:
             require("data.max_source_labels", max_source_labels, at_least=2)
         self.save_hyperparameters(ignore=["plan"])
+        self.relation, self.n_paired, self.n_new, self.seed = relation, n_paired, n_new, seed
+        self.max_source_labels, self.source_labels = max_source_labels, source_labels
         self._plan = plan
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)  # refuses an unknown one
@@ -101,18 +102,19 @@ class PairedTextsDataModule(L.LightningDataModule):
         del stage
         if self._corpus is not None:
             return
-        plan, settings, rows = self.plan, self.hparams, self._rows
+        plan, rows, only = self.plan, self._rows, self.source_labels
         tokenizer = read_tokenizer(find_checkpoint(plan.lm))
-        relation = TokenizedRelation.of(settings["relation"], self._catalogue, tokenizer)
-        only = settings["source_labels"]
+        relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer)
         if rows is not None and only is None:
             only = list(dict.fromkeys(row.source for row in rows))
-        labels = pair_labels(relation, settings["max_source_labels"], only, settings["seed"])
+        labels = pair_labels(relation, self.max_source_labels, only, self.seed)
         if rows is not None:
             texts = [resolve_texts(rows, labels, tokenizer)] * len(plan.seeds)
         else:
-            n_paired, n_new = settings["n_paired"], settings["n_new"]
-            texts = [sample_texts(labels, tokenizer, n_paired, n_new, s) for s in plan.seeds]
+            texts = [
+                sample_texts(labels, tokenizer, self.n_paired, self.n_new, seed)
+                for seed in plan.seeds
+            ]
         self._corpus = PairedCorpus(labels, texts, plan.mappings, plan.seeds, tokenizer)
 
     def train_dataloader(self) -> ResumableLoader:

@@ -3,66 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from time import monotonic
 from typing import Any, cast, get_args
 
-import lightning as L
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.ablation.batches import Phase, PhaseName, TextBatch, TrainingPlan
+from lincorr_lightning.ablation.batches import PhaseName, PhaseSettings, TextBatch, TrainingPlan
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.ablation.pooled_texts import Candidates, PooledTexts
-from lincorr_lightning.ablation.results import ablation_results
 from lincorr_lightning.ablation.scores import RunScores, baselines, cases, score, score_paired
 from lincorr_lightning.ablation.token_embedding import (
     EmbeddingSource,
     TokenEmbedding,
     read_token_embedding,
 )
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.results.loggers import log_scalars
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import (
-    is_dry_run,
-    prepare_run_folder,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.study import Study, as_settings
 
 
-@dataclass(frozen=True)
-class PhaseSettings:
-    """Hyper-parameters of a phase of training."""
-
-    epochs: int = 40
-    """Passes over the texts; 0 skips the phase."""
-
-    batch_size: int = 256
-    """Texts per step."""
-
-    learning_rate: float = 1e-3
-    """Learning rate of AdamW, whose state is reset at the beginning of the phase."""
-
-    weight_decay: float = 0.3
-    """Weight decay of AdamW."""
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        lowest = {"epochs": 0, "batch_size": 1, "learning_rate": 0, "weight_decay": 0}
-        for name, least in lowest.items():
-            names = f"model.compose.{name} or model.learn.{name}"
-            require(names, getattr(self, name), at_least=least)
-
-
-class VocabularyAblation(L.LightningModule):
+class VocabularyAblation(Study):
     """Trains one feed-forward network between pretrained token embeddings.
 
     A text is the mean of its tokens' embeddings; the output of the network times the same
@@ -95,10 +63,9 @@ class VocabularyAblation(L.LightningModule):
     Raises:
         ConfigError: A setting is out of range.
 
-    Attributes:
-        results: Scores after training, on rank 0; None before.
     """
 
+    study = "vocabulary_ablation"
     batch_type = TextBatch
 
     def __init__(
@@ -115,14 +82,11 @@ class VocabularyAblation(L.LightningModule):
         score_every: int = 10,
     ) -> None:
         super().__init__()
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        network = NetworkSettings(**network) if isinstance(network, Mapping) else network
-        compose = PhaseSettings(**compose) if isinstance(compose, Mapping) else compose
-        learn = PhaseSettings(**learn) if isinstance(learn, Mapping) else learn
-        mappings = cast(tuple[MappingName, ...], tuple(split_names(mapping)))
-        all_seeds = tuple([0] if seeds is None else seeds)
+        lm, network = as_settings(LMConfig, lm), as_settings(NetworkSettings, network)
+        compose, learn = as_settings(PhaseSettings, compose), as_settings(PhaseSettings, learn)
+        mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
         for name, chosen, known in (
-            ("mapping", mappings, MAPPINGS),
+            ("mapping", mapping, MAPPINGS),
             ("candidates", (candidates,), get_args(Candidates)),
             ("embedding_source", (embedding_source,), get_args(EmbeddingSource)),
         ):
@@ -131,45 +95,35 @@ class VocabularyAblation(L.LightningModule):
                     f"model.{name} is {', '.join(map(repr, chosen)) or 'empty'}; it must be of "
                     f"{', '.join(known)}, each once."
                 )
-        if not all_seeds or len(set(all_seeds)) < len(all_seeds) or min(all_seeds) < 0:
-            raise ConfigError(
-                f"model.seeds is {list(all_seeds)}; it must hold whole numbers, each once."
-            )
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ConfigError(f"model.seeds is {seeds}; it must hold whole numbers, each once.")
         require("model.learn.epochs", learn.epochs, at_least=1)
         require("model.score_every", score_every, at_least=1)
-        self._network_settings, self._settings = network, {"compose": compose, "learn": learn}
-        phases: list[Phase] = []
+        self.save_hyperparameters(logger=False)
+        self.embedding_source, self.candidates = embedding_source, candidates
+        self.network, self.score_every = network, score_every
+        phases: dict[PhaseName, PhaseSettings] = {"learn": learn}
         if compose.epochs:
+            phases = {"compose": compose, "learn": learn}
             if skip_compose_baseline:
-                phases.append(Phase("uncomposed", learn.epochs, learn.batch_size))
-            phases.append(Phase("compose", compose.epochs, compose.batch_size))
-        phases.append(Phase("learn", learn.epochs, learn.batch_size))
-        self.plan = TrainingPlan(lm, mappings, all_seeds, tuple(phases))
+                phases = {"uncomposed": learn, **phases}
+        self.plan = TrainingPlan(
+            lm, cast(tuple[MappingName, ...], tuple(mapping)), tuple(seeds), phases
+        )
         """What the study needs of its data, for `PairedTextsDataModule`."""
-        self.save_hyperparameters(
-            {
-                "lm": asdict(lm), "embedding_source": embedding_source, "mapping": list(mappings),
-                "seeds": list(all_seeds), "skip_compose_baseline": skip_compose_baseline,
-                "candidates": candidates, "network": asdict(network), "compose": asdict(compose),
-                "learn": asdict(learn), "score_every": score_every,
-            },
-            logger=False,
-        )  # fmt: skip
         self.embedding: TokenEmbedding | None = None
         self.texts: PooledTexts | None = None
         self.scores: dict[str, list[RunScores]] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
-        self.results: Results | None = None
         self._batch: TextBatch | None = None
+        self._restored_texts: str | None = None
         self._started = 0.0
 
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check the trainer and the run's folder before anything is trained."""
-        del stage
-        refuse_sharding(self.trainer, "VocabularyAblation")
-        if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
+        """Check the trainer before anything is trained."""
+        if self.trainer.max_epochs not in (1, None) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             raise ConfigError(
                 f"trainer.max_epochs is {self.trainer.max_epochs}, but all phases together are one "
                 "epoch of the trainer. Set it to 1, and the epochs of the phases as "
@@ -180,17 +134,17 @@ class VocabularyAblation(L.LightningModule):
                 "trainer.accumulate_grad_batches must be 1; set model.compose.batch_size and "
                 "model.learn.batch_size instead."
             )
-        prepare_run_folder(self.trainer)
+        super().setup(stage)
 
     def configure_model(self) -> None:
         """Read the token embedding, and initialize the networks."""
         if self.embedding is not None:
             return
-        self.embedding = read_token_embedding(self.plan.lm, self.hparams["embedding_source"])
+        self.embedding = read_token_embedding(self.plan.lm, self.embedding_source)
         self.networks = StackedNetworks(
             len(self.plan.seeds) * len(self.plan.mappings),
             self.embedding.weight.shape[1],
-            self._network_settings,
+            self.network,
         )
         self._reset_networks()
 
@@ -203,7 +157,7 @@ class VocabularyAblation(L.LightningModule):
         # Lightning's gradient scaler for float16 does not support the fused one.
         fused = self.trainer.precision != "16-mixed"
         return torch.optim.AdamW(
-            self.networks.parameters(), lr=self._settings["learn"].learning_rate, fused=fused
+            self.networks.parameters(), lr=self.plan.phases["learn"].learning_rate, fused=fused
         )
 
     # -- training --------------------------------------------------------------------------------
@@ -222,11 +176,11 @@ class VocabularyAblation(L.LightningModule):
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         optimizer.state.clear()
-        settings = self._settings["compose" if batch.phase == "compose" else "learn"]
+        settings = self.plan.phases[batch.phase]
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate
             group["weight_decay"] = settings.weight_decay
-        if batch.phase != "learn" or self._settings["compose"].epochs == 0:
+        if batch.phase != "learn" or "compose" not in self.plan.phases:
             self._reset_networks()
 
     def _pool(self, batch: TextBatch) -> PooledTexts:
@@ -238,9 +192,13 @@ class VocabularyAblation(L.LightningModule):
                 f"{list(corpus.seeds)}, the study for {', '.join(plan.mappings)} and "
                 f"{list(plan.seeds)}. Pass plan=module.plan to the data."
             )
-        return PooledTexts(
-            corpus, self.embedding, self.hparams["candidates"], self._network_settings, self.device
-        )
+        if self._restored_texts not in (None, corpus.fingerprint):
+            raise CheckpointError(
+                "the checkpoint was written with other texts (data.relation, n_paired, n_new, "
+                "source labels, seed or file). Use the settings of the run that wrote it (its "
+                "config.yaml), or start a new run."
+            )
+        return PooledTexts(corpus, self.embedding, self.candidates, self.network, self.device)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
@@ -289,22 +247,21 @@ class VocabularyAblation(L.LightningModule):
 
     def _score(self, batch: TextBatch) -> None:
         """Score the networks every `score_every` epochs, and at the end of a phase."""
-        every: int = self.hparams["score_every"]
-        if not batch.ends_epoch or ((batch.epoch + 1) % every and not batch.ends):
+        due = (batch.epoch + 1) % self.score_every == 0 or batch.ends
+        if not (batch.ends_epoch and due):
             return
         if batch.phase == "compose":
             self._log(batch.phase, score_paired(self._texts, self.networks))
         if batch.phase != "compose" or batch.ends:
-            scores = score(self._texts, self.networks)
+            scores = score(self._texts, self.networks, batch.phase != "uncomposed")
             if batch.ends:
                 self.scores[batch.phase] = scores
             if batch.phase != "compose":
-                shape = (len(self.plan.seeds), len(self.plan.mappings))
-                found = {
-                    name: torch.tensor([getattr(one, name) for one in scores]).view(shape)
-                    for name in ("source_learned", "generalized")
-                }
-                self._log(batch.phase, {name: v.mean(0).tolist() for name, v in found.items()})
+                shares = torch.tensor([[one.source_learned, one.generalized] for one in scores])
+                means = shares.view(len(self.plan.seeds), -1, 2).mean(0).T.tolist()
+                self._log(
+                    batch.phase, dict(zip(("source_learned", "generalized"), means, strict=True))
+                )
 
     def _log(self, phase: PhaseName, shares: Mapping[str, list[float]]) -> None:
         """Log shares by mapping."""
@@ -318,35 +275,32 @@ class VocabularyAblation(L.LightningModule):
         for key, value in scalars.items():
             self.history.setdefault(key, []).append((step, value))
 
-    def on_train_end(self) -> None:
-        """Write the results."""
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
-            return
-        seconds = monotonic() - self._started
+    def build_results(self) -> Results:
+        """Return shares, tables and figures."""
+        from lincorr_lightning.ablation.results import ablation_results
+
         if self.texts is None:  # resumed after the last step
             self.texts = self._pool(self.trainer.train_dataloader.dataset[0])  # type: ignore[union-attr]
         texts, embedding = self.texts, self.embedding
         assert embedding is not None
-        self.results = ablation_results(
+        return ablation_results(
             texts.corpus,
             embedding,
-            run_settings(self.trainer),
-            composed=self.scores.get("learn") or score(texts, self.networks),
+            composed=self.scores.get("learn") or score(texts, self.networks, composed=True),
             uncomposed=self.scores.get("uncomposed", ()),
             baselines=baselines(texts),
             history=self.history,
             cases=cases(texts, self.networks, embedding.tokenizer),
-            seconds=seconds,
+            seconds=monotonic() - self._started,
         )
-        write_results(self.trainer, self.results)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the settings, the fingerprint of the embedding, and the scores so far."""
-        checkpoint["ablation"] = {
-            "settings": run_settings(self.trainer),
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the fingerprints of embedding and texts, and the scores so far."""
+        return {
             "embedding": self._fingerprint,
+            "texts": self._texts.corpus.fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
         }
@@ -356,32 +310,19 @@ class VocabularyAblation(L.LightningModule):
         assert self.embedding is not None
         return self.embedding.fingerprint
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the scores."""
-        stored = checkpoint.get("ablation")
-        if stored is None or "scores" not in stored:
-            raise ConfigError(
-                "this is not a checkpoint of VocabularyAblation. Pass one that this study wrote."
-            )
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores; refuse another embedding."""
         self.configure_model()
-        theirs, ours = stored["settings"], run_settings(self.trainer)
-        different = [
-            f"{kind}.{name}"
-            for kind, then, now in (("model", theirs, ours), ("data", theirs["data"], ours["data"]))
-            for name, value in then.items()
-            if name not in ("lm", "data", "texts_file") and now.get(name) != value
-        ]
-        if stored["embedding"] != self._fingerprint:
-            different.append("model.lm")
-        if different:
-            raise ConfigError(
-                f"the checkpoint was written with another {different[0]}. Use the settings of the "
-                "run that wrote it (its config.yaml), or start a new run."
+        if state["embedding"] != self._fingerprint:
+            raise CheckpointError(
+                "the checkpoint was written with another model.lm. Use the settings of the run "
+                "that wrote it (its config.yaml), or start a new run."
             )
+        self._restored_texts = state["texts"]
         self.scores = {
-            name: [RunScores(**one) for one in runs] for name, runs in stored["scores"].items()
+            name: [RunScores(**one) for one in runs] for name, runs in state["scores"].items()
         }
         self.history = {
             key: [(int(step), float(share)) for step, share in points]
-            for key, points in stored["history"].items()
+            for key, points in state["history"].items()
         }

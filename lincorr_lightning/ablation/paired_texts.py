@@ -50,9 +50,6 @@ class PairedTexts:
             yield phase, subject, labels.source_text(answer), labels.target_text(answer)
 
 
-# -- sampled ---------------------------------------------------------------------------------
-
-
 def sample_texts(
     labels: PairedLabels, tokenizer: PreTrainedTokenizerBase, n_paired: int, n_new: int, seed: int
 ) -> PairedTexts:
@@ -65,9 +62,7 @@ def sample_texts(
     """
     subjects = _sample_subjects(labels, tokenizer, n_paired + n_new, seed)
     rng = np.random.default_rng([seed, 4])
-    answers: list[int] = []
-    for n in (n_paired, n_new):
-        answers += (rng.permutation(n) % len(labels)).tolist()
+    answers = [a for n in (n_paired, n_new) for a in (rng.permutation(n) % len(labels)).tolist()]
     return PairedTexts(tuple(subjects), tuple(answers), n_paired)
 
 
@@ -76,19 +71,19 @@ def _sample_subjects(
 ) -> list[str]:
     answers = answer_token_ids(labels, tokenizer)
     available = len(usable_strings(tokenizer))
-    found: dict[tuple[int, ...], str] = {}
+    subjects: dict[tuple[int, ...], str] = {}
     # A longer sample begins with the shorter one.
     for n_sampled in (min(2 * n, available), available):
-        found = {}
+        subjects = {}
         sample = sample_subjects(tokenizer, n_sampled, seed=seed)
         for subject, tokens in zip(sample, _own_tokens(sample, labels, tokenizer), strict=True):
             if tokens and answers.isdisjoint(tokens):
-                found.setdefault(tokens, subject)
-            if len(found) == n:
-                return list(found.values())
+                subjects.setdefault(tokens, subject)
+            if len(subjects) == n:
+                return list(subjects.values())
     raise SubjectsError(
-        f"{n} subjects are needed; the vocabulary has {len(found)} that are distinct and contain "
-        "no answer. Lower data.n_paired or data.n_new."
+        f"{n} subjects are needed; the vocabulary has {len(subjects)} that are distinct and "
+        "contain no answer. Lower data.n_paired or data.n_new."
     )
 
 
@@ -104,18 +99,8 @@ def _own_tokens(
         yield () if tokenizer.unk_token_id in own else own
 
 
-# -- from a file -----------------------------------------------------------------------------
-
-
 class TextRow(NamedTuple):
-    """A row of a file of texts.
-
-    Attributes:
-        where: File and line, for messages.
-        phase: ``compose`` for a pair of texts, ``learn`` for a source text alone.
-        subject: The subject.
-        source: Its source answer.
-    """
+    """A row of a file of texts, with its file and line for messages."""
 
     where: str
     phase: str
@@ -127,33 +112,30 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
     """Read a file of texts, such as the ``tables/texts.csv`` of a run.
 
     Args:
-        path: JSONL or CSV in UTF-8, with ``phase``, ``subject`` and ``source`` of each text. The
-            target follows from the relation; a column ``target`` is ignored.
+        path: JSONL or CSV in UTF-8, with ``phase`` (compose or learn), ``subject`` and ``source``
+            of each text. The target follows from the relation; a column ``target`` is ignored.
 
     Raises:
         SubjectsError: The file cannot be read, has no text of a phase, an invalid line, or a
             subject twice; the message names the line.
     """
-    rows: list[TextRow] = []
-    by_subject: dict[str, TextRow] = {}
+    rows: dict[str, TextRow] = {}
     for where, entry in read_rows(path, "texts", _REQUIRED, COLUMNS[3:]):
         row = _parse(entry, where)
-        if row.subject in by_subject:
-            other = by_subject[row.subject]
+        other = rows.setdefault(row.subject, row)
+        if other is not row:
             both = "in both phases" if other.phase != row.phase else "twice"
             raise SubjectsError(
                 f"{where}: {row.subject!r} occurs {both}, also at {other.where}. What is learned "
                 "must be about subjects of no other text: remove one of them."
             )
-        by_subject[row.subject] = row
-        rows.append(row)
     for phase in PHASES:
-        if not any(row.phase == phase for row in rows):
+        if not any(row.phase == phase for row in rows.values()):
             raise SubjectsError(
                 f"{path} has no text of phase {phase!r}. Write a row for each subject, with "
                 "phase, subject and source."
             )
-    return rows
+    return list(rows.values())
 
 
 def _parse(entry: Any, where: str) -> TextRow:
@@ -193,24 +175,27 @@ def resolve_texts(
     tokens = _own_tokens([row.subject for row in ordered], labels, tokenizer)
     seen: dict[tuple[int, ...], TextRow] = {}
     for row, own in zip(ordered, tokens, strict=True):
+        other = seen.setdefault(own, row)
+        problem = ""
         if not own:
-            raise SubjectsError(f"{row.where}: this vocabulary cannot spell {row.subject!r}.")
-        if not answers.isdisjoint(own):
-            raise SubjectsError(
-                f"{row.where}: the subject {row.subject!r} has an answer in it, which would reveal "
-                "it. Choose another subject."
+            problem = f"this vocabulary cannot spell {row.subject!r}. Choose another subject."
+        elif not answers.isdisjoint(own):
+            problem = (
+                f"the subject {row.subject!r} has an answer in it, which would reveal it. Choose "
+                "another subject."
             )
-        if own in seen:
-            raise SubjectsError(
-                f"{row.where}: {row.subject!r} and {seen[own].subject!r} ({seen[own].where}) have "
-                "the same tokens in this vocabulary. Remove one of them."
+        elif other is not row:
+            problem = (
+                f"{row.subject!r} and {other.subject!r} ({other.where}) have the same tokens in "
+                "this vocabulary. Remove one of them."
             )
-        seen[own] = row
-        if row.source not in position:
-            raise SubjectsError(
-                f"{row.where}: {row.source!r} is not one of the source labels of this run. "
-                "Raise data.max_source_labels, or leave it null."
+        elif row.source not in position:
+            problem = (
+                f"{row.source!r} is not one of the source labels of this run. Raise "
+                "data.max_source_labels, or leave it null."
             )
+        if problem:
+            raise SubjectsError(f"{row.where}: {problem}")
     return PairedTexts(
         tuple(row.subject for row in ordered),
         tuple(position[row.source] for row in ordered),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 
 Candidates = Literal["vocabulary", "texts"]
 Side = Literal["source", "target"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 class PooledTexts:
@@ -55,6 +55,7 @@ class PooledTexts:
         device: torch.device | str = "cpu",
     ) -> None:
         self.corpus = corpus
+        self.n_seeds, self.n_mappings = len(corpus.seeds), len(corpus.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
         self.pooled = _standardized(pooled, settings).to(device)
         if candidates == "vocabulary":
@@ -65,8 +66,10 @@ class PooledTexts:
             rows = [embedding.rows(tokens) for tokens in self.candidate_tokens]
             head = pad_sequence(rows, batch_first=True).mT.contiguous()
         self.head = head.to(device)
-        mask = _logit_mask([len(tokens) for tokens in self.candidate_tokens])
-        self.logit_mask = None if mask is None else mask.to(device)
+        n_candidates = torch.tensor([len(tokens) for tokens in self.candidate_tokens])
+        beyond = torch.arange(int(n_candidates.max())) >= n_candidates[:, None, None]
+        mask = torch.zeros(beyond.shape).masked_fill(beyond, -torch.inf).to(device)
+        self.logit_mask = mask if bool(beyond.any()) else None
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
         seeds = list(zip(corpus.texts, corpus.mapped, index, strict=True))
         answers = [[_answers(texts, m, column) for m in mapped] for texts, mapped, column in seeds]
@@ -83,16 +86,6 @@ class PooledTexts:
                 domain[s, m, :n] = torch.tensor([column[t] for t in mapping.domain_tokens])
                 reference[s, m, :, :n] = torch.from_numpy(mapping.reference[sources])
         self.domain, self.reference_mask = domain.to(device), reference.to(device)
-
-    @property
-    def n_seeds(self) -> int:
-        """Number of seeds."""
-        return len(self.corpus.seeds)
-
-    @property
-    def n_mappings(self) -> int:
-        """Number of mappings of each seed."""
-        return len(self.corpus.mappings)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
@@ -132,15 +125,6 @@ def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
     if settings.input_rms is not None:
         pooled = pooled * (settings.input_rms / pooled.pow(2).mean((1, 2), keepdim=True).sqrt())
     return pooled.contiguous()
-
-
-def _logit_mask(n_candidates: Sequence[int]) -> Tensor | None:
-    if min(n_candidates) == max(n_candidates):
-        return None
-    mask = torch.zeros(len(n_candidates), 1, max(n_candidates))
-    for row, n in zip(mask, n_candidates, strict=True):
-        row[:, n:] = -torch.inf
-    return mask
 
 
 def _answers(texts: PairedTexts, mapping: MappedLabels, column: dict[int, int]) -> list[int]:

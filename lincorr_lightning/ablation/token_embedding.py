@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.ablation.checkpoint_tensors import CheckpointTensors
-from lincorr_lightning.ablation.gguf_tensors import GGUFTensors
+from lincorr_lightning.ablation.checkpoint_tensors import open_tensors
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer, fingerprint_weights
@@ -70,20 +69,16 @@ class TokenEmbedding:
         """Hashes of ``tokenizer`` and ``weights``, and the ``dtype``; reads the whole matrix."""
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, ()),
-            "dtype": self._dtype,
+            "dtype": dtype_name(self.weight.dtype),
             "weights": fingerprint_weights(nn.ParameterDict({"weight": self.weight})),
         }
-
-    @property
-    def _dtype(self) -> str:
-        return dtype_name(self.weight.dtype)
 
     @property
     def info(self) -> dict[str, Any]:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
             "name_or_path": self.name_or_path,
-            "dtype": self._dtype,
+            "dtype": dtype_name(self.weight.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.weight.numel(),
         }
@@ -144,8 +139,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     checkpoint = find_checkpoint(config)
     layout = _layout(read_config(checkpoint, must_be_causal=False), config.trust_remote_code)
     tokenizer = read_tokenizer(checkpoint)
-    is_gguf = checkpoint.gguf_file is not None
-    tensors = GGUFTensors(checkpoint) if is_gguf else CheckpointTensors(checkpoint)
+    tensors = open_tensors(checkpoint)
     inputs = _find(tensors.keys, layout.inputs, _USUAL_INPUTS)
     head = _find([key for key in tensors.keys if key != inputs], layout.heads, _USUAL_HEADS)
     if inputs is None and layout.ties:
@@ -157,7 +151,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
             f"{f' and {n_more} more' if n_more > 0 else ''}. Pass a checkpoint with one."
         )
     # A config that ties may have two matrices: .bin files store the one twice, T5 v1.1 has two.
-    is_tied = layout.ties if head is None else layout.ties and tensors.are_same(inputs, head)
+    is_tied = layout.ties and (head is None or _are_same(*tensors.read(inputs, head)))
     if source == "output" and head is None and not is_tied:
         raise LanguageModelError(
             f"{checkpoint} has no output head. Set model.embedding_source to input."
@@ -169,9 +163,14 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
             "by model.embedding_source: input for the embedding, output for the head.",
             config.name_or_path, key, inputs if key == head else head,
         )  # fmt: skip
-    weight = tensors.read(key)[key].detach()
+    weight = tensors.read(key)[0].detach()
     _check(weight, key, checkpoint, tokenizer)
     return TokenEmbedding(weight, key, is_tied, tokenizer, config.name_or_path)
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(one, other)
 
 
 def _check(

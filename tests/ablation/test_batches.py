@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lincorr_lightning.ablation.batches import Phase, PhaseDataset
+from lincorr_lightning.ablation.batches import PhaseDataset, PhaseSettings
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule
 from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.lm.config import LMConfig
 
-PHASES = (Phase("compose", 2, 5), Phase("learn", 3, 4))
+PHASES = {"compose": PhaseSettings(2, 5), "learn": PhaseSettings(3, 4)}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

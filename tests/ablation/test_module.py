@@ -16,10 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.ablation.batches import PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
-from lincorr_lightning.ablation.results import ablation_results
-from lincorr_lightning.ablation.scores import baselines
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.errors import CheckpointError, ConfigError, LincorrError, NonFiniteError
 from tests.ablation.conftest import COMPOSE, LEARN
 from tests.launching import run_in_two
 from tests.toys import quiet_trainer
@@ -158,26 +156,21 @@ def test_results_keep_the_contract(ablate):
 
 def test_tables_and_figures(ablate):
     run = ablate(seeds=[0, 1])
-    results = ablation_results(
-        run.data.corpus, run.module.embedding, {}, composed=run.module.scores["learn"],
-        uncomposed=run.module.scores["uncomposed"], baselines=baselines(run.module.texts),
-        history=run.module.history, cases=(), seconds=0.0,
-    )  # fmt: skip
+    results = run.module.results
     summary = results.table("summary")
-    assert summary.headline and [row[0] for row in summary.rows] == ["reference", "permuted"]
-    row = dict(zip(summary.keys, summary.rows[0], strict=True))
-    assert row["generalized"] == results.values["generalized"] == run.results["generalized"]
-    assert summary.texts()[0][3] == f"{row['generalized']:.0%}"
-    assert len(results.table("runs").rows) == 8
+    assert summary.headline and list(summary.frame["mapping"]) == ["reference", "permuted"]
+    generalized = summary.frame["generalized"][0]
+    assert generalized == results.values["generalized"] == run.results["generalized"]
+    assert summary.texts()[0][3] == f"{generalized:.0%}"
+    assert len(results.table("runs")) == 8
     with (run.folder / "tables" / "texts.csv").open(newline="") as file:
         phases = [line["phase"] for line in csv.DictReader(file)]
     assert phases == ["compose"] * 40 + ["learn"] * 12
     bars, curves = (figure.draw() for figure in results.figures)
     heights = [bar.get_height() for bar in bars.axes[0].patches]
-    wanted = [
-        one[name] for one in run.results["mappings"] for name in ("generalized", "uncomposed")
-    ]
-    assert heights == pytest.approx(wanted)
+    for i, name in enumerate(("generalized", "uncomposed")):
+        wanted = [one[name] for one in run.results["mappings"]]
+        assert heights[2 * i : 2 * i + 2] == pytest.approx(wanted)
     assert len(curves.axes) == 6
     assert set(results.charts["city->country"]) == {
         axes.get_title(loc="left") for axes in curves.axes
@@ -255,12 +248,12 @@ def test_a_checkpoint_of_other_settings_is_refused(ablate, tmp_path, make_lm):
     keep = ModelCheckpoint(dirpath=tmp_path / "kept", filename="{step}", every_n_train_steps=5)
     ablate(trainer={"callbacks": [keep], "enable_checkpointing": True})
     (kept,) = (tmp_path / "kept").glob("*.ckpt")
-    with pytest.raises(ConfigError, match=r"another model.seeds"):
+    with pytest.raises(CheckpointError, match=r"model.seeds \[0\], this run has \[4\]"):
         ablate(seeds=[4], trainer={"ckpt_path": kept})
-    with pytest.raises(ConfigError, match=r"another data.seed"):
-        ablate(data={"seed": 1}, trainer={"ckpt_path": kept})
+    with pytest.raises(LincorrError, match="texts"):
+        ablate(data={"seed": 1, "max_source_labels": 2}, trainer={"ckpt_path": kept})
     other = str(make_lm(tmp_path / "other", seed=5))
-    with pytest.raises(ConfigError, match=r"another model.lm"):
+    with pytest.raises(CheckpointError, match=r"another model.lm"):
         ablate(lm=other, trainer={"ckpt_path": kept})
 
 
