@@ -8,10 +8,6 @@ from lincorr_lightning.functional.correlation import (
     segmented_pearson,
     summarize,
 )
-from lincorr_lightning.functional.forecast import (
-    forecast_from_map,
-    risk,
-)
 from lincorr_lightning.functional.least_squares import (
     HALF_DECADES,
     LeastSquares,
@@ -22,7 +18,9 @@ from lincorr_lightning.functional.outcomes import (
     Cause,
     Outcome,
     attribute_causes,
+    forecast_from_map,
     outcome_codes,
+    risk,
 )
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 

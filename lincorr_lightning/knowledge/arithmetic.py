@@ -26,12 +26,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:
-    """Return the math family: ``X+1`` to ``X+4``, then the same with ``-``, ``*`` and ``/``.
-
-    Example:
-        >>> [knowledge.prompt("3") for knowledge in arithmetic_knowledge()[:2]]
-        ['3+1=', '3+2=']
-    """
+    """Return the math family: ``X+1`` to ``X+4``, then the same with ``-``, ``*`` and ``/``."""
     answers = tuple(Answer(str(number), str(number)) for number in NUMBERS)
     return tuple(
         Knowledge(

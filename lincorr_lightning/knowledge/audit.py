@@ -39,10 +39,6 @@ def audit(
         knowledge_files: Your own knowledge files, in addition to the built-in ones.
         revision: Branch, tag or commit of a hub id.
         details: Whether to list every label and every dropped answer as well.
-
-    Raises:
-        KnowledgeError: A name is unknown or a file is not valid.
-        LanguageModelError: The LM's tokenizer cannot be read.
     """
     selected = Catalogue.load(*knowledge_files).select(split_names(knowledge))
     domains = audit_domains(selected, _load_tokenizer(lm, revision))

@@ -58,8 +58,7 @@ class Catalogue(Mapping[str, Knowledge]):
             The catalogue, family by family. Without extra files it is always the same object.
 
         Raises:
-            KnowledgeError: A file cannot be read or is not valid; the message names file, key
-                and reason.
+            KnowledgeError: A file is not valid; the message names file, key and reason.
         """
         if not extra_files:
             return _built_in_catalogue()
@@ -94,8 +93,7 @@ class Catalogue(Mapping[str, Knowledge]):
             The pair; its reference is None if no fact relates the two.
 
         Raises:
-            KnowledgeError: The name does not have this form or names an unknown kind of knowledge;
-                the message suggests similar names.
+            KnowledgeError: A name is unknown; the message suggests similar ones.
         """
         parts = [part.strip() for part in name.split(ARROW)]
         if len(parts) != 2 or not all(parts):
@@ -116,19 +114,12 @@ class Catalogue(Mapping[str, Knowledge]):
         )
 
     def select(self, names: Sequence[str]) -> list[Knowledge]:
-        """Return kinds of knowledge by name or by family.
+        """Return kinds of knowledge by name or by family (``attribute``, ..., or ``all``).
 
-        Args:
-            names: Names of kinds of knowledge, names of families (``attribute``, ``math``, ...) or
-                ``all``.
-
-        Returns:
-            The kinds of knowledge in the order of `names`, without repetitions; a family is in the
-            catalogue's order.
+        They are in the order of `names`, without repetitions; a family in the catalogue's order.
 
         Raises:
-            KnowledgeError: A name is neither a kind of knowledge nor a family; the message suggests
-                similar names.
+            KnowledgeError: A name is unknown; the message suggests similar ones.
 
         Example:
             >>> [knowledge.name for knowledge in Catalogue.load().select(["X*2", "math"])][:3]
@@ -157,25 +148,20 @@ class Catalogue(Mapping[str, Knowledge]):
             return arithmetic_reference(source.name, target.name)
         reference = self._facts_between(source, target)
         if not reference and _is_translation(source, target):
-            shared = _identities(source) & _identities(target)
-            reference = {
-                answer.identity: frozenset({answer.identity})
-                for answer in source.answers
-                if answer.identity in shared
-            }
+            shared = (name for name in source.canonical if name in target.canonical)
+            reference = {identity: frozenset({identity}) for identity in shared}
         return reference or None
 
     def _facts_of(self, source: Knowledge) -> dict[str, Mapping[str, tuple[str, ...]]]:
         """Return the facts of the entities that are answers of a kind of knowledge."""
         entities = self._entities.get(source.kind, {})
-        identities = dict.fromkeys(answer.identity for answer in source.answers)
-        return {name: entities[name].facts for name in identities if name in entities}
+        return {name: entities[name].facts for name in source.canonical if name in entities}
 
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         """Return the facts of the source's entities that the target has answers for."""
         if source.alike not in (None, target.kind):
             return {}
-        answers, facts = _identities(target), self._facts_of(source).items()
+        answers, facts = frozenset(target.canonical), self._facts_of(source).items()
         known = {
             name: answers.intersection(by_kind.get(target.kind, ())) for name, by_kind in facts
         }
@@ -196,10 +182,6 @@ class Catalogue(Mapping[str, Knowledge]):
             for identity, by_kind in self._facts_of(source).items()
         }
         return {identity: texts for identity, texts in names.items() if texts}
-
-
-def _identities(knowledge: Knowledge) -> frozenset[str]:
-    return frozenset(answer.identity for answer in knowledge.answers)
 
 
 def _is_translation(source: Knowledge, target: Knowledge) -> bool:
@@ -238,15 +220,7 @@ def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
 
 
 def split_names(names: Sequence[str] | str) -> list[str]:
-    """Return a list of names; a string is split at its commas.
-
-    Raises:
-        KnowledgeError: The names are null.
-
-    Example:
-        >>> split_names("city, country")
-        ['city', 'country']
-    """
+    """Return a list of names; a string is split at its commas."""
     if isinstance(names, str):
         return [name.strip() for name in names.split(",") if name.strip()]
     if names is None:  # jsonargparse passes null even where it is not allowed

@@ -51,13 +51,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Dropped:
-    """An answer without a label.
-
-    Attributes:
-        answer: The answer.
-        reason: Reason in a few words, such as ``subword`` or ``unknown word``.
-        tokens: Decoded tokens of the answer.
-    """
+    """An answer without a label: a reason such as ``unknown word``, and its decoded tokens."""
 
     answer: Answer
     reason: str
@@ -68,10 +62,7 @@ class Dropped:
 class Domain:
     """The labels of one kind of knowledge under one tokenizer.
 
-    Attributes:
-        knowledge: The kind of knowledge.
-        labels: Labels in the order of the knowledge's answers.
-        dropped: Answers without a label, in the same order.
+    Labels, and the answers without one, are in the order of the knowledge's answers.
     """
 
     knowledge: Knowledge
@@ -109,12 +100,9 @@ def build_domain(
     tokenizer: PreTrainedTokenizerBase,
     keep: Collection[Completeness] = WHOLE_WORDS,
 ) -> Domain:
-    """Return the domain of a kind of knowledge under a tokenizer.
+    """Return the domain of a kind of knowledge under a Hugging Face tokenizer.
 
-    Args:
-        knowledge: The kind of knowledge.
-        tokenizer: Any Hugging Face tokenizer.
-        keep: Which labels to keep; the paper keeps `WHOLE_WORDS`.
+    The paper keeps labels that are `WHOLE_WORDS`.
 
     Raises:
         DomainError: No answer has a label; the message counts the reasons.
@@ -205,8 +193,7 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
         for the source label. A column without True has no reference among the labels.
 
     Raises:
-        KnowledgeError: The relation has no reference, or a domain is that of another kind of
-            knowledge.
+        KnowledgeError: The relation has no reference, or a domain is of other knowledge.
     """
     if relation.reference is None:
         raise KnowledgeError(
@@ -233,8 +220,7 @@ def ambiguous_matrix(
     """Return which target labels may stand for another fact about a source label.
 
     The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
-    answer for Atlanta it cannot be judged. " New" stands for New Zealand, and
-    begins the name of the state New Mexico.
+    answer for Atlanta it cannot be judged. " New" of New Zealand also begins New Mexico.
 
     Returns:
         ``(n_target_labels, n_source_labels)`` like W; False where the reference is True.
@@ -296,13 +282,9 @@ class TokenizedRelation:
         tokenizer: PreTrainedTokenizerBase,
         subwords: bool = False,
     ) -> TokenizedRelation:
-        """Look up a relation and tokenize its answers.
+        """Look up a relation, such as ``city->country``, and tokenize its answers.
 
-        Args:
-            name: Name of the relation, such as ``city->country``.
-            catalogue: Catalogue that has the relation.
-            tokenizer: Tokenizer of the LM.
-            subwords: Whether the target's domain also has labels that are beginnings of words.
+        With `subwords`, beginnings of words are labels of the target, too.
 
         Raises:
             KnowledgeError: There is no such relation.
@@ -312,10 +294,12 @@ class TokenizedRelation:
         source = build_domain(relation.source, tokenizer)
         keep = tuple(Completeness) if subwords else WHOLE_WORDS
         target = build_domain(relation.target, tokenizer, keep)
-        if relation.reference is None:
-            mask = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
-        else:
-            mask = reference_matrix(relation, source, target)
+        known = relation.reference is not None
+        mask = (
+            reference_matrix(relation, source, target)
+            if known
+            else _label_matrix(source, target, {}, {})
+        )
         ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
         return cls(relation, source, target, mask, ambiguous)
 

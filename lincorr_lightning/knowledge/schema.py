@@ -68,13 +68,7 @@ class Knowledge:
         return first
 
     def prompt(self, subject: str) -> str:
-        """Return the prompt for a subject; braces in it are left as they are.
-
-        Example:
-            >>> city = Knowledge("city", "attribute", "en", "{} lives in the city of", "city", ())
-            >>> city.prompt("Ada")
-            'Ada lives in the city of'
-        """
+        """Return the prompt for a subject; braces in it are left as they are."""
         return self.template.replace("{}", subject, 1)
 
 

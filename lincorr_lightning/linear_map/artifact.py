@@ -159,9 +159,7 @@ class LinearMap:
     def check_labels(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuse a tokenizer whose tokens of the same ids are other labels.
 
-        Args:
-            tokenizer: Tokenizer of the LM whose logits will be mapped; it may be another LM
-                than the one the map was fitted on.
+        It may be that of another LM than the one the map was fitted on.
 
         Raises:
             LinearMapError: Labels differ; the message names the first ones, and how many there are.
@@ -188,10 +186,7 @@ class LinearMap:
     def save(self, folder: str | Path) -> None:
         """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
 
-        Atomic: a map that was there stays until the new one is complete.
-
-        Args:
-            folder: A new folder, or one that holds a linear map and nothing else.
+        The folder is new, or holds a linear map, which stays until the new one is complete.
 
         Raises:
             OutputError: The folder cannot be written, or holds other files.
@@ -231,9 +226,8 @@ class LinearMap:
             language_model: LM whose logits will be mapped; its labels are checked.
 
         Raises:
-            LinearMapError: The folder or a file of it is missing or damaged, config and tensors
-                disagree, the tensors are not those that were saved, the format is unknown, or the
-                labels are not those of the LM.
+            LinearMapError: A file is missing, damaged or of an unknown format, config and tensors
+                disagree, or the labels are not those of the LM.
         """
         folder = Path(folder)
         config = _read_config(folder)

@@ -1,22 +1,17 @@
 """Maps of one relation, fitted in memory, against scikit-learn and against a probe's run."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import NonFiniteError, SubjectsError
-from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.fitting import fit_linear_maps, sample_fitted_subjects
-from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
@@ -81,34 +76,6 @@ def test_the_map_names_its_labels_prompts_and_lm(
     assert fitted.labels("country") == relation.target.texts
     assert fitted.templates["city"] == "{} lives in the city of"
     assert fitted.fingerprint == lm.fingerprint
-
-
-@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
-def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolerance: float) -> None:
-    rng = np.random.default_rng(0)
-    hidden = rng.normal(size=(140, 12))
-    source = hidden @ rng.normal(size=(12, 12)) + rng.normal(size=(140, 12))
-    target = np.tanh(hidden @ rng.normal(size=(12, 6))) + rng.normal(size=(140, 6))
-    rows = torch.from_numpy(np.hstack([source, target]))
-    judging = [i for i in range(140) if i % 5 == 4]
-    fitting = [i for i in range(140) if i % 5 != 4]
-    means = []
-    for ridge in HALF_DECADES:
-        oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
-        predicted = oracle.fit(source[fitting], target[fitting]).predict(source[judging])
-        r = [stats.pearsonr(predicted[:, j], target[judging][:, j])[0] for j in range(6)]
-        means.append(np.mean(r))
-    allowed = [ridge for ridge, r in zip(HALF_DECADES, means, strict=True)
-               if r >= max(means) - tolerance]  # fmt: skip
-    judge = tuning_rows(140)
-    assert judge.nonzero().flatten().tolist() == judging
-    labels = {"a": SimpleNamespace(labels=range(12)), "b": SimpleNamespace(labels=range(6))}
-    layout = JointLayout(labels, (("a", "b"),))  # type: ignore[arg-type]
-    chosen = choose_ridges(
-        moments_of(rows[~judge]), moments_of(rows[judge]), layout, HALF_DECADES, tolerance
-    )
-    assert chosen == {("a", "b"): allowed[-1]}
-    assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
 
 
 @pytest.mark.parametrize("ridge", [0.0, "auto"])

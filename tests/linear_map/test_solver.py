@@ -1,0 +1,94 @@
+"""Maps of all pairs and their scores from moments, against scikit-learn and scipy on the rows."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LinearRegression, Ridge
+
+from lincorr_lightning.functional import HALF_DECADES, moments_of
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.solver import choose_ridges, fit_and_score, tuning_rows
+
+SIZES = {"a": 6, "b": 4, "c": 5}
+
+
+def layout_of(sizes: dict[str, int], *pairs: tuple[str, str], **more: Any) -> JointLayout:
+    domains: Any = {
+        name: SimpleNamespace(labels=range(n), token_ids=[10 * i + k for k in range(n)])
+        for i, (name, n) in enumerate(sizes.items())
+    }
+    return JointLayout(domains, pairs, **more)
+
+
+def test_fit_and_score_equals_scikit_learn_and_scipy_on_the_rows() -> None:
+    pairs = (("a", "b"), ("c", "a"), ("a", "c"))
+    reference = np.random.default_rng(1).random((4, 6)) < 0.3
+    references: Any = {("a", "b"): reference, ("c", "a"): None, ("a", "c"): np.zeros((5, 6), bool)}
+    layout = layout_of(SIZES, *pairs, control="One day, {} saw a", references=references)
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(500, 8))
+    noise = rng.normal(size=(500, layout.n_columns))
+    rows = np.tanh(hidden @ rng.normal(size=(8, layout.n_columns))) * 3 + noise + 20
+    rows[:, 7] = 0.1  # a label of b that never changes
+    ridges = {("a", "b"): 0.0, ("c", "a"): 10.0, ("a", "c"): 300.0}
+    fit, test = (
+        moments_of(torch.from_numpy(part), layout.n_labels) for part in (rows[:300], rows[300:])
+    )
+    scores = fit_and_score(fit, test, layout, ridges)
+    assert set(scores) == set(pairs)
+    for (source, target), found in scores.items():
+        x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
+        control = layout.control_columns(source).numpy()
+        ridge = ridges[source, target]
+        for columns, r in ((x, found.r), (control, found.control_r)):
+            oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
+            oracle.fit(rows[:300][:, columns], rows[:300][:, y])
+            predicted = oracle.predict(rows[300:][:, columns])
+            expected = [
+                np.nan if y[j] == 7 else stats.pearsonr(predicted[:, j], rows[300:, y[j]])[0]
+                for j in range(len(y))
+            ]
+            assert r is not None
+            np.testing.assert_allclose(r, expected, atol=1e-9)
+            if columns is x:
+                varying = y != 7
+                np.testing.assert_allclose(found.weight[varying], oracle.coef_[varying], atol=1e-9)
+        assert found.permuted_r is not None and found.permuted_r.nanmean() < found.r.nanmean() - 0.2
+    hits = scores["a", "b"].precision
+    assert hits is not None and scores["c", "a"].precision is scores["a", "c"].precision is None
+    best = scores["a", "b"].weight.argmax(0).numpy()
+    judged = reference.any(0)
+    assert hits["influenced"]["1"] == pytest.approx(reference[best, np.arange(6)][judged].mean())
+    assert hits["influencing"]["n"] == reference.any(1).sum()
+    plain = fit_and_score(moments_of(torch.from_numpy(rows[:300])), test, layout_of(SIZES, *pairs))
+    assert plain["a", "b"].permuted_r is plain["a", "b"].control_r is None
+    torch.testing.assert_close(plain["a", "b"].r, scores["a", "b"].r, equal_nan=True)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
+def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(140, 12))
+    source = hidden @ rng.normal(size=(12, 12)) + rng.normal(size=(140, 12))
+    target = np.tanh(hidden @ rng.normal(size=(12, 6))) + rng.normal(size=(140, 6))
+    rows = torch.from_numpy(np.hstack([source, target]))
+    judging = [i for i in range(140) if i % 5 == 4]
+    fitting = [i for i in range(140) if i % 5 != 4]
+    means = []
+    for ridge in HALF_DECADES:
+        oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
+        predicted = oracle.fit(source[fitting], target[fitting]).predict(source[judging])
+        r = [stats.pearsonr(predicted[:, j], target[judging][:, j])[0] for j in range(6)]
+        means.append(np.mean(r))
+    pairs = zip(HALF_DECADES, means, strict=True)
+    allowed = [ridge for ridge, r in pairs if r >= max(means) - tolerance]
+    judge = tuning_rows(140)
+    assert judge.nonzero().flatten().tolist() == judging
+    moments = moments_of(rows[~judge]), moments_of(rows[judge])
+    layout = layout_of({"a": 12, "b": 6}, ("a", "b"))
+    assert choose_ridges(*moments, layout, HALF_DECADES, tolerance) == {("a", "b"): allowed[-1]}
+    assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
