@@ -363,13 +363,14 @@ class TextsDataModule(StudyData):
     def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:
         """Return a loader of the texts that a study reads which trains nothing.
 
-        With `training_tokens` a loader of `TokenStep` from other texts comes first.
+        With `training_tokens` a batch comes first: the `TextBlocks` of other texts.
         """
         if not self.training_tokens:
             return self.val_dataloader()
         other = self.complement(self.training_tokens)
         other.setup("fit")
-        return [DataLoader(other.blocks(), batch_size=None), self.val_dataloader()]
+        blocks = [other.blocks()]
+        return [DataLoader(blocks, batch_size=None), self.val_dataloader()]  # type: ignore[arg-type]
 
 
 def _tokenize(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[int]]:

@@ -7,10 +7,11 @@ rescaled at that token alone, and of some cases the LM reads the rest of the tex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,14 +22,18 @@ from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
 from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, run_layer, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 METHODS = ("top-1", "top-5", "one-to-one")
+EFFECTS = ("success", "activation_change", "loss_change")
 _TOP = 5
 
 SAEs = Mapping[HookPoint, SparseAutoencoder]
@@ -311,9 +316,9 @@ class CutEffect:
     r: float
     group: str
     n: int
-    success: float
-    activation_change: float
-    loss_change: float | None
+    success: float = column(format=".1%")
+    activation_change: float = column(format=".1%")
+    loss_change: float | None = column(format=".1%")
 
 
 @torch.no_grad()
@@ -363,13 +368,21 @@ def measure_deactivation(
     ]
 
 
-def lowest_r(cuts: Sequence[CutEffect]) -> float:
-    """Return the lowest factor by which all predecessors were rescaled; 0 removes them."""
-    return min((cut.r for cut in cuts if cut.sources == "all"), default=0.0)
+def at_lowest_r(cuts: DataFrame) -> DataFrame:
+    """Return the cuts of all predecessors with the lowest factor; 0 removes them."""
+    every = cuts[cuts["sources"] == "all"]
+    return every[every["r"] == every["r"].min()]
 
 
-def mean_over_cases(cuts: Sequence[CutEffect], name: str) -> float | None:
-    """Return the mean of an effect over the cases of all layers; None if it is not known."""
-    known = [(cut.n, getattr(cut, name)) for cut in cuts if getattr(cut, name) is not None]
-    n = sum(count for count, _ in known)
-    return number(sum(count * value for count, value in known) / n) if n else None
+def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Return the means of the effects over the cases of rows that are equal in some columns."""
+    from pandas import DataFrame
+
+    rows: list[dict[str, Any]] = []
+    for key, own in cuts.groupby(list(by), sort=False):
+        rows.append(dict(zip(by, key, strict=True)) | {"n": int(own["n"].sum())})
+        for name in EFFECTS:
+            known = own[own[name].notna()]
+            total = known["n"].sum()
+            rows[-1][name] = (known["n"] * known[name]).sum() / total if total else math.nan
+    return DataFrame(rows, columns=[*by, "n", *EFFECTS])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from lincorr_lightning.flow.deactivation import METHODS, CutEffect, lowest_r, mean_over_cases
-from lincorr_lightning.flow.graph import GROUPS, SHORT, Edge, FlowGraph
+from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, KIND_NAMES, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_flow import RelationFlow
-from lincorr_lightning.flow.steering import STRATEGIES, SteeringPoint, mean_steering
-from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
+from lincorr_lightning.results.plots import bars, curves, legend_below
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
@@ -34,17 +32,14 @@ from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 _KIND_COLOURS: dict[HookKind, str] = {
     "residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN
 }  # fmt: skip
-_GROUP_COLOURS = dict(
-    zip(
-        GROUPS,
-        ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444"),
-        strict=True,
-    )
-)
+_GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
+_PALE = {BLUE: "#9CCBE6", ORANGE: "#F0BC96"}
+"""Colours of controls."""
 _DARK = {BLUE, ORANGE, GREEN, "#444444"}
 _METHOD_COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN), strict=True))
 _STRATEGY_COLOURS = dict(zip(STRATEGIES, (GREY, BLUE, ORANGE, GREEN), strict=True))
@@ -54,18 +49,18 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
     """Draw the share of each group by layer (figures 5, 12, 18)."""
     layers = [each.layer for each in groups]
     figure = new_figure(
-        max(5.6, 0.5 * len(layers) + 3.6), 3.2,
+        max(6.6, 0.5 * len(layers) + 2.0), 3.6,
         f"Where features of {short_name(lm)} come from",
-        f"share of all activations on {n_tokens:,} tokens; a matched predecessor (top-1) counts if "
-        "it is active at the same token",
+        f"share of all activations on {n_tokens:,} tokens, by the hook points at which the most "
+        "similar feature is active at the same token",
     )  # fmt: skip
     axes = figure.add_subplot()
     bottom = np.zeros(len(layers))
-    for group, colour in _GROUP_COLOURS.items():
+    for group, colour in zip(GROUPS, _GROUP_COLOURS, strict=True):
         share = np.array([each.shares.get(group, 0.0) for each in groups])
         if not share.any():
             continue
-        axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=group)
+        axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=GROUP_NAMES[group])
         for x, y, value in zip(layers, bottom + share / 2, share, strict=True):
             if value >= 0.06 and len(layers) <= 14:
                 axes.text(x, y, f"{value:.0%}", ha="center", va="center", fontsize=8,
@@ -76,239 +71,183 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
     axes.set_xticks(layers[:: -(-len(layers) // 16)])
     axes.set_xlim(min(layers) - 0.8, max(layers) + 0.8)
     axes.set_ylim(0, 1)
-    _legend_beside(axes, reverse=True)
+    legend_below(figure, [axes])
     return finish(figure)
 
 
 def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
     """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
-    kinds = [kind for kind in SHORT if any(kind in each.histograms for each in groups)]
-    figure = new_figure(
-        3.3 * len(kinds) + 1.9, 2.9, f"Cosines separate the groups: {short_name(lm)}",
-        "all layers; AUROC: how well the cosine alone predicts that the predecessor is active too "
-        "(mean over layers)",
-    )  # fmt: skip
-    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-    for panel, kind in zip(panels, kinds, strict=True):
+    rows: list[tuple[str, str, float, float]] = []
+    for kind, name in KIND_NAMES.items():
         own = [each for each in groups if kind in each.histograms]
-        for group, colour in _GROUP_COLOURS.items():
+        aurocs = [value for each in own if (value := each.auroc.get(kind)) is not None]
+        panel = name + (f", AUROC {np.mean(aurocs):.2f}" if aurocs else "")
+        for group in GROUPS if own else ():
             counts = np.sum([each.histograms[kind][group] for each in own], axis=0)
-            if counts.any():
-                density = counts / counts.sum() * len(counts)
-                panel.stairs(density, np.linspace(0, 1, len(counts) + 1), color=colour,
-                             label=group, linewidth=1.7)  # fmt: skip
-        auroc = _mean([each.auroc.get(kind) for each in own])
-        title = f"s({SHORT[kind][0]})" + ("" if math.isnan(auroc) else f"   AUROC {auroc:.2f}")
-        label = "density of activations" if panel is panels[0] else ""
-        plain_axes(panel, title, f"cosine to the {SHORT[kind]} predecessor", label)
-        panel.set_xlim(0, 1)
-    handles = {h.get_label(): h for p in panels for h in p.get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), [str(name) for name in handles], loc="outside right upper",
-                  frameon=False, fontsize=8.5, labelcolor=INK)  # fmt: skip
-    return finish(figure)
+            middles = (np.arange(len(counts)) + 0.5) / len(counts)
+            density = counts / max(counts.sum(), 1) * len(counts)
+            for cosine, value in zip(middles, density, strict=True):
+                if counts.any():
+                    rows.append((panel, GROUP_NAMES[group], cosine, value))
+    return curves(
+        _frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
+        "panel", title=f"Cosines separate the groups: {short_name(lm)}",
+        subtitle="all layers; AUROC: how well the cosine alone predicts that the most similar "
+        "feature of the named hook point is active too (mean over layers)",
+        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)), whole_x=False,
+        labels=("cosine to the most similar feature", "density of activations"),
+    )  # fmt: skip
 
 
-def transitions_figure(transitions: Sequence[Transition], lm: str) -> Figure:
+def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
     """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
-    kinds = [kind for kind in SHORT if any(row.kind == kind for row in transitions)]
-    figure = new_figure(
-        2.8 * len(kinds) + 2.4, 2.9,
-        f"What a transition matrix carries over: {short_name(lm)}",
-        "variance of the stream explained by the predecessor’s features (mean over layers); lines "
-        "that leave the figure overshoot",
+    keys = ["kind", "k", "compared"]
+    means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
+    means = means.reset_index()
+    own = means.drop_duplicates(["kind", "k"]).assign(
+        compared="the target’s own SAE", explained_variance=lambda rows: rows["own"]
+    )
+    weights = {name: f"matched by {name}s" for name in ("decoder", "encoder")}
+    points = _frame([*means.to_dict("records"), *own.to_dict("records")], list(means))
+    points = points.assign(
+        compared=points["compared"].replace(weights),
+        kind=points["kind"].map(lambda kind: f"from {KIND_NAMES[kind]}"),
+        # The sum of many sources overshoots without bound; how far does not matter.
+        explained_variance=points["explained_variance"].clip(lower=-1),
+    )
+    return curves(
+        points, "k", "explained_variance", "compared", "kind", share_y=True,
+        title=f"What a transition matrix carries over: {short_name(lm)}",
+        subtitle="variance of the stream explained by features of the named hook point (mean over "
+        "layers; at least −1); k: features of it that are added up for each of the stream",
+        colours={"the target’s own SAE": GREY}, labels=("k", "explained variance"),
     )  # fmt: skip
-    panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
-    low = 0.0
-    for panel, kind in zip(panels, kinds, strict=True):
-        own = [row for row in transitions if row.kind == kind]
-        ks = sorted({row.k for row in own})
-        for compared, colour, marker in (("decoder", BLUE, "o"), ("encoder", ORANGE, "s")):
-            means = [
-                _mean([r.explained_variance for r in own if (r.k, r.compared) == (k, compared)])
-                for k in ks
-            ]
-            panel.plot(range(len(ks)), means, marker=marker, color=colour, label=f"by {compared}s")
-            low = min(low, means[0])
-        panel.axhline(_mean([row.own for row in own]), color=GREY, linestyle="--", linewidth=1,
-                      label="the target’s own SAE")  # fmt: skip
-        panel.axhline(0, color=PALE, linewidth=0.8, zorder=0)
-        label = "explained variance" if panel is panels[0] else ""
-        plain_axes(panel, f"from {SHORT[kind]}", "k", label)
-        panel.set_xticks(range(len(ks)), [str(k) for k in ks])
-    # The sum of many sources overshoots without bound; how far does not matter.
-    panels[0].set_ylim(min(-0.25, max(low - 0.1, -1.0)), 1.05)
-    _legend_beside(panels[-1])
-    return finish(figure)
 
 
-def deactivation_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
     """Draw the share of features switched off with their predecessors, and controls (figure 6)."""
-    r = lowest_r(cuts)
-    rows = [row for row in cuts if row.r == r and row.sources == "all"]
-    groups = [group for group in ("all", *GROUPS) if any(row.group == group for row in rows)]
-    methods = [method for method in METHODS if any(row.method == method for row in rows)]
-    figure = new_figure(
-        max(6.6, 1.35 * len(groups) + 2.6), 3.1, f"Features switched off: {short_name(lm)}",
-        f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token; all layers; "
-        "random: as many other features active there, of the same hook points",
+    lowest = at_lowest_r(cuts)
+    means = case_means(lowest, ["group", "method", "cut"])
+    control = means[means["cut"] == "random"].rename(columns={"success": "random"})
+    matched = means[means["cut"] == "matched"].merge(
+        control[["group", "method", "random"]], "left", ["group", "method"]
+    )
+    order = ["all", *GROUPS]
+    matched = matched.sort_values("group", key=lambda names: names.map(order.index), kind="stable")
+    figure = bars(
+        matched, "group", "success", "method", title=f"Features switched off: {short_name(lm)}",
+        subtitle=f"{_cut(lowest)}; all layers, by the hook points at which predecessors are "
+        "active; random: as many other features active there",
+        marks={"random": "random control"}, colours=_METHOD_COLOURS, label="switched off",
     )  # fmt: skip
-    axes = figure.add_subplot()
-    width = 0.8 / len(methods)
-
-    def success(method: str, cut: str) -> list[float]:
-        return [
-            _success([row for row in rows if (row.method, row.cut, row.group)
-                      == (method, cut, group)])
-            for group in groups
-        ]  # fmt: skip
-
-    for i, method in enumerate(methods):
-        x = np.arange(len(groups)) + (i - (len(methods) - 1) / 2) * width
-        matched = success(method, "matched")
-        axes.bar(x, matched, width * 0.92, color=_METHOD_COLOURS[method], label=method)
-        axes.hlines(success(method, "random"), x - width * 0.46, x + width * 0.46, color=INK,
-                    linewidth=2, label="" if i else "random control")  # fmt: skip
-        _write_values(axes, x, matched, "{:.0%}")
-    plain_axes(axes, "", "", "switched off")
-    counts = [
-        sum(row.n for row in rows
-            if (row.method, row.cut, row.group) == (methods[0], "matched", group))
-        for group in groups
-    ]  # fmt: skip
-    labels = [f"{group.removeprefix('From ')}\n{n:,} cases"
-              for group, n in zip(groups, counts, strict=True)]  # fmt: skip
-    axes.set_xticks(range(len(groups)), labels, fontsize=8.5)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    highest = max(bar.get_height() for bar in axes.patches)  # type: ignore[attr-defined]
-    axes.set_ylim(0, min(1.08, 1.15 * highest + 0.03))
-    _legend_beside(axes)
+    n = matched.drop_duplicates("group").set_index("group")["n"]
+    names = [GROUP_NAMES.get(group, "all").replace(", ", ",\n") for group in n.index]
+    labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
+    figure.axes[0].set_xticks(range(len(n)), labels)
     return finish(figure)
 
 
-def layers_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+def layers_figure(cuts: DataFrame, lm: str) -> Figure:
     """Draw the share of features switched off with their predecessors by layer, and controls."""
-    r = lowest_r(cuts)
-    rows = [row for row in cuts if (row.r, row.sources, row.group) == (r, "all", "all")]
-    layers = sorted({row.layer for row in rows})
-    figure = new_figure(
-        max(5.6, 0.35 * len(layers) + 3.8), 3.0, f"Features switched off by layer: "
-        f"{short_name(lm)}",
-        f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token; dotted: as many "
-        "other features active there",
+    lowest = at_lowest_r(cuts)
+    rows = lowest[lowest["group"] == "all"]
+    return curves(
+        rows.assign(random=rows["cut"] == "random"), "layer", "success", "method", dashed="random",
+        title=f"Features switched off by layer: {short_name(lm)}",
+        subtitle=f"{_cut(lowest)}; dotted: as many other features active there",
+        colours=_METHOD_COLOURS, labels=("layer of the residual stream", "switched off"),
+        percent=True, size=(6.0, 3.0),
     )  # fmt: skip
-    axes = figure.add_subplot()
-    for (method, colour), (cut, style) in product(
-        _METHOD_COLOURS.items(), (("matched", "o-"), ("random", "o:"))
-    ):
-        own = {row.layer: row.success for row in rows if (row.method, row.cut) == (method, cut)}
-        if own:
-            values = [own.get(layer, math.nan) for layer in layers]
-            label = method if cut == "matched" else f"{method}, random"
-            axes.plot(layers, values, style, color=colour, markersize=4, label=label)
-    plain_axes(axes, "", "layer of the residual stream", "switched off")
-    axes.set_xticks(layers[:: -(-len(layers) // 16)])
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(bottom=0)
-    _legend_beside(axes)
-    return finish(figure)
 
 
-def rescaling_figure(cuts: Sequence[CutEffect], lm: str) -> Figure:
+def rescaling_figure(cuts: DataFrame, lm: str) -> Figure:
     """Draw activations and losses as predecessors are rescaled (figures 7, 8)."""
-    rows = [row for row in cuts if row.group == "all" and row.sources == "all"]
-    figure = new_figure(9.6, 2.8, f"Rescaled predecessors: {short_name(lm)}",
-                        "mean over all cases; solid: matched, dotted: random active features of "
-                        "the same hook points")  # fmt: skip
-    titles = {
+    rows = cuts[(cuts["group"] == "all") & (cuts["sources"] == "all")]
+    effects = {
         "success": "switched off",
         "activation_change": "change of activation",
         "loss_change": "change of the loss",
     }
-    panels = figure.subplots(1, len(titles))
-    for panel, (name, title) in zip(panels, titles.items(), strict=True):
-        for (method, colour), (cut, style) in product(
-            _METHOD_COLOURS.items(), (("matched", "o-"), ("random", "o:"))
-        ):
-            own = [row for row in rows if (row.method, row.cut) == (method, cut)]
-            factors = sorted({row.r for row in own})
-            values = [mean_over_cases([row for row in own if row.r == r], name) for r in factors]
-            if factors:
-                panel.plot(factors, np.array(values, float), style, color=colour, markersize=3.5,
-                           label=method if cut == "matched" else None)  # fmt: skip
-        panel.axhline(0, color=PALE, linewidth=0.8, zorder=0)
-        plain_axes(panel, title, "r: factor of the predecessors’ activations", "")
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _legend_beside(panels[-1])
-    return finish(figure)
+    means = case_means(rows, ["r", "method", "cut"]).rename(columns=effects)
+    means = means.assign(random=means["cut"] == "random")
+    points = means.melt(["r", "method", "random"], list(effects.values()), "effect", "share")
+    return curves(
+        points, "r", "share", "method", "effect", "random",
+        title=f"Rescaled predecessors: {short_name(lm)}",
+        subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
+        "features of the same hook points",
+        colours=_METHOD_COLOURS, labels=("r: factor of their activations", ""), percent=True,
+        whole_x=False, each=_zero_line,
+    )  # fmt: skip
 
 
-def steering_figure(points: Sequence[SteeringPoint], lm: str) -> Figure:
+def steering_figure(points: DataFrame, lm: str) -> Figure:
     """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
-    rows = mean_steering(points)
-    labels = list(dict.fromkeys(point.label for point in points))
-    named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
-    figure = new_figure(9.8, 2.8, f"Steering {short_name(lm)} along the flow",
-                        f"towards {named}; mean over {len(labels)} answers; dashed line: without "
-                        "steering")  # fmt: skip
     titles = {
         "behaviour": "probability of the answer",
         "coherence": "perplexity of other texts, before / after",
-        "score": "score: their product",
+        "score": "their product",
     }
-    panels = figure.subplots(1, len(titles))
-    for panel, (name, title) in zip(panels, titles.items(), strict=True):
-        for strategy, colour in _STRATEGY_COLOURS.items():
-            own = sorted((r["strength"], r[name]) for r in rows if r["strategy"] == strategy)
-            if own:
-                # Linear and exponential coincide if no feature is farther than a step.
-                style = "o--" if strategy == "exponential" else "o-"
-                panel.plot(*zip(*own, strict=True), style, color=colour, markersize=3.5,
-                           label=strategy)  # fmt: skip
-        unsteered = [row[name] for row in rows if row["strength"] == 0]
-        if unsteered:
-            panel.axhline(unsteered[0], color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-        plain_axes(panel, title, "strength (in typical activations)", "")
-        panel.set_ylim(-0.02, 1.04)
-    _legend_beside(panels[-1])
-    return finish(figure)
+    labels = list(dict.fromkeys(points["label"]))
+    named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
+    means = mean_steering(points).rename(columns=titles)
+    rows = means.melt(["strategy", "strength"], list(titles.values()), "what", "value")
 
+    def unsteered(axes: Axes, what: Any, own: DataFrame) -> None:
+        del what
+        for value in own[own["strength"] == 0]["value"].head(1):
+            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+        axes.set_ylim(-0.02, 1.04)
 
-def relation_figure(found: RelationFlow, lm: str) -> Figure:
-    """Draw the scores of a relation with and without the features that its answers share."""
-    titles = {
-        "fixed": "r, unchanged map", "target_only": "r, removed in the\ntarget’s prompt",
-        "refitted": "r, refitted map", "recall": "target answers\nstill correct",
-    }  # fmt: skip
-    scores = [[getattr(cut, name) for name in titles] for cut in found.cuts]
-    table = np.array(scores, float)
-    known = ~np.isnan(table).all(0)
-    table, names = table[:, known], [t for t, is_known in zip(titles.values(), known, strict=True)
-                                     if is_known]  # fmt: skip
-    figure = new_figure(
-        8.6, 3.1, f"{found.relation.name} with features removed: {short_name(lm)}",
-        f"{len(found.subjects) - found.n_fit:,} held-out subjects; control: other features of the "
-        "same hook points, as many and about as often active",
+    return curves(
+        rows, "strength", "value", "strategy", "what",
+        title=f"Steering {short_name(lm)} along the flow",
+        subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
+        colours=_STRATEGY_COLOURS, labels=("strength (in typical activations)", ""),
+        whole_x=False, each=unsteered,
     )  # fmt: skip
-    axes = figure.add_subplot()
-    labels = {"none": ("nothing removed", INK), "carriers": ("carriers of both answers", BLUE),
-              "flow": ("where both flows meet", ORANGE)}  # fmt: skip
-    width = 0.8 / len(found.cuts)
-    for i, (cut, values) in enumerate(zip(found.cuts, table, strict=True)):
-        x = np.arange(len(names)) + (i - (len(found.cuts) - 1) / 2) * width
-        label, colour = labels[cut.cut]
-        if cut.control:
-            axes.bar(x, values, width * 0.92, facecolor="white", edgecolor=colour, linewidth=1.3,
-                     hatch="///", label="control of these")  # fmt: skip
-        else:
-            label += f" ({cut.n_features})" if cut.n_features else ""
-            axes.bar(x, values, width * 0.92, color=colour, label=label)
-        _write_values(axes, x, values, "{:.2f}")
-    plain_axes(axes, "", "", "")
-    axes.set_xticks(range(len(names)), names, fontsize=9)
-    axes.axhline(0, color=GREY, linewidth=0.7)
-    axes.set_ylim(min(0.0, float(np.nanmin(table, initial=0.0))) - 0.02, 1.1)
-    _legend_beside(axes)
-    return finish(figure)
+
+
+def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Figure:
+    """Draw the scores of a relation with and without the features that its answers share."""
+    scores = {
+        "fixed": "r, unchanged map", "target_only": "r, removed for the target",
+        "refitted": "r, refitted map", "recall": "target answers still correct",
+    }  # fmt: skip
+    titles = {"none": "nothing removed", "carriers": "carriers of both answers",
+              "flow": "where both flows meet"}  # fmt: skip
+    colours: dict[str, str] = {}
+    labels = []
+    for row in cuts.itertuples():
+        colour = {"none": INK, "carriers": BLUE, "flow": ORANGE}[row.cut]
+        n = f" ({row.n_features})" if row.n_features else ""
+        labels.append(f"control of {titles[row.cut]}" if row.control else titles[row.cut] + n)
+        colours[labels[-1]] = _PALE[colour] if row.control else colour
+    rows = cuts.assign(removed=labels).rename(columns=scores)
+    points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
+    return bars(
+        points.astype({"value": float}), "score", "value", "removed",
+        title=f"{name} with features removed: {short_name(lm)}",
+        subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
+        "points, as many and about as often active",
+        colours=colours, percent=False,
+    )  # fmt: skip
+
+
+def _cut(lowest: DataFrame) -> str:
+    r = lowest["r"].min()
+    return f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
+
+
+def _zero_line(axes: Axes, name: Any, rows: DataFrame) -> None:
+    del name, rows
+    axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
+
+
+def _frame(rows: Sequence[Any], names: list[str]) -> DataFrame:
+    from pandas import DataFrame
+
+    return DataFrame(rows, columns=names)
 
 
 # -- flow graphs ---------------------------------------------------------------------------------
@@ -428,28 +367,3 @@ def _draw_edge(
     x, y = (a + 0.45 * (b - a) for a, b in zip(start, end, strict=True))
     axes.text(x, y, f"{edge.cosine:.2f}", fontsize=6.5, color=colour, ha="center", va="center",
               zorder=2, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
-
-
-# -- shared parts --------------------------------------------------------------------------------
-
-
-def _legend_beside(axes: Axes, reverse: bool = False) -> None:
-    axes.legend(reverse=reverse, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
-                fontsize=8.5, labelcolor=INK)  # fmt: skip
-
-
-def _write_values(axes: Axes, x: Iterable[float], values: Iterable[float], form: str) -> None:
-    for at, value in zip(x, values, strict=True):
-        if not math.isnan(value):
-            axes.text(at, max(value, 0) + 0.012, form.format(value), ha="center", va="bottom",
-                      fontsize=6.5, color=INK)  # fmt: skip
-
-
-def _success(cuts: Sequence[CutEffect]) -> float:
-    value = mean_over_cases(cuts, "success")
-    return math.nan if value is None else value
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan

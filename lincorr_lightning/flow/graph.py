@@ -35,13 +35,21 @@ SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_ou
 """Names of the kinds of hook points in the names of groups, as in the paper."""
 
 
-def _group_name(code: int) -> str:
-    names = [SHORT[kind] for i, kind in enumerate(KINDS) if code >> i & 1]
-    return "From " + (" & ".join(names) or "nowhere")
+KIND_NAMES: dict[HookKind, str] = {
+    "residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"
+}  # fmt: skip
 
 
-GROUPS: tuple[str, ...] = tuple(_group_name(code) for code in range(2 ** len(KINDS)))
+def _groups(names: Mapping[HookKind, str], joint: str, none: str) -> list[str]:
+    kinds = ([kind for i, kind in enumerate(KINDS) if code >> i & 1] for code in range(8))
+    return [joint.join(names[kind] for kind in own) or none for own in kinds]
+
+
+GROUPS: tuple[str, ...] = tuple(f"From {name}" for name in _groups(SHORT, " & ", "nowhere"))
 """Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
+
+GROUP_NAMES = dict(zip(GROUPS, _groups(KIND_NAMES, ", ", "no predecessor"), strict=True))
+"""Names of the groups on figures and screens."""
 
 
 @dataclass(frozen=True, order=True)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from lincorr_lightning.data.texts import TextBlocks, TokenRows
-from lincorr_lightning.errors import (
-    ConfigError,
-    DomainError,
-    SparseAutoencoderError,
-    require,
-)
+from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError, require
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
 from lincorr_lightning.flow.graph import DecoderMatcher, FlowGraph, thresholds_by_kind
 from lincorr_lightning.flow.relation_flow import RelationFlow, measure_relation
@@ -28,12 +23,11 @@ from lincorr_lightning.flow.results import (
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
 from lincorr_lightning.flow.text_statistics import FeatureActivity, TextStatistics, name_features
 from lincorr_lightning.flow.transitions import measure_transitions
-from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
+from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import load_saes, save_saes
 from lincorr_lightning.sae.forwards import rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
@@ -42,6 +36,7 @@ from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
 from lincorr_lightning.sae.training import train_saes
+from lincorr_lightning.study import LMStudy, as_settings
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +45,7 @@ MAX_FEATURES = 250
 """Number of features of a flow graph above which a warning is logged."""
 
 
-class FeatureFlow(FrozenLMModule):
+class FeatureFlow(LMStudy):
     """Follows the features of sparse autoencoders (SAEs) through an LM.
 
     On texts it counts where features come from (groups), tests by deactivation whether they do,
@@ -124,20 +119,12 @@ class FeatureFlow(FrozenLMModule):
             require("model.answer_share", answer_share, above=0, at_most=0.5)
         self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         super().__init__(lm)
-        self.sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
-        if isinstance(deactivation, Mapping):
-            deactivation = DeactivationSettings(**deactivation)
-        self.deactivation = deactivation
-        self.steering = SteeringSettings(**steering) if isinstance(steering, Mapping) else steering
-        self.save_hyperparameters(ignore=["lm", "sae", "deactivation", "steering"], logger=False)
-        self.save_hyperparameters(
-            {
-                "sae": asdict(self.sae),
-                "deactivation": asdict(self.deactivation),
-                "steering": asdict(self.steering),
-            },
-            logger=False,
-        )
+        self.save_hyperparameters(logger=False)
+        self.sae = as_settings(SAESettings, sae)
+        self.deactivation = as_settings(DeactivationSettings, deactivation)
+        self.steering = as_settings(SteeringSettings, steering)
+        self.features, self.k, self.seed = features or [], k, seed
+        self.n_subjects, self.answer_share = n_subjects, answer_share
         self.relation: TokenizedRelation | None = None
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
@@ -150,10 +137,12 @@ class FeatureFlow(FrozenLMModule):
         # A module of modules, so that Lightning moves them with the LM.
         self._saes = nn.ModuleDict()
         self._hook_points: list[HookPoint] = []
+        self._trained: dict[HookPoint, SparseAutoencoder] = {}
         self.starts: list[Feature] = []
         if saes is not None:
             self._add(load_saes(saes, self.lm))
-        self.output: Results | None = None
+        self.training_tokens = 0 if self.saes else training_tokens
+        """Number of tokens to train SAEs on; 0 if there are SAEs."""
 
     def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
         # Folded, so that an activation is the length of what a feature adds to the stream.
@@ -161,12 +150,7 @@ class FeatureFlow(FrozenLMModule):
         self._hook_points = list(folded)
         self._saes.update({f"{at.kind}_{at.layer}": sae for at, sae in folded.items()})
         self._saes.requires_grad_(False)
-        self.starts = [parse_feature(text, folded) for text in self.hparams["features"] or []]
-
-    @property
-    def training_tokens(self) -> int:
-        """Number of tokens to train SAEs on; 0 if there are SAEs."""
-        return 0 if self.saes else int(self.hparams["training_tokens"])
+        self.starts = [parse_feature(text, folded) for text in self.features]
 
     @property
     def saes(self) -> dict[HookPoint, SparseAutoencoder]:
@@ -176,12 +160,7 @@ class FeatureFlow(FrozenLMModule):
     # -- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that the study cannot run under.
-
-        Raises:
-            ConfigError: There are several processes, or what every study of a frozen LM refuses.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse several processes."""
         super().setup(stage)
         if self.trainer.world_size > 1:
             raise ConfigError(
@@ -189,9 +168,8 @@ class FeatureFlow(FrozenLMModule):
                 "--trainer.devices 1."
             )
 
-    def configure_model(self) -> None:
-        """Load the LM."""
-        super().configure_model()
+    def prepare_lm(self) -> None:
+        """Check that the given SAEs fit the LM."""
         if self.saes:
             self._check_saes()
 
@@ -222,15 +200,14 @@ class FeatureFlow(FrozenLMModule):
     def test_step(
         self, batch: TextBlocks | TokenRows, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Train SAEs if none are given, or count the groups and the activity of features.
-
-        Raises:
-            ConfigError: The batch is of another type, or there is nothing to train SAEs on.
-        """
+        """Train SAEs if none are given, or count the groups and the activity of features."""
         del batch_idx, dataloader_idx
         if isinstance(batch, TextBlocks):
             if not self.saes:
-                self._train(batch)
+                steps = [batch[0]] if is_dry_run(self.trainer) else batch
+                self._trained = train_saes(self.lm, steps, self.sae, self.seed)
+                self._add(self._trained)
+                self._check_saes()
             return
         if not isinstance(batch, TokenRows):
             raise ConfigError(
@@ -254,27 +231,15 @@ class FeatureFlow(FrozenLMModule):
         if len(self._rows) < n_kept:
             self._rows += rows
 
-    def _train(self, steps: TextBlocks) -> None:
-        dry_run = is_dry_run(self.trainer)
-        saes = train_saes(self.lm, [steps[0]] if dry_run else steps, self.sae, self.hparams["seed"])
-        self._add(saes)
-        self._check_saes()
-        if not dry_run:
-            save_saes(saes, run_folder(self.trainer))
-
     # -- measuring -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def on_test_epoch_end(self) -> None:
-        """Measure what needs all texts or none, and build the results.
-
-        Raises:
-            ConfigError: No text was read.
-        """
+    def build_results(self) -> Results:
+        """Measure what needs all texts or none."""
         if self._statistics is None:
             raise ConfigError("the data has no batches of TokenRows. Pass --data TextsDataModule.")
         lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
-        generator = torch.Generator().manual_seed(self.hparams["seed"])
+        generator = torch.Generator().manual_seed(self.seed)
         cuts = []
         for groups in statistics.groups.values() if self.deactivation.n_cases else ():
             cuts += measure_deactivation(
@@ -282,10 +247,9 @@ class FeatureFlow(FrozenLMModule):
                 self._n_skipped,
             )  # fmt: skip
         relation = self._measure_relation(generator)
-        flows = list(self._flows(relation))
-        drawn = sorted({f for flow in flows for graph in flow.graphs for f in graph.features})
-        self._flows_found = flows
-        found = Measurements(
+        self._flows = list(self._follow_all(relation))
+        drawn = {f for flow in self._flows for graph in flow.graphs for f in graph.features}
+        measured = Measurements(
             n_texts=statistics.n_texts,
             n_tokens=statistics.n_tokens,
             groups=[groups.summarize() for groups in statistics.groups.values()],
@@ -293,21 +257,19 @@ class FeatureFlow(FrozenLMModule):
             cuts=cuts,
             steering=self._measure_steering(relation, statistics.activity),
             relation=relation,
-            flows=flows,
-            names=name_features(lm.tokenizer, statistics.activity, drawn),
+            flows=self._flows,
+            names=name_features(lm.tokenizer, statistics.activity, sorted(drawn)),
         )
-        self._warn_of_size(flows)
-        self.output = feature_flow_results(found, lm.info, saes, run_settings(self.trainer))
+        self._warn_of_size()
+        return feature_flow_results(measured, saes, lm.config.name_or_path)
 
     def _measure_relation(self, generator: torch.Generator) -> RelationFlow | None:
         if self.relation is None:
             return None
-        tokenizer = self.lm.tokenizer
-        seed = self.hparams["seed"]
-        subjects = sample_up_to(tokenizer, self.hparams["n_subjects"], seed=seed)
+        subjects = sample_up_to(self.lm.tokenizer, self.n_subjects, seed=self.seed)
         return measure_relation(
-            self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds,
-            self.hparams["k"], generator, self.hparams["answer_share"],
+            self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds, self.k,
+            generator, self.answer_share,
         )  # fmt: skip
 
     def _measure_steering(
@@ -324,9 +286,9 @@ class FeatureFlow(FrozenLMModule):
         return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
 
     def _follow(self, start: Feature) -> FlowGraph:
-        return self._matcher.follow(start, thresholds=self.thresholds, k=self.hparams["k"])
+        return self._matcher.follow(start, thresholds=self.thresholds, k=self.k)
 
-    def _flows(self, relation: RelationFlow | None) -> Iterable[DrawnFlow]:
+    def _follow_all(self, relation: RelationFlow | None) -> Iterable[DrawnFlow]:
         for start in self.starts:
             yield DrawnFlow(start.id, f"Flow of feature {start.id}", [self._follow(start)])
         if self.starts or relation is None:
@@ -335,20 +297,17 @@ class FeatureFlow(FrozenLMModule):
             graphs = [self._follow(start) for start in starts]
             yield DrawnFlow(name, f"Flow of {name.replace('->', ' and ')}", graphs)
 
-    def _warn_of_size(self, flows: Iterable[DrawnFlow]) -> None:
-        graphs = [graph for flow in flows for graph in flow.graphs]
+    def _warn_of_size(self) -> None:
+        graphs = [graph for flow in self._flows for graph in flow.graphs]
         largest = max(graphs, key=lambda graph: len(graph.features), default=None)
         if largest is not None and len(largest.features) > MAX_FEATURES:
             _log.warning(
                 "the flow of %s has %d features, too many to read: raise model.thresholds (%s) or "
                 "lower model.k (%d).",
-                largest.start.id, len(largest.features), self.hparams["thresholds"],
-                self.hparams["k"],
+                largest.start.id, len(largest.features), min(self.thresholds.values()), self.k,
             )  # fmt: skip
 
-    def on_test_end(self) -> None:
-        """Write the results and the flow graphs."""
-        if is_dry_run(self.trainer) or self.output is None:
-            return
-        write_graphs(self._flows_found, run_folder(self.trainer) / "graphs")
-        write_results(self.trainer, self.output)
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the flow graphs, and the SAEs if they were trained here."""
+        write_graphs(self._flows, folder / "graphs")
+        save_saes(self._trained, folder)

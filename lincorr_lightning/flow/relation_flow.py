@@ -24,6 +24,7 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Interventions, last_activations
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint, at_hook_point
 from lincorr_lightning.sae.hooks import edited
@@ -62,12 +63,12 @@ class RelationCut:
 
     cut: str
     control: bool
-    n_features: int
-    fixed: float | None
-    target_only: float | None
-    refitted: float | None
-    recall: float | None
-    kept: float
+    n_features: int = column("features")
+    fixed: float | None = column("r, unchanged map", ".3f")
+    target_only: float | None = column("r, removed in the target's prompt", ".3f")
+    refitted: float | None = column("r, refitted map", ".3f")
+    recall: float | None = column("recall", ".3f")
+    kept: float = column("answers kept", ".3f")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -21,10 +21,14 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Interventions, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.interventions import add_features
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -171,9 +175,9 @@ class SteeringPoint:
     strategy: str
     strength: float
     n_features: int
-    behaviour: float
-    coherence: float
-    score: float
+    behaviour: float = column(format=".3f")
+    coherence: float = column(format=".3f")
+    score: float = column(format=".3f")
 
 
 def measure_steering(
@@ -220,16 +224,8 @@ def measure_steering(
     return points
 
 
-def mean_steering(points: Sequence[SteeringPoint]) -> list[dict[str, Any]]:
+def mean_steering(points: DataFrame) -> DataFrame:
     """Return the means over the answers, a row for each strategy and strength."""
-    groups: dict[tuple[str, float], list[SteeringPoint]] = {}
-    for point in points:
-        groups.setdefault((point.strategy, point.strength), []).append(point)
-    return [
-        {"strategy": strategy, "strength": strength, "n_answers": len(own)}
-        | {
-            name: sum(getattr(point, name) for point in own) / len(own)
-            for name in ("behaviour", "coherence", "score")
-        }
-        for (strategy, strength), own in groups.items()
-    ]
+    groups = points.groupby(["strategy", "strength"], sort=False)
+    names = ["behaviour", "coherence", "score"]
+    return groups[names].mean().assign(n_answers=groups.size()).reset_index()

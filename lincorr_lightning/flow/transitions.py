@@ -15,6 +15,7 @@ from torch import Tensor
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.matching import match_features
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -42,8 +43,8 @@ class Transition:
     kind: str
     compared: str
     k: int
-    explained_variance: float | None
-    own: float | None
+    explained_variance: float | None = column(format=".3f")
+    own: float | None = column(format=".3f")
 
 
 def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:

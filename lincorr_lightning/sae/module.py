@@ -5,30 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
-from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, run_settings, write_results
+from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import load_saes, save_saes
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import STUDY, sae_results
-from lincorr_lightning.sae.scoring import (
-    SCORES,
-    SAEScore,
-    score_hook_points,
-    score_texts,
-)
+from lincorr_lightning.sae.results import sae_results
+from lincorr_lightning.sae.scoring import SCORES, SAEScore, score_hook_points, score_texts
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
 from lincorr_lightning.sae.training import (
@@ -38,11 +32,10 @@ from lincorr_lightning.sae.training import (
     BlockActivations,
     learning_rate_factor,
 )
+from lincorr_lightning.study import LMStudy, as_settings
 
-B = TypeVar("B")
 
-
-class SparseAutoencoders(FrozenLMModule):
+class SparseAutoencoders(LMStudy):
     """Trains an SAE at every hook point of an LM: after each layer, and each MLP and attention.
 
     A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
@@ -72,10 +65,9 @@ class SparseAutoencoders(FrozenLMModule):
         LanguageModelError: The LM cannot be read.
     """
 
-    study = STUDY
-    stacked: StackedAutoencoders | None
-
+    study = "sparse_autoencoders"
     batch_type = TokenRows
+    free_settings = frozenset({"saes"})
 
     def __init__(
         self,
@@ -89,98 +81,75 @@ class SparseAutoencoders(FrozenLMModule):
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        sae = SAESettings(**sae) if isinstance(sae, Mapping) else sae
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
         require("model.learning_rate", learning_rate, above=0)
         require("model.warmup", warmup, at_least=0)
         require("model.decay", decay, at_least=0)
         require("model.warmup + model.decay", warmup + decay, at_most=1)
+        self.sae = as_settings(SAESettings, sae)
         super().__init__(lm)
-        self.save_hyperparameters(
-            {
-                "kinds": list(kinds), "layers": layers, "sae": asdict(sae),
-                "learning_rate": learning_rate, "warmup": warmup, "decay": decay, "saes": saes,
-                "seed": seed,
-            },
-            logger=False,
-        )  # fmt: skip
-        self.sae_settings = sae
-        self.stacked = None
+        self.save_hyperparameters(logger=False)
+        self.kinds, self.layers, self.saes, self.seed = kinds, layers, saes, seed
+        self.learning_rate, self.warmup, self.decay = learning_rate, warmup, decay
+        self.stacked: StackedAutoencoders | None = None
         self.given: dict[HookPoint, SparseAutoencoder] = {}
         self.scores: list[SAEScore] = []
         self.history: dict[str, list[tuple[int, float]]] = {}
         self.n_tokens = 0
         """Number of tokens that this rank trained on."""
-        self.output: Results | None = None
-        self._found: Reconstruction | None = None
-        self._quality: ReconstructionQuality | None = None
-        self._scored: dict[HookPoint, SparseAutoencoder] = {}
+        self._reconstruction: Reconstruction | None = None
         self._reader: BlockActivations | None = None
-        self._started = 0.0
+        self._started: float | None = None
 
     # -- setup -----------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before anything is read.
-
-        Raises:
-            ConfigError: Settings contradict each other.
-            OutputError: The run's folder cannot be written.
-        """
+        """Refuse settings that cannot work, before anything is read."""
         super().setup(stage)
-        refuse_sharding(self.trainer, "SparseAutoencoders")
-        if stage == "fit":
-            if self.hparams["saes"] is not None:
-                raise ConfigError(
-                    "model.saes names SAEs to score, not to train. Use `lincorr validate`, or set "
-                    "it to null."
-                )
-            if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
-                raise ConfigError(
-                    f"trainer.max_epochs is {self.trainer.max_epochs}, but a run is one epoch. Set "
-                    "it to 1; data.n_tokens sets the number of tokens."
-                )
-            if self.trainer.accumulate_grad_batches != 1:
-                raise ConfigError(
-                    "trainer.accumulate_grad_batches must be 1; set data.batch_tokens instead."
-                )
+        if stage != "fit":
+            return
+        if self.saes is not None:
+            raise ConfigError(
+                "model.saes names SAEs to score, not to train. Use `lincorr validate`, or set "
+                "it to null."
+            )
+        if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
+            raise ConfigError(
+                f"trainer.max_epochs is {self.trainer.max_epochs}, but a run is one epoch. Set "
+                "it to 1; data.n_tokens sets the number of tokens."
+            )
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ConfigError(
+                "trainer.accumulate_grad_batches must be 1; set data.batch_tokens instead."
+            )
 
-    def configure_model(self) -> None:
-        """Load the LM, find its hook points, and make the SAEs or load the given ones."""
-        super().configure_model()
-        if self.stacked is not None or self.given:
-            return
+    def prepare_lm(self) -> None:
+        """Find the LM's hook points, and make the SAEs or load the given ones."""
         model, name = self.lm.model, self.lm.config.name_or_path
-        if self.hparams["saes"] is not None:
-            n_layers = model.config.get_text_config().num_hidden_layers
-            self.given = dict(sorted(load_saes(self.hparams["saes"], self.lm).items()))
-            for sae in self.given.values():
-                sae.check_fits(width_of(model), n_layers, name)
-            find_hook_points(model, [hook_point.kind for hook_point in self.given], [0])
+        if self.saes is None:
+            hook_points = find_hook_points(model, self.kinds, self.layers)
+            self.stacked = StackedAutoencoders(hook_points, width_of(model), self.sae, self.seed)
             return
-        hook_points = find_hook_points(model, self.hparams["kinds"], self.hparams["layers"])
-        self.stacked = StackedAutoencoders(
-            hook_points, width_of(model), self.sae_settings, self.hparams["seed"]
-        )
+        n_layers = model.config.get_text_config().num_hidden_layers
+        self.given = dict(sorted(load_saes(self.saes, self.lm).items()))
+        for sae in self.given.values():
+            sae.check_fits(width_of(model), n_layers, name)
+        find_hook_points(model, [hook_point.kind for hook_point in self.given], [0])
 
     @property
-    def _saes(self) -> StackedAutoencoders:
+    def _trained(self) -> StackedAutoencoders:
         assert self.stacked is not None, "there is nothing to train"
         return self.stacked
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return Adam; `on_train_batch_start` sets its learning rate."""
-        return torch.optim.Adam(self._saes.parameters(), lr=self.hparams["learning_rate"])
+        return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
     # -- training --------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start the clock.
-
-        Raises:
-            ConfigError: The number of steps is unknown.
-        """
+        """Start the clock."""
         self._started = monotonic()
         if math.isinf(self._n_steps):
             raise ConfigError(
@@ -195,17 +164,15 @@ class SparseAutoencoders(FrozenLMModule):
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
         """Set the learning rate, and read the activations of a new block."""
-        factor = learning_rate_factor(
-            self.trainer.global_step, self._n_steps, self.hparams["warmup"], self.hparams["decay"]
-        )
+        step, saes = self.trainer.global_step, self._trained
+        factor = learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.hparams["learning_rate"] * factor
+            group["lr"] = self.learning_rate * factor
+        _check(batch)
         if self._reader is None:
-            self._reader = BlockActivations(self.lm, self._saes.hook_points)
-        self._activations = self._reader.read(_checked(batch))
-        if self.trainer.global_step == 0 and batch_idx == 0:
-            # From the first block of rank 0.
-            saes = self._saes
+            self._reader = BlockActivations(self.lm, saes.hook_points)
+        self._activations = self._reader.read(batch)
+        if step == 0 and batch_idx == 0:  # from the first block of rank 0
             saes.fit_input(self._reader.block)
             for tensor in (saes.input_scale, saes.decoder_bias):
                 tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
@@ -214,19 +181,19 @@ class SparseAutoencoders(FrozenLMModule):
         """Return the loss of all SAEs on one step's tokens."""
         del batch, batch_idx
         self.n_tokens += self._activations.shape[1]
-        losses: StepLosses = self._saes(self._activations)
+        losses: StepLosses = self._trained(self._activations)
         active, least = losses.active, losses.least
         if self.trainer.world_size > 1:
             # All ranks keep the same counts, whichever rank saw a feature.
             active = self.trainer.strategy.reduce(active.clone(), reduce_op="sum")
             least = self.trainer.strategy.reduce(least.clone(), reduce_op="mean")
-        self._saes.remember(active, least)
+        self._trained.remember(active, least)
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log_step(losses)
         return losses.total
 
     def _log_step(self, losses: StepLosses) -> None:
-        saes = self._saes
+        saes = self._trained
         bad = saes.nonfinite_hook_point(losses)
         if bad is not None:
             raise NonFiniteError(
@@ -240,150 +207,108 @@ class SparseAutoencoders(FrozenLMModule):
             curves["l0"] = losses.l0  # k for the other activations
         elif saes.settings.activation == "batchtopk":
             curves["threshold"] = saes.threshold
-        values = {
-            f"{what}/{hook_point.id}": value
-            for what, column in curves.items()
-            for hook_point, value in zip(saes.hook_points, column.tolist(), strict=True)
-        }
-        for tag, value in values.items():
-            self.history.setdefault(tag, []).append((self.global_step, value))
-        self.log_dict({f"train/{tag}": value for tag, value in values.items()}, batch_size=1)
+        for what, values in curves.items():
+            for hook_point, value in zip(saes.hook_points, values.tolist(), strict=True):
+                tag = f"{what}/{hook_point.id}"
+                self.history.setdefault(tag, []).append((self.global_step, value))
+                self.log(f"train/{tag}", value, batch_size=1)
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Remove the component of the decoder's gradient that changes its norms."""
         del optimizer
-        self._saes.project_gradient()
+        self._trained.project_gradient()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, and normalize the decoder before any callback saves it."""
         super().optimizer_step(*args, **kwargs)
-        self._saes.normalize()
+        self._trained.normalize()
 
     def trained(self) -> dict[HookPoint, SparseAutoencoder]:
         """Return a copy of each SAE in its current state."""
-        return self._saes.export(self.lm.config.name_or_path)
+        return self._trained.export(self.lm.config.name_or_path)
 
     # -- scoring ---------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Export the SAEs to score.
-
-        Raises:
-            ConfigError: There are none.
-        """
-        if self.stacked is not None:
+        """Export the SAEs to score."""
+        if self.stacked is None:
+            self._scored = {at: sae.to(self.device) for at, sae in self.given.items()}
+        else:
             if self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
                 raise ConfigError(
                     "there are no trained SAEs to score. Pass --ckpt_path, or a folder of SAEs "
                     "as --model.saes."
                 )
             self._scored = self.trained()
-        else:
-            self._scored = {
-                hook_point: sae.to(self.device) for hook_point, sae in self.given.items()
-            }
         n_features = max(sae.n_features for sae in self._scored.values())
-        self._quality = ReconstructionQuality(
-            len(self._scored), width_of(self.lm.model), n_features
-        ).to(self.device)
+        quality = ReconstructionQuality(len(self._scored), width_of(self.lm.model), n_features)
+        self._quality = quality.to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
-        assert self._quality is not None
+        _check(batch)
         update = self._quality.update
-        losses, n_targets = score_texts(self.lm.model, self._scored, _checked(batch), update)
+        losses, n_targets = score_texts(self.lm.model, self._scored, batch, update)
         if bool(batch.counted.any()):
             self._quality.add_losses(losses, n_targets)
 
     def on_validation_epoch_end(self) -> None:
         """Score every hook point, over all ranks."""
-        assert self._quality is not None
-        self._found = self._quality.gather()
-        self.scores = score_hook_points(self._scored, self._found)
+        self._reconstruction = self._quality.gather()
+        self.scores = score_hook_points(self._scored, self._reconstruction)
         for score in self.scores:
             for what in SCORES:
                 value = getattr(score, what)
                 if value is not None:
                     self.log(f"val/{what}/{score.hook_point}", value)
 
-    # -- results ---------------------------------------------------------------------------------
+    # -- results and checkpoints -----------------------------------------------------------------
 
-    def on_train_end(self) -> None:
-        """Write the SAEs and the results."""
-        if not is_dry_run(self.trainer) and self.trainer.is_global_zero:
-            save_saes(self.trained(), run_folder(self.trainer))
-        self._write(monotonic() - self._started)
-
-    def on_validation_end(self) -> None:
-        """Write the results of ``lincorr validate``."""
-        if self.trainer.state.fn == "validate":
-            self._write(None)
-
-    def _write(self, seconds: float | None) -> None:
+    def build_results(self) -> Results:
+        """Return the scores and the training curves."""
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
-        self.output = sae_results(
-            self.scores, self._found, self.history,
-            lm=self.lm.info, settings=run_settings(self.trainer), n_steps=self.trainer.global_step,
+        return sae_results(
+            self.scores, self._reconstruction, self.history,
+            lm_name=self.lm.config.name_or_path, n_steps=self.trainer.global_step,
             n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
-            seconds=seconds,
+            seconds=None if self._started is None else monotonic() - self._started,
         )  # fmt: skip
-        write_results(self.trainer, self.output)
 
-    # -- checkpoints -----------------------------------------------------------------------------
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the SAEs of a fit."""
+        if self.trainer.state.fn == "fit":
+            save_saes(self.trained(), folder)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the training curves and the last scores, and leave the LM out."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[STUDY] = {
-            # Keys with an underscore are LightningCLI's.
-            "hparams": {
-                name: value
-                for name, value in self.hparams.items()
-                if name not in ("lm", "saes") and not name.startswith("_")
-            },
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the training curves and the last scores."""
+        return {
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
             "scores": [asdict(score) for score in self.scores],
-            "found": self._found and self._found._asdict(),
+            "reconstruction": self._reconstruction and self._reconstruction._asdict(),
         }
 
-    def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the training curves and the last scores.
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of other SAEs, also where they are only scored."""
+        super().on_load_checkpoint(checkpoint)
+        self.require_same_settings(checkpoint, ("sae", "kinds", "layers"))
 
-        Raises:
-            ConfigError: The checkpoint is of another study, or of SAEs with other settings.
-        """
-        stored = checkpoint.get(STUDY)
-        if stored is None:
-            raise ConfigError(
-                "the checkpoint is not one of SparseAutoencoders. Pass one that `lincorr fit` "
-                "wrote with this study."
-            )
-        own = {name: self.hparams.get(name) for name in stored["hparams"]}
-        other = [name for name, value in stored["hparams"].items() if own[name] != value]
-        if other:
-            raise ConfigError(
-                f"the checkpoint was written with model.{other[0]} {stored['hparams'][other[0]]}, "
-                f"this run has {own[other[0]]}. Use the settings of the run that wrote it "
-                "(its config.yaml), or begin anew."
-            )
-        self.history = {
-            tag: [tuple(p) for p in points] for tag, points in stored["history"].items()
-        }
-        self.n_tokens = stored["n_tokens"]
-        if stored.get("found"):
-            self.scores = [SAEScore(**score) for score in stored["scores"]]
-            self._found = Reconstruction(**stored["found"])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the training curves and the last scores."""
+        history = state["history"].items()
+        self.history = {tag: [tuple(point) for point in points] for tag, points in history}
+        self.n_tokens = state["n_tokens"]
+        if state["reconstruction"]:
+            self.scores = [SAEScore(**score) for score in state["scores"]]
+            self._reconstruction = Reconstruction(**state["reconstruction"])
 
 
-def _checked(batch: B) -> B:
-    """Return a batch of texts or of a training step."""
-    if isinstance(batch, (TokenRows, TokenStep)):
-        return batch
-    raise ConfigError(
-        "SparseAutoencoders takes batches of TokenStep or TokenRows (lincorr_lightning.data.texts)"
-        f", not {type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that yields "
-        "these."
-    )
+def _check(batch: object) -> None:
+    if not isinstance(batch, (TokenRows, TokenStep)):
+        raise ConfigError(
+            "SparseAutoencoders takes batches of TokenStep or TokenRows "
+            f"(lincorr_lightning.data.texts), not {type(batch).__name__}. Pass --data "
+            "TextsDataModule, or a DataLoader that yields these."
+        )

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from lincorr_lightning.data.texts import TokenRows
 from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.hook_points import HookKind, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -40,9 +41,9 @@ def score_texts(
     its number, the activations, their reconstruction, ``(n, width)`` each, and the features.
 
     Returns:
-        The summed cross-entropies of all tokens after the first: unchanged, then with each hook
-        point's activations reconstructed, then with each set to zero, ``(1 + 2 n_hook_points,)``,
-        float64; and the number of tokens in each sum.
+        The cross-entropies, ``(1 + 2 n_hook_points,)``, float64, summed over all tokens but the
+        first: unchanged, then with each hook point's activations reconstructed, then with each set
+        to zero; and the number of tokens in each sum.
     """
     ids, mask, counted = texts.input_ids, texts.attention_mask, texts.counted
 
@@ -79,19 +80,16 @@ def score_texts(
 
 @dataclass(frozen=True)
 class SAEScore:
-    """Scores of one SAE on held-out texts.
+    """Scores of one SAE on held-out texts; of all but l0, dead and the losses, higher is better.
 
     Attributes:
         hook_point: Id of the hook point, as ``residual.3``.
-        kind: Kind of the hook point.
-        layer: Index of the layer, from 0.
-        n_features: Number of features.
         explained_variance: 1 - squared error / variance, over all tokens; None for constant
-            activations. Higher is better.
+            activations.
         l0: Mean number of active features per token.
         dead: Share of the features that are active at no token.
         loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
-            where zeros do not increase the loss. Higher is better.
+            where zeros do not increase the loss.
         loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
         loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
     """
@@ -99,35 +97,32 @@ class SAEScore:
     hook_point: str
     kind: HookKind
     layer: int
-    n_features: int
-    explained_variance: float | None
-    l0: float
-    dead: float
-    loss_recovered: float | None
-    loss_spliced: float
-    loss_ablated: float
+    n_features: int = column("features", ",")
+    explained_variance: float | None = column(format=".3f")
+    l0: float = column("L0", ".1f")
+    dead: float = column(format=".1%")
+    loss_recovered: float | None = column(format=".3f")
+    loss_spliced: float = column(format=".3f")
+    loss_ablated: float = column(format=".3f")
 
 
 def score_hook_points(
-    saes: Mapping[HookPoint, SparseAutoencoder], found: Reconstruction
+    saes: Mapping[HookPoint, SparseAutoencoder], scored: Reconstruction
 ) -> list[SAEScore]:
     """Return the scores of each SAE."""
-    recovered = found.loss_recovered
+    recovered = scored.loss_recovered
     return [
         SAEScore(
-            hook_point=hook_point.id,
-            kind=hook_point.kind,
-            layer=hook_point.layer,
-            n_features=sae.n_features,
-            explained_variance=number(float(found.explained_variance[i])),
-            l0=float(found.l0[i]),
-            dead=float((found.frequency[i, : sae.n_features] == 0).double().mean()),
+            at.id, at.kind, at.layer, sae.n_features,
+            explained_variance=number(float(scored.explained_variance[i])),
+            l0=float(scored.l0[i]),
+            dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
             loss_recovered=number(float(recovered[i])),
-            loss_spliced=float(found.spliced[i]),
-            loss_ablated=float(found.ablated[i]),
+            loss_spliced=float(scored.spliced[i]),
+            loss_ablated=float(scored.ablated[i]),
         )
-        for i, (hook_point, sae) in enumerate(saes.items())
-    ]
+        for i, (at, sae) in enumerate(saes.items())
+    ]  # fmt: skip
 
 
 def feature_densities(
@@ -144,8 +139,7 @@ def feature_densities(
     """
     rows = []
     for shares, n in zip(frequency, n_features, strict=True):
-        own = shares[:n]
-        active = own[own > 0]
+        active = shares[:n][shares[:n] > 0]
         # The outer bins include what lies beyond the outer edges.
         logs = np.clip(np.log10(active), DENSITY_EDGES[0], DENSITY_EDGES[-1])
         counts, _ = np.histogram(logs, DENSITY_EDGES)

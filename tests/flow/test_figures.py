@@ -1,7 +1,6 @@
 """Figures of the feature flow: what they show, and that nothing leaves them."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from lincorr_lightning.flow.groups import LayerGroups
 from lincorr_lightning.flow.relation_flow import RelationCut
 from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 
 
@@ -33,29 +33,26 @@ def _cut(cut: str, r: float, success: float, **more) -> CutEffect:
                      **values)  # fmt: skip
 
 
-CUTS = [
+CUTS = Table.of("cuts", [
     _cut("matched", 0.5, 0.3), _cut("random", 0.5, 0.05), _cut("matched", 0.75, 0.2),
     _cut("matched", 0.5, 0.6, layer=1, n=60), _cut("matched", 0.25, 0.9, sources="mlp_out"),
-]  # fmt: skip
-POINTS = [
+]).frame  # fmt: skip
+POINTS = Table.of("points", [
     SteeringPoint(label, "residual.2.1", strategy, strength, 4, strength / 4, 0.5, strength / 8)
     for label in ("France", "Italy")
     for strategy in ("single", "linear")
     for strength in (0.0, 1.0, 2.0)
-]
-TRANSITIONS = [
+]).frame  # fmt: skip
+TRANSITIONS = Table.of("transitions", [
     Transition("a", "b", kind, compared, k, 0.5 / k, 0.9)
     for kind in KINDS
     for compared in ("decoder", "encoder")
     for k in (1, 5)
-]
-RELATION = SimpleNamespace(
-    relation=SimpleNamespace(name="city->country"), n_fit=50, subjects=["x"] * 100,
-    cuts=[
-        RelationCut(cut, control, n, 0.9, None, -0.1, 0.7, 0.8)
-        for cut, control, n in (("none", False, 0), ("carriers", False, 4), ("carriers", True, 4))
-    ],
-)  # fmt: skip
+]).frame  # fmt: skip
+RELATION = Table.of("relation", [
+    RelationCut(cut, control, n, 0.9, None, -0.1, 0.7, 0.8)
+    for cut, control, n in (("none", False, 0), ("carriers", False, 4), ("carriers", True, 4))
+]).frame  # fmt: skip
 
 
 def _shown(figure) -> str:
@@ -69,7 +66,8 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part(n_laye
         figures.groups_figure(layers, lm, 200), figures.cosines_figure(layers, lm),
         figures.transitions_figure(TRANSITIONS, lm),
         figures.deactivation_figure(CUTS, lm), figures.rescaling_figure(CUTS, lm),
-        figures.steering_figure(POINTS, lm), figures.relation_figure(RELATION, lm),
+        figures.steering_figure(POINTS, lm),
+        figures.relation_figure(RELATION, lm, "city->country", 50),
         figures.flow_figure([_wide_graph(0)], "Flow", {}, lm),
     ]  # fmt: skip
     for figure in drawn:
@@ -98,7 +96,7 @@ def test_steering_shows_means_and_the_unsteered_lm() -> None:
 
 
 def test_scores_that_are_not_known_have_no_bars() -> None:
-    axes = figures.relation_figure(RELATION, "lm").axes[0]
+    axes = figures.relation_figure(RELATION, "lm", "city->country", 50).axes[0]
     assert sorted(bar.get_height() for bar in axes.patches) == [-0.1] * 3 + [0.7] * 3 + [0.9] * 3
     assert len(axes.get_xticks()) == 3
 

@@ -315,7 +315,7 @@ def test_any_loader_of_token_rows_works(small_lm: str, texts: str, tmp_path: Pat
         )  # fmt: skip
         trainer.test(module, data, verbose=False)
         assert (tmp_path / str(plain) / "feature_flow" / "version_0" / "results.json").is_file()
-        found.append(module.output)
+        found.append(module.results)
     one, two = found
     assert one.values == two.values and one.values["n_texts"] == 20
     assert (one.settings["data"]["eval_batch_size"], two.settings["data"]) == (8, {})

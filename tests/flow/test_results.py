@@ -15,7 +15,6 @@ from lincorr_lightning.flow.results import (
     DrawnFlow,
     Measurements,
     best_steering,
-    cuts_by_layer,
     feature_flow_results,
     summarize_cuts,
     write_graphs,
@@ -23,10 +22,10 @@ from lincorr_lightning.flow.results import (
 from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 
 MLP, STREAM = HookPoint(0, "mlp_out"), HookPoint(0, "residual")
-LM = {"name_or_path": "some/where/my-lm", "dtype": "float32", "fingerprint": {}, "n_parameters": 1}
 
 
 def _cut(layer: int, cut: str, success: float, n: int, r: float = 0.0, **more) -> CutEffect:
@@ -89,24 +88,22 @@ def _results(**more) -> Results:
     found = Measurements(
         20, 200, [groups], transitions, CUTS, POINTS, **{"relation": _relation()} | more
     )
-    return feature_flow_results(found, LM, [MLP, STREAM], {"seed": 0})
+    return feature_flow_results(found, [MLP, STREAM], "some/where/my-lm")
 
 
 def test_cuts_are_averaged_over_cases() -> None:
-    found = summarize_cuts(CUTS)["top-1"]
-    assert (found["n"], found["r"]) == (40, 0.0)
+    frame = Table.of("cuts", CUTS).frame
+    (found,) = summarize_cuts(frame, "method")
+    assert (found["method"], found["n"], found["r"]) == ("top-1", 40, 0.0)
     assert found["matched_success"] == pytest.approx((0.5 * 30 + 0.2 * 10) / 40)
     assert found["random_success"] == pytest.approx(0.1 * 30 / 40)
     assert found["times_random"] == pytest.approx(17 / 3)
     assert found["matched_activation_change"] == pytest.approx(-17 / 40)
     assert found["matched_loss_change"] == pytest.approx(0.1)
-    rescaled = [cut for cut in CUTS if cut.r == 0.5]
-    assert summarize_cuts(rescaled)["top-1"]["matched_success"] == 0.3
-    assert summarize_cuts([]) == {}
-
-
-def test_cuts_of_each_layer() -> None:
-    first, second = cuts_by_layer(CUTS)
+    (rescaled,) = summarize_cuts(frame[frame["r"] == 0.5], "method")
+    assert rescaled["matched_success"] == pytest.approx(0.3)
+    assert summarize_cuts(frame.head(0), "method") == []
+    first, second = summarize_cuts(frame, "layer", "method")
     assert (first["layer"], first["method"], first["n"]) == (0, "top-1", 30)
     assert (first["matched_success"], first["times_random"]) == (0.5, pytest.approx(5.0))
     # A control that switches nothing off cannot be divided by.
@@ -114,11 +111,12 @@ def test_cuts_of_each_layer() -> None:
 
 
 def test_steering_is_averaged_over_answers() -> None:
-    best = best_steering(POINTS)
-    assert best["linear"] == pytest.approx(
+    single, linear = best_steering(Table.of("steering", POINTS).frame)
+    assert linear.pop("strategy") == "linear"
+    assert linear == pytest.approx(
         {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2}
     )
-    assert best["single"]["score"] == pytest.approx(0.1)
+    assert single["score"] == pytest.approx(0.1)
 
 
 def test_values_of_a_relation_compare_pairs_of_the_reference_with_others() -> None:
@@ -139,20 +137,23 @@ def test_tables_hold_the_measurements() -> None:
     assert [table.name for table in results.tables if table.headline] == [
         "groups", "deactivation_summary", "relation_cuts", "steering_summary"
     ]  # fmt: skip
-    assert results.table("groups").rows == [[0, 1000, *[0.125] * 8, 0.75, None]]
-    assert results.table("groups").keys[-2:] == ["auroc_mlp_out", "auroc_attention_out"]
+    (row,) = results.table("groups").frame.to_dict("records")
+    assert [row[key] for key in ("layer", "n_activations", *GROUPS)] == [0, 1000, *[0.125] * 8]
+    assert list(row)[-2:] == ["auroc_mlp_out", "auroc_attention_out"]
+    assert row["auroc_mlp_out"] == 0.75 and row["auroc_attention_out"] is None
+    assert results.table("groups").titles[2:5] == ["no predecessor", "residual stream", "MLP"]
     assert results.table("deactivation_summary").texts() == [
         ["top-1", "0.00", "40", "42.5%", "7.5%", "5.7", "10.0%"]
     ]
-    assert len(results.table("deactivation_layers").rows) == 2
-    assert results.table("deactivation").rows[0] == [
+    assert len(results.table("deactivation_layers")) == 2
+    assert list(results.table("deactivation").frame.iloc[0]) == [
         0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
     ]  # fmt: skip
-    assert len(results.table("steering").rows) == len(POINTS)
-    assert results.table("answer_features").rows[1] == [
+    assert len(results.table("steering")) == len(POINTS)
+    assert list(results.table("answer_features").frame.iloc[1]) == [
         "source", "Rome", "mlp_out.0", "mlp_out.0.6", 0.8
     ]  # fmt: skip
-    assert results.table("answer_pairs").rows == [
+    assert results.table("answer_pairs").frame.to_numpy().tolist() == [
         ["Paris", "France", "mlp_out.0.5", "mlp_out.0.5"], ["Rome", "Italy", "", ""]
     ]  # fmt: skip
 
@@ -189,7 +190,7 @@ def test_files(tmp_path) -> None:
 
 def test_parts_that_were_skipped_have_no_table_and_no_figure() -> None:
     found = Measurements(1, 2, [])
-    results = feature_flow_results(found, LM, [], {})
+    results = feature_flow_results(found, [], "lm")
     assert results.tables == [] and results.values["relation"] is None
     assert results.figures == []
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows, TokenStep, pad_rows
-from lincorr_lightning.errors import ConfigError, LinearMapError, SparseAutoencoderError
+from lincorr_lightning.errors import CheckpointError, ConfigError, SparseAutoencoderError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
@@ -75,9 +75,9 @@ def _splice(module: Any, new: Tensor | None) -> Any:
 
 
 def _scores(module: SparseAutoencoders) -> dict[str, Any]:
-    assert module.output is not None
+    assert module.results is not None
     names = ("n_held_out_tokens", "loss_clean", "mean", "hook_points")
-    return {name: module.output.values[name] for name in names}
+    return {name: module.results.values[name] for name in names}
 
 
 def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
@@ -185,7 +185,7 @@ def test_a_resumed_run_gives_the_same_bits(make: Callable[..., Any], stop: int) 
     assert not torch.equal(state["decoder"], checkpoint["state_dict"]["stacked.decoder"])
     assert again[1].history == whole[1].history
     assert _scores(again[1]) == _scores(whole[1])
-    assert again[1].output.values["n_tokens"] == STEPS * 64
+    assert again[1].results.values["n_tokens"] == STEPS * 64
 
 
 def test_checkpoints_and_folders_are_scored_again(
@@ -225,11 +225,11 @@ def test_checkpoints_and_folders_are_scored_again(
     with pytest.raises(ConfigError, match="no trained SAEs to score"):
         trainer.validate(module, datamodule=data, verbose=False)
     trainer, module, data = make(name="size", layers=[1], sae=SAESettings(n_features=32, k=6))
-    with pytest.raises(ConfigError, match=r"written with model\.sae"):
+    with pytest.raises(CheckpointError, match=r"written with model\.sae"):
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
     other = str(make_lm(tmp_path / "other", seed=5))
     trainer, module, data = make(name="lm", lm=other, layers=[1])
-    with pytest.raises(LinearMapError, match="weights differs"):
+    with pytest.raises(CheckpointError, match="weights differs"):
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
 
 
@@ -247,11 +247,11 @@ def test_any_dataloader_of_the_documented_batches(make: Callable[..., Any], as_s
     loader = DataLoader(train, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(module, loader, DataLoader(texts[:2], batch_size=None))  # type: ignore[arg-type]
     n_counted = sum(int(rows.counted.sum()) for rows in texts)
-    assert module.output.values["n_tokens"] == n_counted
-    assert module.output.values["n_steps"] == (20 if as_steps else 10)
+    assert module.results.values["n_tokens"] == n_counted
+    assert module.results.values["n_steps"] == (20 if as_steps else 10)
     n_held_out = sum(int(rows.counted.sum()) for rows in texts[:2])
-    assert module.output.values["n_held_out_tokens"] == n_held_out
-    assert module.output.settings["data"] == {}
+    assert module.results.values["n_held_out_tokens"] == n_held_out
+    assert module.results.settings["data"] == {}
     curve = [value for _, value in module.history["explained_variance/residual.0"]]
     assert curve[-1] > curve[0]
     assert (_folder(trainer) / "sparse_autoencoders" / "residual.0").is_dir()
