@@ -101,7 +101,7 @@ class Study(PlainHyperparameters, L.LightningModule):
     def build_results(self) -> Results | None:
         """Return the results at the end of a run; None if there are none.
 
-        Settings, LM and the callbacks' results are added by `finish`.
+        Settings, LM and, unless they are there, the callbacks' results are added by `finish`.
         """
         return None
 
@@ -127,7 +127,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         return replace(
             results,
             settings=plain(run_settings(self.trainer)),
-            included=collect_callback_results(self.trainer),
+            included=results.included or collect_callback_results(self.trainer),
         )
 
     def on_train_end(self) -> None:

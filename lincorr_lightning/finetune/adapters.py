@@ -1,27 +1,25 @@
-"""LoRA on a whole LM with peft: adding, saving and merging an adapter."""
+"""What is trained of an LM: all weights, or an adapter in it (LoRA with peft)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.finder import target_layers
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
+from lincorr_lightning.study import LMStudy
 
 if TYPE_CHECKING:
-    import lightning as L
     from transformers import PreTrainedModel
-
-    from lincorr_lightning.lm.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,88 @@ class AdapterSettings:
         require("model.adapter.alpha", self.alpha, above=0)
         if self.target_modules is not None and not self.target_modules:
             raise ConfigError("model.adapter.target_modules is empty; null takes all layers.")
+
+
+class TrainedLMStudy(LMStudy):
+    """A study that trains an LM by AdamW: all of its weights, or adapters.
+
+    Args:
+        lm: The LM, or its settings as a mapping.
+        method: ``full`` or ``lora``.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        betas: Decay rates of AdamW's two averages.
+    """
+
+    trains_lm = True
+
+    def __init__(
+        self,
+        lm: Any,
+        method: str,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        super().__init__(lm)
+        if method not in ("full", "lora"):
+            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
+        require("model.learning_rate", learning_rate, at_least=0)
+        require("model.weight_decay", weight_decay, at_least=0)
+        self.method, self.learning_rate = method, learning_rate
+        self.weight_decay, self.betas = weight_decay, betas
+
+    def setup(self, stage: str) -> None:
+        """Refuse to train in half precision, before the LM is loaded."""
+        self._require_float32()
+        super().setup(stage)
+
+    def prepare_lm(self) -> None:
+        """Refuse an LM whose own dtype, which may be known only now, is a half precision."""
+        self._require_float32()
+
+    def _require_float32(self) -> None:
+        """Refuse to train half-precision weights, which round small updates away."""
+        if self.method == "full" and self.lm.dtype in HALF_PRECISIONS:
+            raise ConfigError(
+                f"model.method is full, but the LM's weights are in {dtype_name(self.lm.dtype)}, "
+                "which rounds away updates of a small learning rate such as 5e-6. Set "
+                "model.lm.dtype to float32 (with trainer.precision bf16-mixed it computes in "
+                "bfloat16), or model.method to lora."
+            )
+        precision = "" if self._trainer is None else str(self._trainer.precision)
+        if precision in ("bf16-true", "16-true"):
+            raise ConfigError(
+                f"trainer.precision is {precision}, which rounds the trained weights and loses "
+                "small updates. Set it to bf16-mixed or 32-true; with model.method lora, "
+                "model.lm.dtype may be bfloat16."
+            )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW over the weights that are trained."""
+        # Lightning's gradient scaler for float16 does not support the fused one.
+        return torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            fused=self.trainer.precision != "16-mixed",
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the parameter numbers in the optimizer states by names.
+
+        The numbers count the trained parameters on one rank, but all parameters where the LM is
+        sharded; names are the same in both.
+        """
+        super().on_save_checkpoint(checkpoint)
+        names = [name for name, p in self.named_parameters() if p.requires_grad]
+        for state in checkpoint.get("optimizer_states", []):
+            # Of a sharded LM, rank 0 alone has states.
+            for group in state.get("param_groups", []):
+                by_number = dict(zip(group["params"], names, strict=True))
+                group["params"] = list(names)
+                state["state"] = {by_number[number]: one for number, one in state["state"].items()}
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
@@ -95,91 +175,6 @@ def without_adapter(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def trained_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that are trained."""
-    return [name for name, p in module.named_parameters() if p.requires_grad]
-
-
-def name_optimizer_states(checkpoint: dict[str, Any], names: Sequence[str]) -> None:
-    """Replace the parameter numbers in a checkpoint's optimizer states by names, in place.
-
-    The numbers count the trained parameters on one rank, but all parameters where the LM is
-    sharded; names are the same in both.
-
-    `names` are those of the trained parameters, in the optimizer's order.
-    """
-    for state in checkpoint.get("optimizer_states", []):
-        # Of a sharded LM, rank 0 alone has states.
-        for group in state.get("param_groups", []):
-            by_number = dict(zip(group["params"], names, strict=True))
-            group["params"] = list(names)
-            state["state"] = {by_number[number]: one for number, one in state["state"].items()}
-
-
-def check_resumable(
-    checkpoint: Mapping[str, Any], settings: Mapping[str, Any], fingerprint: Mapping[str, str]
-) -> None:
-    """Refuse a checkpoint whose weights mean something else in this run.
-
-    Raises:
-        ConfigError: The checkpoint is of another study, LM, protocol, method or adapter.
-    """
-    stored, lm = checkpoint.get("hyper_parameters", {}), checkpoint.get("lm", {})
-    if "protocol" not in stored or "weights" not in lm:
-        raise ConfigError(
-            "Not a SourceFinetune checkpoint. Pass one that `lincorr fit` wrote with this study."
-        )
-    for name in ("protocol", "method", "adapter"):
-        if name == "adapter" and settings["method"] == "full":
-            continue
-        require_same_settings("model", {name: stored[name]}, settings)
-    other = [part for part, ours in fingerprint.items() if lm[part] != ours]
-    if other:
-        raise ConfigError(
-            f"the checkpoint was trained from {lm['name_or_path']}, whose {other[0]} differs from "
-            "that of this run's LM. Pass the LM it was trained from as model.lm.name_or_path, or "
-            "start a new run."
-        )
-
-
-def require_same_settings(
-    section: str, stored: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
-    """Refuse a checkpoint some of whose settings differ from those of this run.
-
-    `section` is ``model`` or ``data``, for the message.
-    """
-    for name, value in stored.items():
-        if value != settings[name]:
-            raise ConfigError(
-                f"the checkpoint was trained with {section}.{name} {value}, this run has "
-                f"{settings[name]}. Use the settings of the run that wrote it (its config.yaml), "
-                "or start a new run."
-            )
-
-
-def require_float32_training(lm: LanguageModel, method: str, trainer: L.Trainer | None) -> None:
-    """Refuse to train half-precision weights, which round small updates away.
-
-    `trainer` is None outside of a run.
-    """
-    dtype = dtype_name(lm.dtype)
-    if method == "full" and lm.dtype in HALF_PRECISIONS:
-        raise ConfigError(
-            f"model.method is full, but the LM's weights are in {dtype}, which rounds away "
-            "updates of a small learning rate such as 5e-6. Set model.lm.dtype to float32 "
-            "(with trainer.precision bf16-mixed it computes in bfloat16), or model.method to "
-            "lora."
-        )
-    precision = "" if trainer is None else str(trainer.precision)
-    if precision in ("bf16-true", "16-true"):
-        raise ConfigError(
-            f"trainer.precision is {precision}, which rounds the trained weights and loses "
-            "small updates. Set it to bf16-mixed or 32-true; with model.method lora, "
-            "model.lm.dtype may be bfloat16."
-        )
 
 
 def save_merged(

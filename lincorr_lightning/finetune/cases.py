@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +19,12 @@ from lincorr_lightning.functional.outcomes import (
 )
 from lincorr_lightning.knowledge import Completeness, TokenizedRelation
 from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import column
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EditCase:
-    """What one edit did; numbers are None where they do not exist.
+    """What one edit did, a row of the table ``cases``; numbers are None where they do not exist.
 
     Attributes:
         subject: The subject.
@@ -51,17 +52,17 @@ class EditCase:
     subject: str
     source_answer: str
     reference: str
-    answer_before: str
-    answer_after: str
+    answer_before: str = column("before")
+    answer_after: str = column("after")
     outcome: str
-    source_learned: bool
-    weight_reference: float | None
-    weight_answer: float | None
-    weight_max: float | None
-    prior_reference: float | None
-    prior_winner: float | None
-    probability_reference_before: float | None
-    probability_reference_after: float | None
+    source_learned: bool = column("learned")
+    weight_reference: float | None = column("W of reference", ".3f")
+    weight_answer: float | None = column("W of answer", ".3f")
+    weight_max: float | None = column("maximum of W", ".3f")
+    prior_reference: float | None = column("logit of reference before", ".2f")
+    prior_winner: float | None = column("logit of answer before", ".2f")
+    probability_reference_before: float | None = column("p of reference before", ".1%")
+    probability_reference_after: float | None = column("p of reference after", ".1%")
     cause: str
     completeness: str = ""
     ambiguous: bool = False
@@ -146,37 +147,29 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         outcome: [float(case.weight_reference or 0.0) for case in weighed_cases(cases, outcome)]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
-    found: dict[str, Any] = {
-        outcome.value: {
-            "n": len(w),
-            "median": number(float(np.median(np.array(w, dtype=float)))) if w else None,
-        }
+    reference: dict[str, Any] = {
+        outcome.value: {"n": len(w), "median": number(median(w)) if w else None}
         for outcome, w in weights.items()
     }
-    p = (
-        number(mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
-        if all(weights.values())
-        else None
-    )
+    p = None
+    if all(weights.values()):
+        p = number(mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
     causes = Counter(case.cause for case in cases)
-    wrong = [case for case in cases if case.outcome == Outcome.HALLUCINATED]
+    wrong = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
     by_kind = {
         str(kind): [case for case in cases if case.completeness == kind] for kind in Completeness
     }
     return {
-        "weight_reference": {**found, "rank_test_p": p},
+        "weight_reference": {**reference, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
-        "completeness": {kind: _shares(mine) for kind, mine in by_kind.items() if mine},
+        "completeness": {kind: _shares(group) for kind, group in by_kind.items() if group},
         "given_learned": _shares([case for case in cases if case.source_learned]),
-        "ambiguous_hallucinated": sum(case.ambiguous for case in wrong) / len(wrong)
-        if wrong
-        else None,
+        "ambiguous_hallucinated": fmean(wrong) if wrong else None,
     }
 
 
 def _shares(cases: Sequence[EditCase]) -> dict[str, float | int | None]:
-    counts = Counter(case.outcome for case in cases)
-    n = len(cases)
+    counts, n = Counter(case.outcome for case in cases), len(cases)
     return {"n": n, **{o.value: counts[o.value] / n if n else None for o in Outcome}}
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
@@ -31,11 +32,10 @@ from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
+from lincorr_lightning.study import StudyData, plain
 
-_SAMPLING_SETTINGS = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
 
-
-class EditsDataModule(L.LightningDataModule):
+class EditsDataModule(StudyData):
     """Edits (subject, new source answer) of one relation.
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
@@ -90,7 +90,7 @@ class EditsDataModule(L.LightningDataModule):
         training: EditTraining | None = None,
         schedule: EditSchedule | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(lm)
         if n_edits is not None:
             require("data.n_edits", n_edits, at_least=1)
         elif edits_file is None:
@@ -111,7 +111,9 @@ class EditsDataModule(L.LightningDataModule):
         if twice is not None:
             raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
         self.save_hyperparameters(ignore=["lm", "schedule", "training"])
-        self._lm = lm
+        self.relation, self.subwords, self.seed = relation, subwords, seed
+        self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
+        self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
         self._schedule = schedule or EditSchedule(edits_per_step=batch_size)
         self._training = training or EditTraining()
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
@@ -121,7 +123,7 @@ class EditsDataModule(L.LightningDataModule):
 
     def _clear(self) -> None:
         self._raw: list[RawEdit] | None = None
-        self._relation: TokenizedRelation | None = None
+        self._tokenized: TokenizedRelation | None = None
         self._edits: list[Edit] | None = None
         self._left_out: list[LeftOut] = []
         self._restored_labels: list[list[int]] | None = None
@@ -135,42 +137,32 @@ class EditsDataModule(L.LightningDataModule):
             SubjectsError: A file or subject cannot be used.
             ConfigError: There is no LM.
         """
-        self._leaves_out = self.hparams["max_risk"] is not None and stage != "predict"
+        self._leaves_out = self.max_risk is not None and stage != "predict"
         # The LM may have been trained since an earlier run.
         self._clear()
         self._resolve()
 
     def _resolve(self) -> TokenizedRelation:
-        if self._relation is None:
-            tokenizer = self._language_model.tokenizer
-            settings = self.hparams
+        """Return the relation in the LM's tokens, and check what the user named once."""
+        if self._tokenized is None:
+            tokenizer = self.language_model.tokenizer
             relation = TokenizedRelation.of(
-                settings["relation"], self._catalogue, tokenizer, settings["subwords"]
+                self.relation, self._catalogue, tokenizer, self.subwords
             )
-            if settings["edits_file"] is not None:
-                raw = read_edits(settings["edits_file"])
-                self._raw = raw[: settings["n_edits"]]
+            if self.edits_file is not None:
+                raw = read_edits(self.edits_file)
+                self._raw = raw[: self.n_edits]
                 if len(self._raw) < len(raw):
                     rank_zero_warn(
-                        f"{settings['edits_file']} has {len(raw)} edits; only the first "
-                        f"{len(self._raw)} are used (data.n_edits). Set it to null to use all."
+                        f"{self.edits_file} has {len(raw)} edits; only the first {len(self._raw)} "
+                        "are used (data.n_edits). Set it to null to use all."
                     )
                 resolve_labels(self._raw, relation, tokenizer)
             else:
                 relation.require_reference()
-                check_subjects(settings["subjects"] or (), tokenizer)
-            self._relation = relation
-        return self._relation
-
-    @property
-    def _language_model(self) -> LanguageModel:
-        if self._lm is None:
-            raise ConfigError(
-                "EditsDataModule makes edits for one LM: pass it as the first argument, such as "
-                "EditsDataModule(module.lm), or LanguageModel.from_module(model, tokenizer) for a "
-                "model of your own."
-            )
-        return self._lm
+                check_subjects(self.subjects or (), tokenizer)
+            self._tokenized = relation
+        return self._tokenized
 
     def prepare_edits(self) -> list[Edit]:
         """Return the edits, and make them on the first call.
@@ -180,15 +172,16 @@ class EditsDataModule(L.LightningDataModule):
         Raises:
             SubjectsError: A subject or answer cannot be used with this LM.
             KnowledgeError: The relation has no reference among this LM's labels.
-            ConfigError: There is no LM, or a checkpoint's edits belong to an LM with other labels.
+            ConfigError: There is no LM.
+            CheckpointError: A checkpoint's edits belong to an LM with other labels.
         """
-        relation, lm = self._resolve(), self._language_model
+        relation, lm = self._resolve(), self.language_model
         if self._edits is None:
             self._edits = self._make_edits(relation, lm)
             if self._leaves_out:
                 self._edits = self._without_risky(self._edits, relation, lm)
         elif self._restored_labels not in (None, _label_ids(relation)):
-            raise ConfigError(
+            raise CheckpointError(
                 f"the labels of {relation.name} in the checkpoint's edits differ from those of "
                 "this LM and these knowledge files. Use those of the run that wrote it, or start "
                 "a new run."
@@ -204,25 +197,25 @@ class EditsDataModule(L.LightningDataModule):
 
     def _make_edits(self, relation: TokenizedRelation, lm: LanguageModel) -> list[Edit]:
         """Resolve or sample edits, but none of subjects that the LM was repaired with."""
-        settings = self.hparams
-        subjects, n = settings["subjects"], settings["n_edits"]
         if self._raw is not None:
             raw = without_repaired(self._raw, lm, "data.edits_file")
             return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
-        if subjects is None:
-            kind, excluding = settings["subject_kind"], repaired_subjects(lm)
-            subjects = sample_candidates(lm, n, settings["seed"], kind, excluding)
+        n = self.n_edits
+        assert n is not None
+        if self.subjects is None:
+            excluding = repaired_subjects(lm)
+            subjects = sample_candidates(lm, n, self.seed, self.subject_kind, excluding)
         else:
-            kept = without_repaired(subjects, lm, "data.subjects")
-            n = n if len(kept) == len(subjects) else min(n, len(kept))
-            subjects = kept
-        return sample_edits(relation, lm, n, subjects, settings["seed"])
+            subjects = without_repaired(self.subjects, lm, "data.subjects")
+            n = n if len(subjects) == len(self.subjects) else min(n, len(subjects))
+        return sample_edits(relation, lm, n, subjects, self.seed)
 
     def _without_risky(
         self, edits: list[Edit], relation: TokenizedRelation, lm: LanguageModel
     ) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
-        limit = self.hparams["max_risk"]
+        limit = self.max_risk
+        assert limit is not None
         forecasts = forecast_edits(lm, edits, relation, ridges=(), training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
@@ -236,7 +229,7 @@ class EditsDataModule(L.LightningDataModule):
             raise SubjectsError(
                 f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
                 f"higher probability; the lowest, {safest.p_hallucinated:.2f}, is that of "
-                f"{safest.subject!r} -> {safest.answer!r}. Raise it, or set it to null."
+                f"{safest.subject!r} -> {safest.source_answer!r}. Raise it, or set it to null."
             )
         rank_zero_info(
             f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
@@ -252,12 +245,12 @@ class EditsDataModule(L.LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
-        dataset = self._dataset(EditSchedule("independent", self.hparams["batch_size"]))
+        dataset = self._dataset(EditSchedule("independent", self.batch_size))
         # The dataset makes batches itself.
         return DataLoader(dataset, batch_size=1, collate_fn=itemgetter(0))
 
     def _dataset(self, schedule: EditSchedule) -> EditDataset:
-        edits, relation, lm = self.prepare_edits(), self._resolve(), self._language_model
+        edits, relation, lm = self.prepare_edits(), self._resolve(), self.language_model
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
             edits = self._edits = self.trainer.strategy.broadcast(edits)
@@ -268,9 +261,8 @@ class EditsDataModule(L.LightningDataModule):
         lm.rows([f"{p}{gap}{edit.answer}" for p, edit in zip(prompts, edits, strict=True)])
         shard = data_shard(self.trainer)
         return EditDataset(
-            edits, relation, lm.rows(prompts), schedule, self.hparams["seed"], shard.number,
-            shard.n, self._catalogue, self.hparams["subwords"], self._left_out,
-            self.hparams["max_risk"],
+            edits, relation, lm.rows(prompts), schedule, self.seed, shard.number, shard.n,
+            self._catalogue, self.subwords, self._left_out, self.max_risk,
         )  # fmt: skip
 
     # -- resuming ----------------------------------------------------------------------------------
@@ -279,33 +271,47 @@ class EditsDataModule(L.LightningDataModule):
         """Return the edits, which could not be sampled again from an LM in training."""
         if self._edits is None:
             return {}
+        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
         return {
             "edits": [edit._asdict() for edit in self._edits],
             "labels": _label_ids(self._resolve()),
-            "sampling": {name: self.hparams[name] for name in _SAMPLING_SETTINGS},
+            "settings": {name: getattr(self, name) for name in names},
             "file": _contents(self._raw),
-            "left_out": [edit._asdict() for edit in self._left_out],
+            "left_out": [asdict(edit) for edit in self._left_out],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed.
 
         Raises:
-            ConfigError: The settings of this run would give other edits.
+            CheckpointError: The settings of this run would give other edits.
         """
         if not state_dict:
             return
-        changed = [n for n, value in state_dict["sampling"].items() if value != self.hparams[n]]
+        require_same_data(state_dict["settings"], vars(self))
         if state_dict["file"] != _contents(self._raw):
-            changed.append("edits_file")
-        if changed:
-            raise ConfigError(
-                f"the checkpoint's edits were made with another data.{changed[0]}. Use the "
-                "settings of the run that wrote it (its config.yaml), or start a new run."
+            raise CheckpointError(
+                "the checkpoint's edits are not those of data.edits_file. Use the file of the run "
+                "that wrote it, or start a new run."
             )
         self._edits = [Edit(**state) for state in state_dict["edits"]]
-        self._left_out = [LeftOut(**state) for state in state_dict.get("left_out", ())]
+        self._left_out = [LeftOut(**state) for state in state_dict["left_out"]]
         self._restored_labels = state_dict["labels"]
+
+
+def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose data was made with other settings.
+
+    Raises:
+        CheckpointError: A setting differs; the message names it, with both values.
+    """
+    for name, value in stored.items():
+        if value != plain(now[name]):
+            raise CheckpointError(
+                f"the checkpoint's edits were made with data.{name} {value}, this run has "
+                f"{now[name]}. Use the settings of the run that wrote it (its config.yaml), or "
+                "start a new run."
+            )
 
 
 def _label_ids(relation: TokenizedRelation) -> list[list[int]]:

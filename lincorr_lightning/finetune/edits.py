@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
+from lincorr_lightning.results.table import column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,20 +54,21 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     target_before: int
 
 
-class LeftOut(NamedTuple):
+@dataclass(frozen=True)
+class LeftOut:
     """An edit that is not trained, because it is forecast to hallucinate (``data.max_risk``).
 
     Attributes:
         subject: The subject.
-        answer: The new source answer.
+        source_answer: The new source answer.
         reference: The target answers that it should lead to, as in a table of forecasts.
         p_hallucinated: Probability of a hallucination.
     """
 
     subject: str
-    answer: str
+    source_answer: str
     reference: str
-    p_hallucinated: float
+    p_hallucinated: float = column("p hallucinated", ".0%")
 
 
 class SourceAnswer(NamedTuple):

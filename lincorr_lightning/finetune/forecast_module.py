@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Literal
 
 from lincorr_lightning.errors import ConfigError, require
@@ -12,13 +10,12 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import forecast_results
-from lincorr_lightning.frozen_lm import FrozenLMModule
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.sharding_strategy import refuse_sharding
-from lincorr_lightning.results.run_folder import run_settings, write_results
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.study import LMStudy, as_settings
 
 
-class EditForecast(FrozenLMModule):
+class EditForecast(LMStudy):
     """Forecasts the target of each planned edit, and the risk that it does not generalize.
 
     ``lincorr predict`` reads the LM's logits for each subject, raises the source logit of the new
@@ -47,7 +44,7 @@ class EditForecast(FrozenLMModule):
 
     Attributes:
         edit_training: How the edits are to be trained.
-        forecasts: The forecasts, once prediction has started.
+        forecasts: The forecasts, after a prediction.
 
     Raises:
         LanguageModelError: The LM cannot be read.
@@ -69,28 +66,26 @@ class EditForecast(FrozenLMModule):
         learning_rate: float = 5e-6,
     ) -> None:
         super().__init__(lm)
-        # A mapping comes from a checkpoint's hyper-parameters.
-        adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
-        training = EditTraining(method, learning_rate, steps_per_edit, adapter)
         for ridge in ridges:
             if not isinstance(ridge, str):
                 require("model.ridges", ridge, at_least=0)
             elif ridge != "auto":
                 raise ConfigError(f"model.ridges has {ridge!r}; each is a number or auto.")
-        self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
-        # As mappings; after the call that ignores them.
-        plain = {"lm": asdict(self.lm.config), "adapter": asdict(adapter)}
-        self.save_hyperparameters(plain, logger=False)
-        self.edit_training = training
+        self.save_hyperparameters(logger=False)
+        self.edit_training = EditTraining(
+            method, learning_rate, steps_per_edit, as_settings(AdapterSettings, adapter)
+        )
+        self.ridges, self.linear_map, self.n_subjects = ridges, linear_map, n_subjects
+        self._stepped = self.edit_training if optimizer_step else None
         self.forecasts: Forecasts | None = None
 
-    def setup(self, stage: str) -> None:
-        """Refuse a sharded LM, which has no gradient of its own on each rank."""
-        super().setup(stage)
-        refuse_sharding(self.trainer, "EditForecast")
+    def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
+        """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""
+        del batch, batch_idx
+        return []
 
-    def on_predict_start(self) -> None:
-        """Forecast all edits, and write the results."""
+    def build_results(self) -> Results:
+        """Forecast all edits at once: they share the maps and the passes of the LM."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError(
@@ -98,26 +93,13 @@ class EditForecast(FrozenLMModule):
                 f"{type(dataset).__name__}. Pass --data EditsDataModule, or a DataLoader over an "
                 "EditDataset."
             )
-        if dataset.max_risk is not None and not self.hparams["optimizer_step"]:
+        if dataset.max_risk is not None and self._stepped is None:
             raise ConfigError(
                 "data.max_risk needs the probabilities, which need model.optimizer_step true. Set "
                 "it, or set data.max_risk to null."
             )
         self.forecasts = forecast_edits(
-            self.lm,
-            dataset.edits,
-            dataset.relation,
-            self.hparams["ridges"],
-            self.hparams["linear_map"],
-            self.hparams["n_subjects"],
-            self.edit_training if self.hparams["optimizer_step"] else None,
-        )
-        results = forecast_results(
-            self.forecasts, self.lm.info, run_settings(self.trainer), dataset.max_risk
-        )
-        write_results(self.trainer, results)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
-        """Do nothing: all edits are forecast at once. Lightning warns of a None."""
-        del batch, batch_idx
-        return []
+            self.lm, dataset.edits, dataset.relation, self.ridges, self.linear_map,
+            self.n_subjects, self._stepped,
+        )  # fmt: skip
+        return forecast_results(self.forecasts, dataset.max_risk)

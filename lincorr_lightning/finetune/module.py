@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
@@ -15,15 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
+    TrainedLMStudy,
     add_adapter,
-    check_resumable,
-    name_optimizer_states,
-    require_float32_training,
     save_merged,
-    trained_names,
 )
 from lincorr_lightning.finetune.batches import (
     IGNORED,
@@ -35,25 +33,19 @@ from lincorr_lightning.finetune.batches import (
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
-from lincorr_lightning.finetune.results import finetune_results
+from lincorr_lightning.finetune.results import finetune_results, is_merged
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import check_strategy, is_sharded
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    is_dry_run,
-    prepare_run_folder,
-    run_folder,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.lm.sharding_strategy import is_sharded
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import collect_callback_results
+from lincorr_lightning.study import as_settings
 
 _MAX_NAMED = 3  # edits in a message
 
 
-class SourceFinetune(L.LightningModule):
+class SourceFinetune(TrainedLMStudy):
     """Trains an LM on edits of its source knowledge; callbacks measure what else changes.
 
     The loss is the cross-entropy of the answer's tokens alone. Under the ``joint`` protocol all
@@ -90,7 +82,10 @@ class SourceFinetune(L.LightningModule):
         ConfigError: Settings contradict each other.
     """
 
+    study = "source_finetune"
     batch_type = EditBatch
+    shards_lm = True
+    free_settings = frozenset({"edits_per_step", "forecast", "save_model"})
 
     def __init__(
         self,
@@ -106,63 +101,36 @@ class SourceFinetune(L.LightningModule):
         forecast: bool = True,
         save_model: bool = False,
     ) -> None:
-        super().__init__()
-        # Mappings come from a checkpoint's hyper-parameters.
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        adapter = AdapterSettings(**adapter) if isinstance(adapter, Mapping) else adapter
+        super().__init__(lm, method, learning_rate, weight_decay, betas)
         if protocol not in ("joint", "independent"):
             raise ConfigError(f"model.protocol is {protocol!r}; it must be joint or independent.")
-        self.edit_training = EditTraining(
-            method, learning_rate, steps_per_edit, adapter, together=protocol == "joint"
-        )
         require("model.edits_per_step", edits_per_step, at_least=1)
-        require("model.weight_decay", weight_decay, at_least=0)
         if save_model and protocol == "independent":
             raise ConfigError(
                 "model.save_model is true, but independent edits leave the LM as it was. "
                 "Set model.protocol to joint, or model.save_model to false."
             )
-        self.save_hyperparameters(ignore=["lm", "adapter"], logger=False)
-        # As mappings, which a checkpoint holds as plain data; after the call that ignores them.
-        self.save_hyperparameters({"lm": asdict(lm), "adapter": asdict(adapter)}, logger=False)
-        self.lm = LanguageModel(lm)
-        # With LoRA, checkpoints hold the adapters alone: the LM's own weights never change, and are
-        # read from `lm` again. Strict loading would miss them.
-        self.strict_loading = method == "full"
-        self.adapter_settings = adapter
+        self.save_hyperparameters(logger=False)
+        self.adapter_settings = as_settings(AdapterSettings, adapter)
+        self.is_independent = protocol == "independent"
+        self.is_stacked = self.is_independent and method == "lora"
+        self.edit_training = EditTraining(
+            method, learning_rate, steps_per_edit, self.adapter_settings, not self.is_independent
+        )
+        one_at_a_time = self.is_independent and not self.is_stacked
+        self.edit_schedule = EditSchedule(
+            protocol,
+            1 if one_at_a_time else edits_per_step,
+            steps_per_edit if self.is_independent else 1,
+        )
+        self.makes_forecasts, self.save_model = forecast, save_model
         self.adapters: StackedLoRA | None = None
         self.forecasts: Forecasts | None = None
-        self._lm_info: dict[str, Any] = {}
         self._base: list[Tensor] = []
         self._step: list[tuple[EditBatch, Tensor]] = []  # since the last update, with losses
         self._seen: set[int] = set()
         self._started = 0.0
         self._n_own_steps = 0
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The LM, for callbacks."""
-        return self.lm
-
-    @property
-    def is_independent(self) -> bool:
-        """Whether each edit is trained from the base weights."""
-        return str(self.hparams["protocol"]) == "independent"
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether edits are trained side by side, each in its own adapter."""
-        return self.is_independent and self.hparams["method"] == "lora"
-
-    @property
-    def edit_schedule(self) -> EditSchedule:
-        """How edits are distributed over steps; `EditsDataModule` takes it as ``schedule``."""
-        one_at_a_time = self.is_independent and not self.is_stacked
-        return EditSchedule(
-            self.hparams["protocol"],
-            1 if one_at_a_time else self.hparams["edits_per_step"],
-            self.hparams["steps_per_edit"] if self.is_independent else 1,
-        )
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which row i of a forward pass uses adapter ``adapter_ids[i]``.
@@ -177,17 +145,14 @@ class SourceFinetune(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before the LM is loaded."""
-        del stage
-        check_strategy(self.trainer)
-        require_float32_training(self.lm, self.hparams["method"], self.trainer)
-        if is_sharded(self.trainer):
-            wrong = [name for name in ("forecast", "save_model") if self.hparams[name]]
-            if self.is_independent or wrong:
-                raise ConfigError(
-                    "a sharded LM is trained on joint edits only, without forecast and without "
-                    "save_model: set model.protocol to joint, model.forecast and model.save_model "
-                    "to false, or add --config configs/trainer/ddp.yaml, which does not shard."
-                )
+        if is_sharded(self.trainer) and (
+            self.is_independent or self.makes_forecasts or self.save_model
+        ):
+            raise ConfigError(
+                "a sharded LM is trained on joint edits only, without forecast and without "
+                "save_model: set model.protocol to joint, model.forecast and model.save_model "
+                "to false, or add --config configs/trainer/ddp.yaml, which does not shard."
+            )
         if self.is_independent and self.trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 "trainer.accumulate_grad_batches is "
@@ -199,44 +164,27 @@ class SourceFinetune(L.LightningModule):
                 "trainer.max_epochs is -1, so the run would never end; independent edits are "
                 "trained in one epoch. Set it to 1."
             )
-        prepare_run_folder(self.trainer)
+        super().setup(stage)
         self.row_reader = RowReader(self.lm)
 
     def teardown(self, stage: str) -> None:
         """Drop what has been read of the LM."""
-        del stage
+        super().teardown(stage)
         self.row_reader = RowReader(self.lm)
 
-    def configure_model(self) -> None:
-        """Load the LM, and freeze the weights that are not trained."""
-        if self.lm.is_loaded:
-            return
-        model = self.lm.load().model
-        # The dtype auto is known only now, for some checkpoints.
-        require_float32_training(self.lm, self.hparams["method"], self._trainer)
-        self._lm_info = self.lm.info
+    def prepare_lm(self) -> None:
+        """Choose the weights that are trained, or add adapters."""
+        super().prepare_lm()
+        model = self.lm.model
         if self.is_stacked:
             size = self.edit_schedule.edits_per_step
             self.adapters = StackedLoRA.of(model, size, self.adapter_settings)
-        elif self.hparams["method"] == "lora":
+        elif self.method == "lora":
             add_adapter(model, self.adapter_settings)
         else:
             model.requires_grad_(True)
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
-        self.lm.shard(self.device_mesh)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW over the weights that are trained."""
-        # Lightning's gradient scaler for float16 does not support the fused one.
-        fused = self.trainer.precision != "16-mixed"
-        return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.hparams["learning_rate"],
-            betas=self.hparams["betas"],
-            weight_decay=self.hparams["weight_decay"],
-            fused=fused,
-        )
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -246,7 +194,7 @@ class SourceFinetune(L.LightningModule):
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
-        if self.hparams["forecast"] and self.forecasts is None:
+        if self.makes_forecasts and self.forecasts is None:
             dataset = edit_dataset(self.trainer)
             if dataset is None:
                 raise ConfigError(
@@ -286,7 +234,7 @@ class SourceFinetune(L.LightningModule):
         if (batch.n_steps > 0) != self.is_independent:
             kind = "independent" if batch.n_steps else "joint"
             raise ConfigError(
-                f"model.protocol is {self.hparams['protocol']}, but a batch is of {kind} edits. "
+                f"model.protocol is {self.edit_schedule.protocol}, but a batch is of {kind} edits. "
                 "Pass EditsDataModule(..., schedule=module.edit_schedule)."
             )
         size = self.edit_schedule.edits_per_step
@@ -371,7 +319,7 @@ class SourceFinetune(L.LightningModule):
         kept = any(c.best_model_path for c in trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
         raise NonFiniteError(
             f"{what} NaN or infinite at step {trainer.global_step}, {where}. Lower "
-            f"model.learning_rate (it is {self.hparams['learning_rate']}), or set model.lm.dtype "
+            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype "
             "to float32; "
             + ("the last checkpoint was saved before." if kept else "no checkpoint was kept.")
         )
@@ -392,39 +340,43 @@ class SourceFinetune(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Restore the base weights of independent edits, and write the results."""
-        seconds = monotonic() - self._started
-        n_steps, n_seen = self._count_steps(), len(set().union(*gather(self._seen)))
+        self._seconds = monotonic() - self._started
         if self._base:
             self._restore()
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
-            return
-        if self.hparams["save_model"]:
-            save_merged(self.lm, run_folder(self.trainer) / "model")
-        dataset = edit_dataset(self.trainer)
+        super().on_train_end()
+
+    def build_results(self) -> Results:
+        """Return what the callbacks measured, and the scores of the forecasts."""
+        dataset, schedule = edit_dataset(self.trainer), self.edit_schedule
+        n_seen = len(set().union(*gather(self._seen)))
         callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        measured = collect_callback_results(self.trainer)
         results = finetune_results(
-            collect_callback_results(self.trainer),
+            measured,
             self.forecasts,
-            self._lm_info,
-            run_settings(self.trainer),
-            n_edits=n_seen if dataset is None else len(dataset.edits),
-            n_steps=n_steps,
-            seconds=seconds,
-            edits=() if dataset is None else dataset.edits,
-            relation=None if dataset is None else dataset.relation,
-            left_out=() if dataset is None else dataset.left_out,
-            history={
+            {
+                "protocol": schedule.protocol,
+                "method": self.method,
+                "n_edits": n_seen if dataset is None else len(dataset.edits),
+                "n_steps": self._count_steps(),
+                "seconds": round(self._seconds, 2),
+            },
+            dataset,
+            {
                 key: points
                 for callback in callbacks
                 for key, points in getattr(callback, "history", {}).items()
             },
+            self.lm.config.name_or_path,
+            f"{schedule.protocol}, {self.method}, learning rate {self.learning_rate:g}",
         )
-        write_results(self.trainer, results)
+        included = [replace(one, values={}) if is_merged(one) else one for one in measured]
+        return replace(results, included=included)
 
-    @property
-    def is_resumable(self) -> bool:
-        """Whether a checkpoint has all edits; rank 0 saves only its own in independent training."""
-        return not self.is_independent or self.trainer.world_size == 1
+    def write_artifacts(self, folder: Path) -> None:
+        """Save the trained LM if wanted."""
+        if self.save_model:
+            save_merged(self.lm, folder / "model")
 
     def _count_steps(self) -> int:
         """Return the optimizer steps of all ranks; each takes its own in independent training."""
@@ -435,28 +387,27 @@ class SourceFinetune(L.LightningModule):
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the adapter alone with LoRA; note the LM and the forecasts."""
-        names = trained_names(self)
-        if self.hparams["method"] == "lora":
-            state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: state[name] for name in state if name in names}
-        name_optimizer_states(checkpoint, names)
-        fingerprint = self._lm_info["fingerprint"]
-        checkpoint["lm"] = {"name_or_path": self.lm.config.name_or_path, **fingerprint}
-        checkpoint["n_processes"] = self.trainer.world_size
-        checkpoint["forecasts"] = self.forecasts and vars(self.forecasts)
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a checkpoint has all edits; rank 0 saves only its own in independent training."""
+        return not self.is_independent or self.trainer.world_size == 1
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint fits, and take over its forecasts."""
-        check_resumable(checkpoint, self.hparams, self._lm_info["fingerprint"])
-        n_processes = max(self.trainer.world_size, checkpoint.get("n_processes", 1))
-        if self.is_independent and n_processes > 1:
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the forecasts, and the number of ranks that trained."""
+        return {
+            "n_ranks": self.trainer.world_size,
+            "forecasts": self.forecasts and vars(self.forecasts),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the forecasts."""
+        n_ranks = max(1 if self._trainer is None else self.trainer.world_size, state["n_ranks"])
+        if self.is_independent and n_ranks > 1:
             # A checkpoint holds the edits and numbers of rank 0 alone.
-            raise ConfigError(
-                f"independent edits on {n_processes} ranks cannot be resumed: each rank trains "
+            raise CheckpointError(
+                f"independent edits on {n_ranks} ranks cannot be resumed: each rank trains "
                 "edits of its own, and the checkpoint holds those of rank 0. Start a new run, or "
                 "train them on one device."
             )
-        if checkpoint.get("forecasts") is not None:
-            self.forecasts = Forecasts(**checkpoint["forecasts"])
+        if state["forecasts"] is not None:
+            self.forecasts = Forecasts(**state["forecasts"])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
+from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_file import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, LeftOut
@@ -22,24 +22,13 @@ from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
-
-_LOGITS = dict.fromkeys(("prior_reference", "prior_winner"), ".2f")
-_WEIGHTS = dict.fromkeys(("weight_reference", "weight_answer", "weight_max"), ".3f")
-_SHARES = dict.fromkeys(("probability_reference_before", "probability_reference_after"), ".1%")
-_HEADINGS = {
-    "answer_before": "before", "answer_after": "after", "source_learned": "learned",
-    "weight_reference": "W of reference", "weight_answer": "W of answer",
-    "weight_max": "maximum of W", "prior_reference": "logit of reference before",
-    "prior_winner": "logit of answer before",
-    "probability_reference_before": "p of reference before",
-    "probability_reference_after": "p of reference after",
-}  # fmt: skip
+from lincorr_lightning.results.table import Table
 
 _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
+_OUTCOMES = [outcome.value for outcome in Outcome]
 
 
 def cases_table(
@@ -50,15 +39,12 @@ def cases_table(
     `taught` is False if subjects were watched without edits; `suffix` is appended to the table's
     name where a run has several.
     """
-    formats = _LOGITS | _WEIGHTS | _SHARES
-    names = [one.name for one in fields(EditCase)]
-    headings = _HEADINGS | {"source_answer": "taught" if taught else "source answer"}
-    columns = [Column(name, headings.get(name, ""), formats.get(name, "")) for name in names]
-    what = "each edit" if taught else "training"
-    return Table.from_rows(
-        f"cases{suffix}", columns, [astuple(case) for case in cases],
-        f"What {what} did to the target of {relation} (paper, table 6).",
+    return Table.of(
+        f"cases{suffix}", cases, EditCase,
+        f"What {'each edit' if taught else 'training'} did to the target of {relation} (paper, "
+        "table 6).",
         "W stands in the column of the source answer; logits are those before training.",
+        headings={"source_answer": "taught" if taught else "source answer"},
     )  # fmt: skip
 
 
@@ -128,46 +114,45 @@ def outcome_charts(
 
 def forecast_table(
     forecasts: Forecasts,
-    answers_after: Sequence[str] | None = None,
-    outcomes: Sequence[str] | None = None,
+    after: tuple[Sequence[str], Sequence[str]] | None = None,
     max_risk: float | None = None,
 ) -> Table:
-    """Return the table ``forecast`` with a row per edit; after training, with what happened.
+    """Return the table ``forecast`` with a row per edit.
 
-    With `max_risk`, it says which edits are more likely to hallucinate than that.
+    `after` are the answers and outcomes after training; with `max_risk`, the table says which edits
+    are more likely to hallucinate than that.
     """
-    cells: dict[Column, Sequence[Any]] = {
-        Column("subject"): forecasts.subjects,
-        Column("source_answer", "new answer"): forecasts.source_answers,
-        Column("reference"): forecasts.references,
-        Column("answer_before", "before"): forecasts.answers_before,
+    cells: dict[str, Sequence[Any]] = {
+        "subject": forecasts.subjects,
+        "source_answer": forecasts.source_answers,
+        "reference": forecasts.references,
+        "answer_before": forecasts.answers_before,
+        "expected_answer": forecasts.answers(forecasts.default),
     }
-    expected = forecasts.answers(forecasts.default)
-    cells[Column("expected_answer", "expected answer")] = expected
+    headings = {"source_answer": "new answer", "answer_before": "before", "answer_after": "after"}
+    formats = {}
     for name in forecasts.predicted:
-        cells[Column(f"{name}_answer", f"{name}: answer")] = forecasts.answers(name)
-        risks = [number(risk) for risk in forecasts.risks(name)]
-        cells[Column(f"{name}_risk", "risk", ".2f")] = risks
+        cells[f"{name}_answer"] = forecasts.answers(name)
+        cells[f"{name}_risk"] = [number(risk) for risk in forecasts.risks(name)]
+        headings |= {f"{name}_answer": f"{name}: answer", f"{name}_risk": "risk"}
+        formats[f"{name}_risk"] = ".2f"
     if forecasts.probabilities is not None:
         for outcome in Outcome:
-            column = Column(f"p_{outcome}", f"p {outcome}", ".0%")
-            cells[column] = forecasts.probability(outcome)
+            cells[f"p_{outcome}"] = forecasts.probability(outcome)
+            formats[f"p_{outcome}"] = ".0%"
     if max_risk is not None:
-        cells[Column("above_max_risk", "above max_risk")] = _above(forecasts, max_risk)
+        cells["above_max_risk"] = forecasts.above(max_risk)
+        headings["above_max_risk"] = "above max_risk"
     if forecasts.causes:
-        cells[Column("cause")] = forecasts.causes
-    if answers_after is not None and outcomes is not None:
-        cells[Column("answer_after", "after")] = answers_after
-        cells[Column("outcome")] = outcomes
-    return Table.from_rows(
-        "forecast", list(cells), list(zip(*cells.values(), strict=True)),
+        cells["cause"] = forecasts.causes
+    if after is not None:
+        cells["answer_after"], cells["outcome"] = after
+    return Table.of(
+        "forecast", zip(*cells.values(), strict=True), list(cells),
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
         "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
+        headings=headings, formats=formats,
     )  # fmt: skip
-
-
-def _above(forecasts: Forecasts, max_risk: float) -> list[bool]:
-    return [p > max_risk for p in forecasts.probability(Outcome.HALLUCINATED)]
 
 
 def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int = 10) -> Table:
@@ -175,93 +160,63 @@ def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int =
 
     With `max_risk`, those above it are marked.
     """
-    above = None if max_risk is None else _above(forecasts, max_risk)
     p = forecasts.probability(Outcome.HALLUCINATED)
-    answers = forecasts.answers(forecasts.default)
-    rows = sorted(range(len(p)), key=lambda i: -p[i])[:n]
-    return Table.from_rows(
-        "riskiest",
-        ["subject", Column("source_answer", "new answer"), "reference",
-         Column("answer", "expected answer"), Column("p_hallucinated", "p hallucinated", ".0%"),
-         "cause", *([] if above is None else [Column("above_max_risk", "above max_risk")])],
-        [(forecasts.subjects[i], forecasts.source_answers[i], forecasts.references[i], answers[i],
-          p[i], forecasts.causes[i] if forecasts.causes else "",
-          *([] if above is None else [above[i]])) for i in rows],
-        f"The edits of {forecasts.relation} that are most likely to hallucinate.",
-        headline=True,
+    cells: dict[str, Sequence[Any]] = {
+        "subject": forecasts.subjects,
+        "source_answer": forecasts.source_answers,
+        "reference": forecasts.references,
+        "answer": forecasts.answers(forecasts.default),
+        "p_hallucinated": p,
+        "cause": forecasts.causes or [""] * len(p),
+    }
+    if max_risk is not None:
+        cells["above_max_risk"] = forecasts.above(max_risk)
+    chosen = sorted(range(len(p)), key=lambda i: -p[i])[:n]
+    return Table.of(
+        "riskiest", [[column[i] for column in cells.values()] for i in chosen], list(cells),
+        f"The edits of {forecasts.relation} that are most likely to hallucinate.", headline=True,
+        headings={"source_answer": "new answer", "answer": "expected answer",
+                  "above_max_risk": "above max_risk"},
+        formats={"p_hallucinated": ".0%"},
     )  # fmt: skip
 
 
-def left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
-    """Return the table ``left_out``: the edits above ``data.max_risk``."""
-    return Table.from_rows(
-        "left_out",
-        [
-            "subject",
-            "source_answer",
-            "reference",
-            Column("p_hallucinated", "p hallucinated", ".0%"),
-        ],
-        [tuple(edit) for edit in left_out],
-        f"The {len(left_out)} of {n_trained + len(left_out)} edits that are left out, because they "
-        "are forecast to hallucinate (data.max_risk).",
-    )
-
-
-def forecast_results(
-    forecasts: Forecasts,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    max_risk: float | None = None,
-) -> Results:
+def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Results:
     """Return the results of a forecast without training.
 
     `max_risk` is the probability of a hallucination above which edits are marked.
     """
-    n, shares = len(forecasts.subjects), _outcome_shares(forecasts)
-    rows = [{"forecaster": name, **row} for name, row in shares.items()]
+    n, shares = len(forecasts.subjects), _predicted_shares(forecasts)
+    rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
+    tables = [forecast_table(forecasts, max_risk=max_risk)]
     note = f"Expected answers are those of {forecasts.default}. "
     expected = n_above = None
     if forecasts.probabilities is None:
         note += "There are no probabilities: they need model.optimizer_step true."
     else:
-        expected = {o.value: fmean(forecasts.probability(o)) for o in Outcome}
+        expected = {outcome.value: fmean(forecasts.probability(outcome)) for outcome in Outcome}
         rows.append({"forecaster": "mean probability", **expected})
         note += f"Probabilities: {forecasts.probabilities_from}."
+        tables.insert(0, riskiest_table(forecasts, max_risk))
     if max_risk is not None:
-        n_above = sum(_above(forecasts, max_risk))
+        n_above = sum(forecasts.above(max_risk))
         note += f" {n_above} of {n} edits hallucinate with a probability above {max_risk:g}."
-    table = Table.from_dicts(
-        "forecast_outcomes",
-        rows,
-        ["forecaster", *(Column(outcome.value, format=".1%") for outcome in Outcome)],
-        caption=f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.",
-        note=note,
-        headline=True,
-    )
+    outcomes = Table.of(
+        "forecast_outcomes", rows, ["forecaster", *_OUTCOMES],
+        f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.", note,
+        headline=True, formats=dict.fromkeys(_OUTCOMES, ".1%"),
+    )  # fmt: skip
+    values = {
+        "relation": forecasts.relation,
+        "n_edits": n,
+        "predicted_outcomes": shares,
+        "mean_probability": expected,
+        "forecast_default": forecasts.default,
+        "probabilities_from": forecasts.probabilities_from,
+        "n_above_max_risk": n_above,
+    }
     return Results(
-        "forecast",
-        values={
-            "relation": forecasts.relation,
-            "n_edits": n,
-            "predicted_outcomes": shares,
-            "mean_probability": expected,
-            "forecast_default": forecasts.default,
-            "probabilities_from": forecasts.probabilities_from,
-            "n_above_max_risk": n_above,
-        },
-        tables=[
-            table,
-            *(
-                []
-                if forecasts.probabilities is None
-                else [riskiest_table(forecasts, max_risk=max_risk)]
-            ),
-            forecast_table(forecasts, max_risk=max_risk),
-        ],
-        figures=[_risk_figure(forecasts)],
-        lm=lm,
-        settings=settings,
+        "forecast", values, tables=[outcomes, *tables], figures=[_risk_figure(forecasts)]
     )
 
 
@@ -272,13 +227,13 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
     return Figure("forecast", caption, partial(risk_figure, forecasts))
 
 
-def _outcome_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
+def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
     """Return the share of each predicted outcome by forecaster."""
-    found = {}
-    for name in list(forecasts.predicted):
+    shares = {}
+    for name in forecasts.predicted:
         outcomes = forecasts.outcomes(name)
-        found[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
-    return found
+        shares[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
+    return shares
 
 
 # -- a fine-tune -----------------------------------------------------------------------------------
@@ -287,16 +242,11 @@ def _outcome_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
 def finetune_results(
     measured: Sequence[Results],
     forecasts: Forecasts | None,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    *,
-    n_edits: int,
-    n_steps: int,
-    seconds: float,
-    edits: Sequence[Edit] = (),
-    relation: TokenizedRelation | None = None,
-    left_out: Sequence[LeftOut] = (),
-    history: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    run: Mapping[str, Any],
+    dataset: EditDataset | None,
+    history: Mapping[str, Sequence[tuple[int, float]]],
+    lm_name: str,
+    subtitle: str,
 ) -> Results:
     """Return the results of a fine-tune, with those of its callbacks.
 
@@ -307,39 +257,30 @@ def finetune_results(
     Args:
         measured: Results of the callbacks.
         forecasts: The forecasts made before training, if any.
-        lm: Name, fingerprint and size of the LM.
-        settings: The run's settings, among them ``protocol``, ``method`` and ``learning_rate``.
-        n_edits: Number of edits.
-        n_steps: Optimizer steps of all ranks.
-        seconds: Duration of the training.
-        edits: The edits; empty if the run's dataset does not list them.
-        relation: The relation that they are about; None if the run's dataset does not say.
-        left_out: Edits that were not trained.
+        run: Values of the run itself: ``protocol``, ``n_steps``, ``n_edits``, ...
+        dataset: The edits; None if the run's dataset does not list them.
         history: ``(step, value)`` pairs by log key that callbacks measured.
+        lm_name: Name of the LM, for titles.
+        subtitle: How the edits were trained, for the figure of the training.
     """
     outcomes = [one for one in measured if _is_kind(one, "generalization")]
     gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
-    name = None if relation is None else relation.name
-    if name is None and outcomes:
-        name = outcomes[0].values["relation"]
+    name = outcomes[0].values["relation"] if outcomes else None
+    name = name if dataset is None else dataset.relation.name
     own = next((one for one in outcomes if one.values.get("relation") == name), None)
     by_relation = _by_relation(gradients)
+    correlations = by_relation.get(name or "", {})
     values: dict[str, Any] = {
         "relation": name,
-        "n_edits": n_edits,
-        "protocol": settings["protocol"],
-        "method": settings["method"],
-        **dict.fromkeys(("source_learned", *(o.value for o in Outcome), "random", "controls")),
+        **run,
+        **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "controls")),
         **({} if own is None else own.values),
-        **{
-            key: by_relation.get(name or "", {}).get(key)
-            for key in ("gradient_correlation", "logit_correlation")
-        },
+        **{key: correlations.get(key) for key in ("gradient_correlation", "logit_correlation")},
         "gradients": by_relation,
         "forecast": None,
-        "forecast_default": None if forecasts is None else forecasts.default,
-        "probabilities_from": None if forecasts is None else forecasts.probabilities_from,
-        "n_left_out": len(left_out),
+        "forecast_default": forecasts and forecasts.default,
+        "probabilities_from": forecasts and forecasts.probabilities_from,
+        "n_left_out": 0 if dataset is None else len(dataset.left_out),
     }
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
@@ -347,36 +288,26 @@ def finetune_results(
     tables = [_outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
         tables.append(_gradients_table(by_relation))
-    figures = []
-    if history:
-        figures.append(_training_figure(history, name, lm, settings))
+    figures = [_training_figure(history, name, lm_name, subtitle)] if history else []
     if forecasts is not None:
         after = _after_training(forecasts, own)
-        tables.append(forecast_table(forecasts, *after))
-        if after:
-            answers, found = after
-            scores = forecasts.scores(answers, found)
-            values["forecast"] = scores
-            tables.insert(-1, _scores_table(scores, forecasts))
+        if after is None:
+            values["predicted_outcomes"] = _predicted_shares(forecasts)
         else:
-            values["predicted_outcomes"] = _outcome_shares(forecasts)
+            values["forecast"] = forecasts.scores(*after)
+            tables.append(_scores_table(values["forecast"], forecasts))
+        tables.append(forecast_table(forecasts, after))
         figures.append(_risk_figure(forecasts))
-    if relation is not None and edits:
-        tables.append(edits_table(edits, relation))
-    if left_out:
-        tables.append(left_out_table(left_out, n_edits))
-    values |= {"seconds": round(seconds, 2), "n_steps": n_steps}
-    # Values that stand in this study's own are not repeated under the callbacks' names.
-    merged = {id(one) for one in (*outcomes, *gradients)}
-    return Results(
-        "source_finetune",
-        values=values,
-        tables=tables,
-        figures=figures,
-        lm=lm,
-        settings=settings,
-        included=[replace(one, values={}) if id(one) in merged else one for one in measured],
-    )
+    if dataset is not None and dataset.edits:
+        tables.append(edits_table(dataset.edits, dataset.relation))
+    if dataset is not None and dataset.left_out:
+        tables.append(_left_out_table(dataset.left_out, len(dataset.edits)))
+    return Results("source_finetune", values, tables=tables, figures=figures)
+
+
+def is_merged(one: Results) -> bool:
+    """Whether the values of a callback stand in `finetune_results`, so as not to be repeated."""
+    return _is_kind(one, "generalization") or _is_kind(one, "gradient_correlation")
 
 
 def _is_kind(one: Results, study: str) -> bool:
@@ -386,30 +317,31 @@ def _is_kind(one: Results, study: str) -> bool:
 
 def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
     """Return values by relation; the second result of a relation is numbered."""
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     for one in measured:
         relation = one.values["relation"]
         counts[relation] += 1
         key = relation if counts[relation] == 1 else f"{relation} ({counts[relation]})"
-        found[key] = {name: value for name, value in one.values.items() if name != "relation"}
-    return found
+        values[key] = {name: value for name, value in one.values.items() if name != "relation"}
+    return values
 
 
 def _after_training(
     forecasts: Forecasts, own: Results | None
-) -> tuple[Sequence[str], Sequence[str]] | tuple[()]:
+) -> tuple[list[str], list[str]] | None:
     """Return answers and outcomes after training if they are those of the forecast edits.
 
     A callback may measure other edits than those that are trained, or not all of them.
     """
     table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
     if table is None:
-        return ()
-    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=False))
-    measured = list(zip(cells.get("subject", ()), cells.get("source_answer", ()), strict=True))
-    if measured != list(zip(forecasts.subjects, forecasts.source_answers, strict=True)):
-        return ()
+        return None
+    cells = table.frame.to_dict("list")
+    if (cells["subject"], cells["source_answer"]) != (
+        list(forecasts.subjects), list(forecasts.source_answers),
+    ):  # fmt: skip
+        return None
     return cells["answer_after"], cells["outcome"]
 
 
@@ -421,69 +353,65 @@ def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
          source[one.source_before], target[one.target_before])
         for one in edits
     ]  # fmt: skip
-    return Table.from_rows(
-        "edits",
-        ["subject", "answer", "reference", "source_before", "target_before"],
-        rows,
+    return Table.of(
+        "edits", rows, ("subject", "answer", "reference", "source_before", "target_before"),
         f"The edits of {relation.name}, with the LM's answers before training.",
-    )
+    )  # fmt: skip
+
+
+def _left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
+    return Table.of(
+        "left_out", left_out, LeftOut,
+        f"The {len(left_out)} of {n_trained + len(left_out)} edits that are left out, because they "
+        "are forecast to hallucinate (data.max_risk).",
+    )  # fmt: skip
 
 
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
-    rows = []
-    controls: dict[str, None] = {}
+    rows, shares = [], ["source_learned", "generalized", "random", "hallucinated", "unchanged"]
     for one in sorted(outcomes, key=lambda one: one is not own):
         kept = {f"{n}_unchanged": c["unchanged"] for n, c in one.values.get("controls", {}).items()}
         rows.append({**one.values, **kept})
-        controls |= dict.fromkeys(kept)
-    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged", *controls)
-    columns: list[Column | str] = ["relation", Column("n_edits", "edits")]
-    columns += [Column(share, format=".1%") for share in shares]
-    return Table.from_dicts(
-        "outcomes", rows, columns, headline=True,
-        caption="Share of edits by outcome (paper, table 5).",
-        note="random: a random target label is right; color_unchanged: an unrelated answer stays.",
+        shares += [key for key in kept if key not in shares]
+    return Table.of(
+        "outcomes", rows, ["relation", "n_edits", *shares],
+        "Share of edits by outcome (paper, table 5).",
+        "random: a random target label is right; color_unchanged: an unrelated answer stays.",
+        headline=True, headings={"n_edits": "edits"}, formats=dict.fromkeys(shares, ".1%"),
     )  # fmt: skip
 
 
 def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
-    return Table.from_dicts(
-        "correlations",
-        [{"relation": name, **row} for name, row in by_relation.items()],
-        ["relation", *(Column(key, heading, ".2f") for key, heading in _CORRELATIONS.items())],
-        caption="Label-wise r between the predicted and the measured change of the target logits "
-        "(paper, table 4).",
-        note="permuted: with the rows of W permuted.",
-        headline=True,
-    )
+    return Table.of(
+        "correlations", [{"relation": name, **row} for name, row in by_relation.items()],
+        ["relation", *_CORRELATIONS],
+        "Label-wise r between the predicted and the measured change of the target logits (paper, "
+        "table 4).",
+        "permuted: with the rows of W permuted.",
+        headline=True, headings=_CORRELATIONS, formats=dict.fromkeys(_CORRELATIONS, ".2f"),
+    )  # fmt: skip
 
 
 def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts) -> Table:
-    return Table.from_dicts(
-        "forecast_scores",
-        [{"forecaster": name, **row} for name, row in scores.items()],
-        [
-            "forecaster",
-            Column("auroc", "AUROC of the risk", ".2f"),
-            Column("accuracy", "accuracy of the answer", ".1%"),
-            Column("brier", "Brier score", ".2f"),
-        ],
-        caption=f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
-        note="answer_before and most_frequent use no forecast."
-        + (
-            f" Probabilities: {forecasts.probabilities_from}."
-            if forecasts.probabilities_from
-            else ""
-        ),
+    origin = forecasts.probabilities_from
+    return Table.of(
+        "forecast_scores", [{"forecaster": name, **row} for name, row in scores.items()],
+        ["forecaster", "auroc", "accuracy", "brier"],
+        f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
+        "answer_before and most_frequent use no forecast."
+        + (f" Probabilities: {origin}." if origin else ""),
         headline=True,
-    )
+        headings={"auroc": "AUROC of the risk", "accuracy": "accuracy of the answer",
+                  "brier": "Brier score"},
+        formats={"auroc": ".2f", "accuracy": ".1%", "brier": ".2f"},
+    )  # fmt: skip
 
 
 def _training_figure(
     history: Mapping[str, Sequence[tuple[int, float]]],
     relation: str | None,
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    lm_name: str,
+    subtitle: str,
 ) -> Figure:
     from lincorr_lightning.results.style import short_name
     from lincorr_lightning.results.training_curves import training_curves
@@ -491,9 +419,8 @@ def _training_figure(
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():
         curves.setdefault(_panel(key, relation or "the source"), []).extend(points)
-    name = short_name(str(lm["name_or_path"]))
+    name = short_name(lm_name)
     title = f"{relation}: training of {name}" if relation else f"Training of {name}"
-    subtitle = "{protocol}, {method}, learning rate {learning_rate:g}".format_map(settings)
     return Figure(
         "training",
         "Outcomes, probabilities and correlations in the course of training.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
-import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -17,8 +16,8 @@ from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.finetune.adapters import require_same_settings
 from lincorr_lightning.finetune.batches import edit_batch, labelled_tokens
+from lincorr_lightning.finetune.datamodule import require_same_data
 from lincorr_lightning.finetune.edits import (
     Edit,
     prompts_in_context,
@@ -43,6 +42,7 @@ from lincorr_lightning.knowledge.catalogue import UnknownKnowledgeError
 from lincorr_lightning.linear_map.fitting import fit_linear_maps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind, sample_up_to
+from lincorr_lightning.study import StudyData, plain
 
 Examples = Literal["edits", "statements", "source", "target"]
 Choice = Literal["all", "wrong", "random"]
@@ -50,15 +50,9 @@ MIN_ANSWERS = 4
 """Source labels with a reference that are needed to hold some out."""
 _TEXTS_PER_BATCH = 4
 _FITTED_SUBJECTS = 2000  # of the W that says which answers are wrong
-_SETTINGS = (
-    "relation", "examples", "n_examples", "answers", "held_out", "n_edits", "edits_file",
-    "batch_size", "preserve", "controls", "texts", "key", "sample_by", "n_texts",
-    "n_preserved_texts", "texts_per_step", "n_tokens", "subject_kind", "knowledge_files", "seed",
-)  # fmt: skip
-"""What a resumed run must not change: the examples, or what is measured before and after."""
 
 
-class RepairDataModule(L.LightningDataModule):
+class RepairDataModule(StudyData):
     """Examples that a repair trains on, and edits of the same relation that measure it.
 
     The source answers are split: the examples have the ``shown`` ones, and edits of both are
@@ -132,7 +126,7 @@ class RepairDataModule(L.LightningDataModule):
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(lm)
         for name, value, allowed in (
             ("examples", examples, get_args(Examples)), ("answers", answers, get_args(Choice)),
         ):  # fmt: skip
@@ -168,7 +162,14 @@ class RepairDataModule(L.LightningDataModule):
                 "the repair does not train. Remove it from one of them."
             )
         self.save_hyperparameters(ignore=["lm"])
-        self._lm = lm
+        self.relation, self.kind, self.answers = relation, examples, answers
+        self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
+        self.held_out, self.preserve, self.controls = held_out, preserve, controls
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
+        self.texts_per_step, self.n_tokens = texts_per_step, n_tokens
+        self.subject_kind, self.seed = subject_kind, seed
+        self.texts, self.key, self.sample_by = texts, key, sample_by
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}
         self.split: dict[str, list[str]] = {}
@@ -189,16 +190,16 @@ class RepairDataModule(L.LightningDataModule):
         """
         if self.measured:
             return
-        lm, relation, file = self._language_model, self.relation, self.hparams["edits_file"]
+        lm, relation, file = self.language_model, self.tokenized, self.edits_file
         relation.require_reference()
         shown, held_out = self._split(relation)
         labels = {SHOWN: self._choose(relation, shown), HELD_OUT: held_out}
         if file is None:
-            n_edits, edits = self.hparams["n_edits"], list[Edit]()
+            n_edits, edits = self.n_edits, list[Edit]()
         else:
             n_edits, edits = 0, resolve_edits(file, relation, lm, "data.edits_file")
         excluding = repaired_subjects(lm) | {edit.subject for edit in edits}
-        n = self.hparams["n_examples"]
+        n = self.n_examples
         pools = self._candidates([n, n_edits, n_edits], excluding)
         examples = self._sample(n, pools[0], labels[SHOWN], "n_examples")
         if file is None:
@@ -228,16 +229,16 @@ class RepairDataModule(L.LightningDataModule):
                 f"vocabulary; a repair needs {MIN_ANSWERS}, to hold some out. Take a relation with "
                 "more answers."
             )
-        order = np.random.default_rng([self.hparams["seed"], 1]).permutation(labels).tolist()
-        n = min(max(round(self.hparams["held_out"] * len(order)), 1), len(order) - 1)
+        order = np.random.default_rng([self.seed, 1]).permutation(labels).tolist()
+        n = min(max(round(self.held_out * len(order)), 1), len(order) - 1)
         return set(order[n:]), set(order[:n])
 
     def _choose(self, relation: TokenizedRelation, shown: set[int]) -> set[int]:
         """Return the shown labels that the examples have, by ``data.answers``."""
-        answers, seed = self.hparams["answers"], self.hparams["seed"]
+        answers, seed = self.answers, self.seed
         if answers == "all":
             return shown
-        lm, kind = self._language_model, self.hparams["subject_kind"]
+        lm, kind = self.language_model, self.subject_kind
         subjects = sample_up_to(lm.tokenizer, _FITTED_SUBJECTS, (), seed, kind)
         (fitted,) = fit_linear_maps(lm, relation, subjects, ["auto"])
         leading = fitted.weight(relation.name).argmax(0).tolist()
@@ -256,8 +257,8 @@ class RepairDataModule(L.LightningDataModule):
     def _candidates(self, sizes: Sequence[int], excluding: Collection[str]) -> list[list[str]]:
         """Return disjoint parts of the vocabulary's subjects, in proportion to the sizes."""
         n, n_edits, _ = sizes
-        seed, kind = self.hparams["seed"], self.hparams["subject_kind"]
-        pool = sample_candidates(self._language_model, sum(sizes), seed, kind, excluding)
+        seed, kind = self.seed, self.subject_kind
+        pool = sample_candidates(self.language_model, sum(sizes), seed, kind, excluding)
         if len(pool) < sum(sizes):
             raise SubjectsError(
                 f"data.n_examples {n} and twice data.n_edits {n_edits} ask for {sum(sizes)} "
@@ -269,8 +270,8 @@ class RepairDataModule(L.LightningDataModule):
     def _sample(
         self, n: int, subjects: Sequence[str], labels: Collection[int], setting: str
     ) -> list[Edit]:
-        lm, seed = self._language_model, self.hparams["seed"]
-        return sample_edits(self.relation, lm, n, subjects, seed, labels, f"data.{setting}")
+        lm, seed = self.language_model, self.seed
+        return sample_edits(self.tokenized, lm, n, subjects, seed, labels, f"data.{setting}")
 
     def _assign(self, edits: Sequence[Edit], labels: dict[str, set[int]]) -> dict[str, list[Edit]]:
         """Return a user's edits by part, and warn of those that are in none."""
@@ -289,7 +290,7 @@ class RepairDataModule(L.LightningDataModule):
         if n_left:
             rank_zero_warn(
                 f"{n_left} of {len(edits)} edits of data.edits_file are left out: their answers "
-                f"are neither in the examples (data.answers {self.hparams['answers']}) nor held "
+                f"are neither in the examples (data.answers {self.answers}) nor held "
                 "out."
             )
         return measured
@@ -300,7 +301,7 @@ class RepairDataModule(L.LightningDataModule):
         self, edits: Sequence[Edit], part: str, others: Sequence[str], ids: Sequence[int]
     ) -> RepairBatch:
         """Return a batch of edits that are measured."""
-        lm, relation, subjects = self._language_model, self.relation, [e.subject for e in edits]
+        lm, relation, subjects = self.language_model, self.tokenized, [e.subject for e in edits]
         mask = reference_mask(edits, len(relation.target.labels))
         source = lm.rows(relation.source_prompts(subjects))
         in_context = _encode(lm, prompts_in_context(edits, relation))
@@ -319,17 +320,17 @@ class RepairDataModule(L.LightningDataModule):
             },
             {},
             [],
-            torch.empty(0, self.hparams["n_tokens"], dtype=torch.long),
+            torch.empty(0, self.n_tokens, dtype=torch.long),
         )
 
     def _domain(self, name: str) -> Domain:
-        return self._tokenize(f"{self.relation.source.knowledge.name}->{name}").target
+        return self._tokenize(f"{self.tokenized.source.knowledge.name}->{name}").target
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
-        relation, lm, kind = self.relation, self._language_model, self.hparams["examples"]
+        relation, lm, kind = self.tokenized, self.language_model, self.kind
         self.prepare_edits()
-        size = min(self.hparams["batch_size"], len(self.examples))
+        size = min(self.batch_size, len(self.examples))
         require_items(self.trainer, size, "examples of a step", "raise data.batch_size")
         shard = data_shard(self.trainer)
         if size % shard.n:  # the mean over ranks would not be that over examples
@@ -338,7 +339,7 @@ class RepairDataModule(L.LightningDataModule):
                 f"multiple of the {shard.n} ranks. Set data.batch_size to one."
             )
         if kind == "edits":
-            preserve = self.hparams["preserve"]
+            preserve = self.preserve
             before = {n: self._logits_before(self._domain(n)) for n in preserve}
             unedited = [self._logits_before(side) for side in (relation.source, relation.target)]
 
@@ -358,7 +359,7 @@ class RepairDataModule(L.LightningDataModule):
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
         steps = RepairDataset(
-            self.examples, relation, self.split, make_batch, size, self.hparams["seed"], shard
+            self.examples, relation, self.split, make_batch, size, self.seed, shard
         )
         return ResumableLoader(steps, self.trainer)
 
@@ -367,18 +368,18 @@ class RepairDataModule(L.LightningDataModule):
         name = domain.knowledge.name
         if name not in self._before:
             prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
-            self._before[name] = self._language_model.domain_logits(prompts, domain.token_ids).cpu()
+            self._before[name] = self.language_model.domain_logits(prompts, domain.token_ids).cpu()
         return self._before[name]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
         self.prepare_edits()
-        size, batches = self.hparams["eval_batch_size"], list[Any]()
+        size, batches = self.eval_batch_size, list[Any]()
         for part, edits in self.measured.items():
             for first in range(0, len(edits), size):
                 ids = range(len(edits))[first : first + size]
                 some = [edits[i] for i in ids]
-                batches.append(self._batch(some, part, self.hparams["controls"], ids))
+                batches.append(self._batch(some, part, self.controls, ids))
         measured, _ = self._read_texts()
         batches += [TokenBatch(rows, [], []) for rows in torch.split(measured, _TEXTS_PER_BATCH)]
         return make_loader(batches, self.trainer)
@@ -386,13 +387,11 @@ class RepairDataModule(L.LightningDataModule):
     def _read_texts(self) -> tuple[Tensor, Tensor]:
         """Return the texts that are measured, and those that are preserved; read once."""
         if self._texts is None:
-            n, n_preserved = self.hparams["n_texts"], self.hparams["n_preserved_texts"]
-            options = ("texts", "key", "n_tokens", "seed", "sample_by")
+            n, n_preserved = self.n_texts, self.n_preserved_texts
             rows = read_prompts(
-                self._language_model,
-                n_texts=n + n_preserved,
-                **{name: self.hparams[name] for name in options},
-            ).rows
+                self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
+                self.seed, sample_by=self.sample_by,
+            ).rows  # fmt: skip
             if n_preserved and len(rows) <= n:
                 raise SubjectsError(
                     f"data.texts has {len(rows)} texts, and data.n_texts uses all of them for the "
@@ -405,34 +404,34 @@ class RepairDataModule(L.LightningDataModule):
     def _preserved_texts(self, step: int) -> Tensor:
         """Return the texts of a step whose predictions must not change."""
         _, texts = self._read_texts()
-        rng = np.random.default_rng([self.hparams["seed"], 3, step])
-        n = min(self.hparams["texts_per_step"], len(texts))
+        rng = np.random.default_rng([self.seed, 3, step])
+        n = min(self.texts_per_step, len(texts))
         return texts[rng.choice(len(texts), n, replace=False)] if n else texts
 
     @property
-    def relation(self) -> TokenizedRelation:
+    def tokenized(self) -> TokenizedRelation:
         """The relation, with the labels that this LM has."""
-        return self._tokenize(self.hparams["relation"])
+        return self._tokenize(self.relation)
 
     def _tokenize(self, name: str) -> TokenizedRelation:
         """Return a relation, tokenized once: every step needs it."""
         if name not in self._tokenized:
-            tokenizer = self._language_model.tokenizer
+            tokenizer = self.language_model.tokenizer
             self._tokenized[name] = TokenizedRelation.of(name, self._catalogue, tokenizer)
         return self._tokenized[name]
 
-    @property
-    def _language_model(self) -> LanguageModel:
-        if self._lm is None:
-            raise ConfigError("RepairDataModule makes edits for one LM: pass lm=module.lm.")
-        return self._lm
-
     # -- resuming ----------------------------------------------------------------------------------
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a resumed run must not change: the examples, or what is measured."""
+        free = "eval_batch_size"
+        return {k: plain(v) for k, v in self.hparams.items() if k[0] != "_" and k != free}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
         return {
-            "settings": {name: self.hparams[name] for name in _SETTINGS},
+            "settings": self._settings,
             "examples": [edit._asdict() for edit in self.examples],
             "measured": {
                 part: [edit._asdict() for edit in edits] for part, edits in self.measured.items()
@@ -445,9 +444,9 @@ class RepairDataModule(L.LightningDataModule):
         """Take over the edits of the run that is resumed.
 
         Raises:
-            ConfigError: The settings of this run would give other edits.
+            CheckpointError: The settings of this run would give other edits.
         """
-        require_same_settings("data", state_dict["settings"], self.hparams)
+        require_same_data(state_dict["settings"], self._settings)
         self.examples = [Edit(**state) for state in state_dict["examples"]]
         self.measured = {
             part: [Edit(**state) for state in states]

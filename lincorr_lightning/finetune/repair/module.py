@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -19,12 +19,9 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
+    TrainedLMStudy,
     add_adapter,
-    name_optimizer_states,
-    require_float32_training,
-    require_same_settings,
     save_merged,
-    trained_names,
     without_adapter,
 )
 from lincorr_lightning.finetune.batches import answer_losses
@@ -40,17 +37,10 @@ from lincorr_lightning.finetune.repair.results import MeasuredEdit, repair_resul
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.lm.sharding_strategy import refuse_sharding
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    is_dry_run,
-    prepare_run_folder,
-    run_folder,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import collect_callback_results, is_dry_run
+from lincorr_lightning.study import as_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +50,7 @@ MAX_UNLEARNED = 0.02
 _SEEDS_PER_EPOCH = 1_000_000
 
 
-class Repair(L.LightningModule):
+class Repair(TrainedLMStudy):
     """Fine-tunes an LM on a few hundred examples, and measures edits before and after.
 
     Examples are statements, or edits. An edit is first taught in an adapter of its own, as
@@ -107,6 +97,7 @@ class Repair(L.LightningModule):
 
     study = "repair"
     batch_type = RepairBatch
+    free_settings = frozenset({"edits_per_step", "save_model"})
 
     def __init__(
         self,
@@ -123,52 +114,35 @@ class Repair(L.LightningModule):
         edits_per_step: int = 32,
         save_model: bool = False,
     ) -> None:
-        super().__init__()
-        # Mappings come from a checkpoint's hyper-parameters.
-        lm = LMConfig(**lm) if isinstance(lm, Mapping) else lm
-        adapter, edit_adapter = (
-            AdapterSettings(**one) if isinstance(one, Mapping) else one
-            for one in (adapter, edit_adapter)
-        )
-        if method not in ("full", "lora"):
-            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
-        require("model.learning_rate", learning_rate, at_least=0)
+        super().__init__(lm, method, learning_rate)
         require("model.preserve_weight", preserve_weight, at_least=0)
         require("model.text_weight", text_weight, at_least=0)
         require("model.edit_learning_rate", edit_learning_rate, at_least=0)
         require("model.edits_per_step", edits_per_step, at_least=1)
-        self._edit_training = EditTraining("lora", edit_learning_rate, steps_per_edit, edit_adapter)
-        plain = {"lm": asdict(lm), "adapter": asdict(adapter), "edit_adapter": asdict(edit_adapter)}
-        self.save_hyperparameters(ignore=list(plain), logger=False)
-        # As mappings; after the call that ignores them.
-        self.save_hyperparameters(plain, logger=False)
-        self.lm = LanguageModel(lm)
-        self.adapter_settings = adapter
-        self.strict_loading = False  # checkpoints hold what is trained
+        self.save_hyperparameters(logger=False)
+        self.adapter_settings = as_settings(AdapterSettings, adapter)
+        self.preserve_weight, self.preserve_unedited = preserve_weight, preserve_unedited
+        self.text_weight, self.edits_per_step = text_weight, edits_per_step
+        self.save_model = save_model
+        self.edit_training = EditTraining(
+            "lora", edit_learning_rate, steps_per_edit, as_settings(AdapterSettings, edit_adapter)
+        )
         self.edit_adapters: StackedLoRA | None = None
         self.before: list[MeasuredEdit] = []
         self.after: list[MeasuredEdit] = []
         self.perplexity: dict[str, float] = {}
         self._measured: list[MeasuredEdit] = []
         self._text_losses: list[tuple[float, int]] = []
-        self._lm_info: dict[str, Any] = {}
         # The LM before, where its own weights are trained; in a list, so that it is no submodule.
         self._reference: list[PreTrainedModel] = []
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The LM, for callbacks."""
-        return self.lm
 
     # -- setup -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before the LM is loaded."""
-        refuse_sharding(self.trainer, "Repair")
         if stage == "fit" and not is_dry_run(self.trainer):
             self._require_both_measurements()
-        require_float32_training(self.lm, self.hparams["method"], self.trainer)
-        prepare_run_folder(self.trainer)
+        super().setup(stage)
 
     def _require_both_measurements(self) -> None:
         trainer = self.trainer
@@ -196,34 +170,20 @@ class Repair(L.LightningModule):
                 "Set both to the same number."
             )
 
-    def configure_model(self) -> None:
-        """Load the LM, with adapters for the edits and for the repair."""
-        if self.lm.is_loaded:
-            return
-        model = self.lm.load().model
-        self._lm_info = self.lm.info
-        is_full = self.hparams["method"] == "full"
-        # The dtype auto is known only now, for some checkpoints.
-        require_float32_training(self.lm, self.hparams["method"], self._trainer)
-        if is_full:
+    def prepare_lm(self) -> None:
+        """Add adapters for the edits and for the repair."""
+        super().prepare_lm()
+        model = self.lm.model
+        if self.method == "full":
             self._reference = [copy.deepcopy(model).requires_grad_(False)]
         # Before peft's adapter, whose layers then contain those of the edits.
         self.edit_adapters = StackedLoRA.of(
-            model, self.hparams["edits_per_step"], self._edit_training.adapter
+            model, self.edits_per_step, self.edit_training.adapter
         ).requires_grad_(False)
-        if is_full:
+        if self.method == "full":
             model.requires_grad_(True)
         else:
             add_adapter(model, self.adapter_settings)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW over the weights that are trained."""
-        return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.hparams["learning_rate"],
-            weight_decay=0.0,
-            fused=self.trainer.precision != "16-mixed",
-        )
 
     def on_fit_start(self) -> None:
         """Move the LM as it was to the device of the trained one."""
@@ -250,7 +210,7 @@ class Repair(L.LightningModule):
         if not loss.isfinite():
             raise NonFiniteError(
                 f"the loss is NaN or infinite at step {self.global_step}. Lower "
-                f"model.learning_rate (it is {self.hparams['learning_rate']}), or set "
+                f"model.learning_rate (it is {self.learning_rate}), or set "
                 "model.lm.dtype to float32."
             )
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=1, sync_dist=True)
@@ -274,7 +234,7 @@ class Repair(L.LightningModule):
             reduction="batchmean",
         )
         self.log("train/text_kl", change.detach(), batch_size=1, sync_dist=True)
-        return float(self.hparams["text_weight"]) * change
+        return self.text_weight * change
 
     def _with_prefix(self, tokens: Tensor) -> Tensor:
         prefix = torch.tensor([self.lm.prefix] * len(tokens), device=tokens.device).long()
@@ -285,9 +245,9 @@ class Repair(L.LightningModule):
         n = len(batch.edits.ids)
         self._check_size(n)
         # New adapters in each epoch, and others than those of the measured edits.
-        epoch = self._edit_training.adapter.seed + _SEEDS_PER_EPOCH * (self.current_epoch + 1)
+        epoch = self.edit_training.adapter.seed + _SEEDS_PER_EPOCH * (self.current_epoch + 1)
         seeds = [epoch + number for number in batch.edits.ids]
-        with trained_edits(self.lm, self.edit_adapters, batch.edits, self._edit_training, seeds):
+        with trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds):
             log_p = log_softmax(self.lm(*batch.target), 1)
             target = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
             others = [
@@ -295,7 +255,7 @@ class Repair(L.LightningModule):
                 for name, prompts in batch.other_prompts.items()
             ]
         changes = {"train/preserve_kl": others}
-        if self.hparams["preserve_unedited"]:
+        if self.preserve_unedited:
             sides = zip((batch.source, batch.target), batch.unedited_before, strict=True)
             changes["train/unedited_kl"] = [self._change(*side) for side in sides]
         self.log("train/target_loss", target.detach(), batch_size=1, sync_dist=True)
@@ -304,7 +264,7 @@ class Repair(L.LightningModule):
             if values:
                 change = torch.stack(values).mean()
                 self.log(name, change.detach(), batch_size=1, sync_dist=True)
-                loss = loss + self.hparams["preserve_weight"] * change
+                loss = loss + self.preserve_weight * change
         return loss
 
     def _change(self, prompts: DomainPrompts, before: Tensor) -> Tensor:
@@ -313,9 +273,9 @@ class Repair(L.LightningModule):
         return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
 
     def _check_size(self, n: int) -> None:
-        if n > self.hparams["edits_per_step"]:
+        if n > self.edits_per_step:
             raise ConfigError(
-                f"a batch has {n} edits, but at most {self.hparams['edits_per_step']} are taught "
+                f"a batch has {n} edits, but at most {self.edits_per_step} are taught "
                 "side by side. Raise model.edits_per_step, or lower data.batch_size and "
                 "data.eval_batch_size."
             )
@@ -345,14 +305,14 @@ class Repair(L.LightningModule):
     def _measure(self, batch: RepairBatch) -> list[MeasuredEdit]:
         assert self.edit_adapters is not None
         self._check_size(len(batch.edits.ids))
-        seeds = [self._edit_training.adapter.seed + i for i in batch.edits.ids]
+        seeds = [self.edit_training.adapter.seed + i for i in batch.edits.ids]
         with torch.no_grad():
             before, in_context = (
                 self.lm(*prompts).argmax(1).cpu() for prompts in (batch.target, batch.in_context)
             )
             others = {name: self.lm(*p).argmax(1) for name, p in batch.other_prompts.items()}
         edits = batch.edits
-        taught = trained_edits(self.lm, self.edit_adapters, edits, self._edit_training, seeds)
+        taught = trained_edits(self.lm, self.edit_adapters, edits, self.edit_training, seeds)
         with taught, torch.no_grad():
             source, after = (
                 self.lm(*prompts).argmax(1).cpu() for prompts in (batch.source, batch.target)
@@ -414,70 +374,47 @@ class Repair(L.LightningModule):
 
     # -- results -----------------------------------------------------------------------------------
 
-    def on_train_end(self) -> None:
-        """Write the results, and the repaired LM if wanted."""
-        if is_dry_run(self.trainer):
-            return
-        if len(self.after) != len(self.before):
+    @property
+    def _dataset(self) -> RepairDataset | None:
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        return dataset if isinstance(dataset, RepairDataset) else None
+
+    def build_results(self) -> Results:
+        """Return what the edits did before and after the repair, and what callbacks measured."""
+        if len(self.after) != len(self.before) and not is_dry_run(self.trainer):
             raise ConfigError(
                 "training ended without a validation, so the repaired LM was not measured: train "
                 "to trainer.max_epochs, and remove callbacks that stop earlier."
             )
-        if not self.trainer.is_global_zero:
-            return
-        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
-        dataset = dataset if isinstance(dataset, RepairDataset) else None
-        if self.hparams["save_model"]:
-            examples = () if dataset is None else dataset.examples
+        return repair_results(
+            self.before, self.after, self.perplexity, self.global_step, self._dataset,
+            collect_callback_results(self.trainer),
+        )  # fmt: skip
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Save the repaired LM if wanted."""
+        if self.save_model:
+            examples = () if self._dataset is None else self._dataset.examples
             subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
             config = {REPAIRED_SUBJECTS: sorted(subjects)} if subjects else {}
-            save_merged(self.lm, run_folder(self.trainer) / "model", config)
-        results = repair_results(
-            self.before, self.after, self.perplexity, collect_callback_results(self.trainer),
-            self._lm_info, run_settings(self.trainer), self.global_step, dataset,
-        )  # fmt: skip
-        write_results(self.trainer, results)
+            save_merged(self.lm, folder / "model", config)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what is trained, and the measurements before."""
-        names = trained_names(self)
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {name: state[name] for name in state if name in names}
-        name_optimizer_states(checkpoint, names)
-        checkpoint["repair"] = {
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the measurements."""
+        return {
             "before": [asdict(edit) for edit in self.before],
             "after": [asdict(edit) for edit in self.after],
             "perplexity": dict(self.perplexity),
-            "training": {name: self.hparams[name] for name in self._fixed_settings},
-            "fingerprint": self._lm_info["fingerprint"],
         }
 
-    @property
-    def _fixed_settings(self) -> tuple[str, ...]:
-        """What a resumed run must not change: the training, and how edits are measured."""
-        adapter = ("adapter",) if self.hparams["method"] == "lora" else ()
-        return (
-            "method", *adapter, "preserve_weight", "preserve_unedited", "text_weight",
-            "edit_adapter", "edit_learning_rate", "steps_per_edit",
-        )  # fmt: skip
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the measurements."""
+        self.before = [MeasuredEdit(**edit) for edit in state["before"]]
+        self.after = [MeasuredEdit(**edit) for edit in state["after"]]
+        self.perplexity = dict(state["perplexity"])
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is of this LM, and take over its measurements.
-
-        Raises:
-            ConfigError: It is of another study or LM.
-        """
-        stored = checkpoint.get("repair")
-        if stored is None:
-            raise ConfigError("Not a Repair checkpoint. Pass one that `lincorr fit` wrote with it.")
-        if stored["fingerprint"] != self._lm_info["fingerprint"]:
-            raise ConfigError(
-                "the checkpoint is of another LM. Pass the one that it was trained from as "
-                "model.lm.name_or_path, or start a new run."
-            )
-        require_same_settings("model", stored["training"], self.hparams)
-        self.before = [MeasuredEdit(**edit) for edit in stored["before"]]
-        self.after = [MeasuredEdit(**edit) for edit in stored["after"]]
-        self.perplexity = dict(stored["perplexity"])
+    def _kept_keys(self, keys: Iterable[str]) -> set[str]:
+        # The adapters of edits are new in every step.
+        return {key for key in super()._kept_keys(keys) if not key.startswith("edit_adapters.")}

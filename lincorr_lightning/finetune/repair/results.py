@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import PercentFormatter
-from scipy.stats import binomtest
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN, RepairDataset
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import BLUE, GREY, ORANGE, bare_axes, finish, new_figure
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table
 
-_PARTS = (SHOWN, HELD_OUT)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+_PARTS = {SHOWN: "answers of the repair's examples", HELD_OUT: "other answers"}
+_OUTCOMES = [outcome.value for outcome in Outcome]
 
 
 @dataclass(frozen=True)
@@ -70,42 +70,37 @@ def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
         by kind of knowledge, and ``new_targets``, the same outcomes of those edits whose target no
         example has. Parts without edits are left out.
     """
-    found: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for part in _PARTS:
-        own = [edit for edit in edits if edit.part == part]
-        if not own:
+        group = [edit for edit in edits if edit.part == part]
+        if not group:
             continue
-        n = len(own)
-        found[part] = {
-            "n": n,
-            "source_learned": sum(edit.source_learned for edit in own) / n,
-            **_outcome_shares(own),
-            "right_before": sum(edit.right_before for edit in own) / n,
-            "in_context": sum(edit.in_context for edit in own) / n,
-            "random": sum(edit.random for edit in own) / n,
+        shares = ("source_learned", "right_before", "in_context", "random")
+        summaries[part] = {
+            "n": len(group),
+            **{name: fmean(getattr(edit, name) for edit in group) for name in shares},
+            **_outcome_shares(group),
             "controls": {
-                name: sum(edit.unchanged[name] for edit in own) / n for name in own[0].unchanged
+                name: fmean(edit.unchanged[name] for edit in group) for name in group[0].unchanged
             },
         }
-        new = [edit for edit in own if not edit.target_shown]
+        new = [edit for edit in group if not edit.target_shown]
         if new:
-            found[part]["new_targets"] = {"n": len(new), **_outcome_shares(new)}
-    return found
+            summaries[part]["new_targets"] = {"n": len(new), **_outcome_shares(new)}
+    return summaries
 
 
 def _outcome_shares(edits: Sequence[MeasuredEdit]) -> dict[str, float]:
-    return {o.value: sum(edit.outcome == o for edit in edits) / len(edits) for o in Outcome}
+    return {name: fmean(edit.outcome == name for edit in edits) for name in _OUTCOMES}
 
 
 def repair_results(
     before: Sequence[MeasuredEdit],
     after: Sequence[MeasuredEdit],
     perplexity: Mapping[str, float],
-    callback_results: Sequence[Results],
-    lm: Mapping[str, Any],
-    settings: Mapping[str, Any],
     n_steps: int,
     dataset: RepairDataset | None,
+    measured: Sequence[Results] = (),
 ) -> Results:
     """Return the results of a repair.
 
@@ -113,67 +108,59 @@ def repair_results(
         before: Edits measured before the repair.
         after: The same edits after it.
         perplexity: Perplexity of other texts, ``before`` and ``after``.
-        callback_results: Results of callbacks.
-        lm: Description of the LM.
-        settings: Settings of the run.
         n_steps: Optimizer steps of the repair.
         dataset: The examples, and the source answers of each part; None if unknown.
+        measured: Results of callbacks, whose values stand among the repair's own.
     """
     summaries = {"before": summarize_edits(before), "after": summarize_edits(after)}
-    values: dict[str, Any] = {
-        part: {stage: summaries[stage][part] for stage in summaries if part in summaries[stage]}
+    rows = [
+        {"part": part, "stage": stage, **parts[part]}
         for part in _PARTS
-    }
-    values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
-    for results in callback_results:
-        values |= {key: value for key, value in results.values.items() if key not in values}
-    tables = [_summary_table(summaries, perplexity), _edits_table(before, after)]
-    if dataset is not None:
-        tables += [_answers_table(dataset), _examples_table(dataset)]
-    figures = [
-        Figure(
-            "repair",
-            "Outcomes of edits before and after the repair.",
-            partial(repair_figure, summaries),
-        )
+        for stage, parts in summaries.items()
+        if part in parts
     ]
-    return Results(
-        "repair",
-        values,
-        tables=[*tables, *(table for results in callback_results for table in results.tables)],
-        figures=[*figures, *(figure for results in callback_results for figure in results.figures)],
-        lm=lm,
-        settings=settings,
-    )
+    tables = [_summary_table(rows, perplexity), _edits_table(before, after)]
+    if dataset is not None:
+        answers = [(answer, part) for part, texts in dataset.split.items() for answer in texts]
+        texts = dataset.relation.target.texts
+        examples = [
+            (edit.subject, edit.answer, "|".join(texts[i].strip() for i in edit.reference))
+            for edit in dataset.examples
+        ]
+        tables += [
+            Table.of("answers", answers, ("answer", "part"),
+                     "Source answers of the examples (shown), and those held out."),
+            Table.of("examples", examples, ("subject", "source_answer", "reference"),
+                     "The examples that the repair trains on."),
+        ]  # fmt: skip
+    values = {
+        **{part: {one: summaries[one][part] for one in summaries if part in summaries[one]}
+           for part in _PARTS},
+        "perplexity": dict(perplexity),
+        "n_steps": n_steps,
+    }  # fmt: skip
+    for one in measured:
+        values = {**one.values, **values}
+    caption = "Outcomes of edits before and after the repair."
+    figure = Figure("repair", caption, partial(repair_figure, rows))
+    included = [replace(one, values={}) for one in measured]
+    return Results("repair", values, tables=tables, figures=[figure], included=included)
 
 
-def _summary_table(
-    summaries: Mapping[str, Mapping[str, Mapping[str, Any]]], perplexity: Mapping[str, float]
-) -> Table:
-    controls = {
-        name for parts in summaries.values() for one in parts.values() for name in one["controls"]
-    }
-    shares = ("source_learned", "generalized", "hallucinated")
-    others = ("unchanged", "right_before", "in_context")
-    rows = []
-    for part in _PARTS:
-        for stage, parts in summaries.items():
-            if part not in parts:
-                continue
-            one = parts[part]
-            rows.append(
-                [part, stage, one["n"], *(one[name] for name in shares),
-                 *hallucinated_interval(one), *(one[name] for name in others),
-                 *(one["controls"][name] for name in sorted(controls)), perplexity.get(stage)]
-            )  # fmt: skip
-    return Table.from_rows(
-        "repair",
-        ["part", "stage", "n", *(Column(name, format=".0%") for name in shares),
-         Column("hallucinated_low", "from", ".0%"), Column("hallucinated_high", "to", ".0%"),
-         *(Column(name, format=".0%") for name in others),
-         *(Column(f"{name}_unchanged", format=".0%") for name in sorted(controls)),
-         Column("perplexity", format=".1f")],
-        rows,
+def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, float]) -> Table:
+    controls = sorted({f"{name}_unchanged" for row in rows for name in row["controls"]})
+    shares = [
+        "source_learned", "generalized", "hallucinated", "hallucinated_low", "hallucinated_high",
+        "unchanged", "right_before", "in_context", *controls,
+    ]  # fmt: skip
+    cells = []
+    for row in rows:
+        low, high = hallucinated_interval(row)
+        interval = {"hallucinated_low": low, "hallucinated_high": high}
+        kept = {f"{name}_unchanged": share for name, share in row["controls"].items()}
+        cells.append({**row, **interval, **kept, "perplexity": perplexity.get(row["stage"])})
+    return Table.of(
+        "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
         "Edits before and after the repair: of source answers that are in the examples (shown), "
         "and of others (held_out).",
         "right_before: the reference leads without the edit. in_context: the LM gives it when the "
@@ -181,93 +168,49 @@ def _summary_table(
         "over edits (Wilson). "
         "perplexity: of other texts, those of the tiny world unless data.texts is set.",
         headline=True,
+        headings={"hallucinated_low": "from", "hallucinated_high": "to"},
+        formats={**dict.fromkeys(shares, ".0%"), "perplexity": ".1f"},
     )  # fmt: skip
 
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
+    from scipy.stats import binomtest
+
     n = summary["n"]
-    found = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
-
-
-def _answers_table(dataset: RepairDataset) -> Table:
-    return Table.from_rows(
-        "answers",
-        ("answer", "part"),
-        [(answer, part) for part, own in dataset.split.items() for answer in own],
-        "Source answers of the examples (shown), and those held out.",
-    )
-
-
-def _examples_table(dataset: RepairDataset) -> Table:
-    texts = dataset.relation.target.texts
-    return Table.from_rows(
-        "examples",
-        ("subject", "source_answer", "reference"),
-        [
-            (edit.subject, edit.answer, "|".join(texts[i].strip() for i in edit.reference))
-            for edit in dataset.examples
-        ],
-        "The examples that the repair trains on.",
-    )
+    interval = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _edits_table(before: Sequence[MeasuredEdit], after: Sequence[MeasuredEdit]) -> Table:
-    names = (
+    names = [
         "subject", "source_answer", "reference", "answer_before", "answer_after", "outcome",
         "source_learned", "target_shown", "in_context",
-    )  # fmt: skip
+    ]  # fmt: skip
     controls = sorted({name for edit in before for name in edit.unchanged})
-    return Table.from_rows(
-        "cases",
-        ["part", "stage", *names, *(f"{name}_unchanged" for name in controls)],
-        [
-            (
-                e.part,
-                stage,
-                *(getattr(e, name) for name in names),
-                *(e.unchanged[name] for name in controls),
-            )
-            for stage, edits in (("before", before), ("after", after))
-            for e in edits
-        ],
-        "What each edit did, before and after the repair.",
-    )
-
-
-def repair_figure(summaries: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> MatplotlibFigure:
-    """Draw the shares of the outcomes of each part, before and after."""
     rows = [
-        (part, stage, parts[part])
-        for part in _PARTS
-        for stage, parts in summaries.items()
-        if part in parts
-    ]
-    colours = {Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE, Outcome.UNCHANGED: GREY}
-    figure = new_figure(
-        7.5,
-        0.5 * len(rows) + 0.7,
-        "Outcomes of edits before and after the repair",
-        "blue: generalized; orange: hallucinated; grey: unchanged",
-    )
-    axes = figure.add_subplot()
-    for y, (_, _, one) in enumerate(rows):
-        left = 0.0
-        for outcome, colour in colours.items():
-            share = one[outcome.value]
-            axes.barh(y, share, left=left, height=0.62, color=colour, zorder=2)
-            if share > 0.06:
-                axes.text(left + share / 2, y, f"{share:.0%}", ha="center", va="center",
-                          fontsize=9, color="white", zorder=3)  # fmt: skip
-            left += share
-    axes.set_yticks(
-        range(len(rows)),
-        [f"{part.replace('_', ' ')} ({one['n']}), {stage}" for part, stage, one in rows],
-        fontsize=9.5,
-    )
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    bare_axes(axes)
-    return finish(figure)
+        [edit.part, stage, *(getattr(edit, name) for name in names),
+         *(edit.unchanged[name] for name in controls)]
+        for stage, edits in (("before", before), ("after", after)) for edit in edits
+    ]  # fmt: skip
+    return Table.of(
+        "cases", rows, ["part", "stage", *names, *(f"{name}_unchanged" for name in controls)],
+        "What each edit did, before and after the repair.",
+    )  # fmt: skip
+
+
+def repair_figure(rows: Sequence[Mapping[str, Any]]) -> MatplotlibFigure:
+    """Draw the shares of the outcomes of each part, before and after."""
+    from pandas import DataFrame
+
+    from lincorr_lightning.results.plots import bars
+
+    parts = [
+        {"outcome": name, "edits": f"{_PARTS[row['part']]} ({row['n']}), {row['stage']}",
+         "share": row[name]}
+        for name in _OUTCOMES for row in rows
+    ]  # fmt: skip
+    return bars(
+        DataFrame(parts, columns=["outcome", "edits", "share"]), "outcome", "share", "edits",
+        title="Outcomes of edits before and after the repair", label="share of edits",
+    )  # fmt: skip
