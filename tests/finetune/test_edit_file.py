@@ -12,7 +12,6 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.results import edits_table
-from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -221,12 +220,13 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
     for relation, n in (("city->country", 40), ("team->country", 25)):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
         edits = data.prepare_edits()
-        path = tmp_path / "tables" / "edits.csv"
+        path = tmp_path / "edits.csv"
         resolved = tokenized(lm, relation, teams)
         table = edits_table(edits, resolved)
         assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
-        assert table.rows[0][-1] == resolved.target.texts[edits[0].target_before]
-        write_csv(path, table.keys, table.rows)
+        target = resolved.target.texts[edits[0].target_before]
+        assert table.frame["target_before"][0] == target
+        table.frame.to_csv(path, index=False)
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
         assert again.prepare_edits() == edits
 

@@ -13,7 +13,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, LeftOut
 from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.module import SourceFinetune
@@ -183,7 +183,7 @@ def test_a_checkpoint_restores_them(forecasts, tmp_path):
 
 
 def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts):
-    results = forecast_results(forecasts, {"name_or_path": "an-lm"}, {})
+    results = forecast_results(forecasts)
     assert results.values["n_edits"] == 12
     for name, shares in results.values["predicted_outcomes"].items():
         assert sum(shares.values()) == pytest.approx(1), name
@@ -194,14 +194,12 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
         assert shares["hallucinated"] <= moved
     expected = dict(zip(Outcome, forecasts.probabilities.mean(0).tolist(), strict=True))
     assert results.values["mean_probability"] == pytest.approx(expected)
-    table = results.table("forecast")
-    assert [row[0] for row in table.rows] == list(forecasts.subjects)
-    cells = dict(zip(table.keys, zip(*table.rows, strict=True), strict=True))
+    cells = results.table("forecast").frame.to_dict("list")
+    assert cells["subject"] == list(forecasts.subjects)
     assert list(cells["map_0_risk"]) == forecasts.risks("map_0")
     assert list(cells["p_hallucinated"]) == forecasts.probabilities[:, 1].tolist()
-    riskiest = results.table("riskiest")
     highest = sorted(cells["p_hallucinated"], reverse=True)[:10]
-    assert [row[riskiest.keys.index("p_hallucinated")] for row in riskiest.rows] == highest
+    assert results.table("riskiest").frame["p_hallucinated"].tolist() == highest
     assert set(cells["cause"]) <= {"imprecise W", "low prior", "ambiguous reference"}
     for row, answer in enumerate(cells["map_0_answer"]):
         assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
@@ -287,7 +285,7 @@ def test_edits_above_a_risk_are_left_out(lm, edits, relation):
     assert data.prepare_edits() == expected
     assert 0 < len(expected) < 12
     labels = relation.target.texts
-    left = [(edit.subject, edit.answer, "|".join(labels[i] for i in edit.reference), risk)
+    left = [LeftOut(edit.subject, edit.answer, "|".join(labels[i] for i in edit.reference), risk)
             for edit, risk in zip(edits, risks, strict=True) if risk > limit]  # fmt: skip
     dataset = data.train_dataloader().dataset
     assert dataset.left_out == left

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.module import SourceFinetune
 from tests.launching import run_alone, run_in_two
@@ -112,10 +112,10 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(small_lm, tmp_path, protocol)
     [
         (
             {"protocol": "independent"},
-            "trained with model.protocol joint, this run has independent",
+            "written with model.protocol joint, this run has independent",
         ),
-        ({"method": "full"}, "trained with model.method lora, this run has full"),
-        ({"adapter": AdapterSettings(rank=3)}, r"trained with model.adapter .*'rank': 2"),
+        ({"method": "full"}, "written with model.method lora, this run has full"),
+        ({"adapter": AdapterSettings(rank=3)}, r"written with model.adapter .*'rank': 2"),
         ({"adapter": AdapterSettings(2, target_modules=["q_proj"])}, r"this run has .*q_proj"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_kind_is_refused(finetune, tmp_path, settings, m
     ours = {"protocol": "joint", "method": "lora", "adapter": AdapterSettings(rank=2)}
     kept = ModelCheckpoint(tmp_path, "end")
     finetune(trainer={"enable_checkpointing": True, "callbacks": [kept]}, **ours)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         finetune(trainer={"ckpt_path": tmp_path / "end.ckpt"}, **ours | settings)
 
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path):
         kept = ModelCheckpoint(tmp_path, f"of_{method}")
         options = {"enable_checkpointing": True, "callbacks": [kept]}
         finetune(trainer=options, protocol="joint", method=method)
-        with pytest.raises(ConfigError, match="whose weights differs from that of this run's LM"):
+        with pytest.raises(CheckpointError, match="whose weights differs from that of"):
             finetune(
                 trainer={"ckpt_path": tmp_path / f"of_{method}.ckpt", "max_epochs": 2},
                 lm=other, protocol="joint", method=method,
@@ -144,23 +144,15 @@ def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path):
 def test_independent_edits_on_several_ranks_are_not_resumed(finetune, monkeypatch, where):
     """The checkpoint has the edits of rank 0 alone: the others would be lost silently."""
     run = finetune()
-    checkpoint = {"state_dict": {}, "hyper_parameters": dict(run.module.hparams)}
-    run.module.on_save_checkpoint(checkpoint)
-    assert checkpoint["n_processes"] == 1
-    run.module.on_load_checkpoint(checkpoint)
+    state = run.module.checkpoint_state()
+    assert state["n_ranks"] == 1
+    run.module.restore(state)
     if where == "then":
-        checkpoint["n_processes"] = 2
+        state["n_ranks"] = 2
     else:
         monkeypatch.setattr(type(run.trainer), "world_size", 2)
-    with pytest.raises(ConfigError, match="2 ranks cannot be resumed"):
-        run.module.on_load_checkpoint(checkpoint)
-
-
-def test_a_checkpoint_of_another_study_is_refused(finetune, tmp_path):
-    run = finetune(protocol="joint")
-    checkpoint = {"state_dict": {}, "hyper_parameters": {"ridge": 0.0}, "lm": {}}
-    with pytest.raises(ConfigError, match="Not a SourceFinetune checkpoint"):
-        run.module.on_load_checkpoint(checkpoint)
+    with pytest.raises(CheckpointError, match="2 ranks cannot be resumed"):
+        run.module.restore(state)
 
 
 # -- two processes -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lincorr_lightning.distributed import DataShard
-from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, RepairDataModule
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.repair.batches import JOINED_BY, statements, target_answer
@@ -71,7 +71,7 @@ def test_wrong_answers_are_those_whose_highest_weight_is_no_reference(
     shown, _ = data._split(relation)
     sets = {}
     for answers in ("wrong", "random"):
-        data.hparams["answers"] = answers
+        data.answers = answers
         sets[answers] = data._choose(relation, shown)
     # The toy LM's weights are random, so that few answers are right by chance.
     assert sets["wrong"] <= shown and sets["random"] <= shown
@@ -239,5 +239,5 @@ def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> No
     again.load_state_dict(state)
     assert (again.examples, again.measured) == (data.examples, data.measured)
     assert again._before.keys() == {"city", "country", "color"}
-    with pytest.raises(ConfigError, match=r"data\.n_examples 12, this run has 11"):
+    with pytest.raises(CheckpointError, match=r"data\.n_examples 12, this run has 11"):
         RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)

@@ -17,7 +17,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    LanguageModelError,
+    NonFiniteError,
+    SubjectsError,
+)
 from lincorr_lightning.finetune import EditsDataModule, Repair, RepairDataModule
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.repair.results import (
@@ -116,7 +122,7 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
     """Each adapter is merged into a copy of the LM, which transformers then reads alone."""
     run = repair(learning_rate=0.0)
     module, batch = run.module, run.data.train_dataloader().dataset[0]
-    relation, names = run.data.relation, [edit.subject for edit in batch.edits.edits]
+    relation, names = run.data.tokenized, [edit.subject for edit in batch.edits.edits]
     monkeypatch.setattr(module, "log", lambda *args, **options: None)  # outside of a run
     loss = float(module._edit_loss(batch))
     adapters, changes = module.edit_adapters, []
@@ -145,7 +151,7 @@ def test_what_an_edit_does_not_change_stays(
 ) -> None:
     """The KL divergence of cities and countries without an edit, from the LM before."""
     run = repair({"preserve": []}, learning_rate=1e-2, save_model=True)
-    batch, relation = run.data.train_dataloader().dataset[0], run.data.relation
+    batch, relation = run.data.train_dataloader().dataset[0], run.data.tokenized
     logged: dict[str, float] = {}
     monkeypatch.setattr(run.module, "log", lambda name, x, **_: logged.update({name: float(x)}))
     loss = run.module._edit_loss(batch)
@@ -170,7 +176,7 @@ def test_what_an_edit_does_not_change_stays(
     assert float(loss.detach()) == pytest.approx(logged["train/target_loss"] + found)
     loss.backward()
     logged.clear()
-    run.module.hparams["preserve_unedited"] = False
+    run.module.preserve_unedited = False
     run.module._edit_loss(batch)
     assert set(logged) == {"train/target_loss"}
 
@@ -339,7 +345,7 @@ def test_a_checkpoint_of_another_adapter_is_refused(
 ) -> None:
     file = tmp_path / "one.ckpt"
     repair().trainer.save_checkpoint(file)
-    with pytest.raises(ConfigError, match=r"trained with model\.adapter .*'rank': 16"):
+    with pytest.raises(CheckpointError, match=r"written with model\.adapter .*'rank': 16"):
         repair(trainer={"ckpt_path": str(file)}, adapter=AdapterSettings(rank=4))
 
 
@@ -415,7 +421,7 @@ def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
     run = repair({"preserve": [], "controls": ["color"]})
     with (run.folder / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    texts = run.data.relation.target.texts
+    texts = run.data.tokenized.target.texts
     edits = run.data.measured["held_out"] + run.data.measured["shown"]
     for row, edit in zip(rows[:8], edits, strict=True):
         assert row["stage"] == "before"
