@@ -17,11 +17,10 @@ from lincorr_lightning.ablation.batches import PairedCorpus
 from lincorr_lightning.ablation.paired_texts import COLUMNS
 from lincorr_lightning.ablation.scores import Case, RunScores
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
-from lincorr_lightning.results.plots import bars
+from lincorr_lightning.results.plots import History, bars, training_curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, short_name
 from lincorr_lightning.results.table import Table, column
-from lincorr_lightning.results.training_curves import History, training_curves
 
 PAPER: Mapping[str, Mapping[str, float]] = {
     "city->country": {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672},

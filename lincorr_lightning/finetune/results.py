@@ -413,8 +413,8 @@ def _training_figure(
     lm_name: str,
     subtitle: str,
 ) -> Figure:
+    from lincorr_lightning.results.plots import training_curves
     from lincorr_lightning.results.style import short_name
-    from lincorr_lightning.results.training_curves import training_curves
 
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():

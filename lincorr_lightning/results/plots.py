@@ -248,3 +248,69 @@ def p_text(p: float | None) -> str:
     if p is None:
         return ""
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
+
+
+# -- training curves -----------------------------------------------------------------------------
+
+History = Mapping[str, Sequence[tuple[int, float]]]
+"""Pairs of step and value, by log key."""
+MAX_CURVES = 12
+"""Curves in a panel."""
+_MAX_PANELS = 6
+_MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as TensorBoard does
+
+
+def training_curves(
+    history: History,
+    title: str,
+    subtitle: str = "",
+    max_panels: int = _MAX_PANELS,
+    colours: Mapping[Any, str] | None = None,
+) -> Figure:
+    """Draw scalars over the step, with a panel for each group of log keys.
+
+    Values that are not finite are left out. Curves of many points are smoothed as TensorBoard does.
+
+    Args:
+        history: Pairs of step and value by log key; the key's part before its first ``/`` is its
+            group.
+        title: The title, with the name of the run.
+        subtitle: Everything else that is needed to read the figure.
+        max_panels: Number of groups at most.
+        colours: Colours by the rest of the key; others are chosen.
+    """
+    from pandas import DataFrame
+
+    groups: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for tag, points in history.items():
+        group, _, name = tag.partition("/")
+        finite = sorted((step, value) for step, value in points if math.isfinite(value))
+        if finite:
+            groups.setdefault(group, {})[name or group] = finite
+    rows = []
+    for group, lines in list(groups.items())[:max_panels]:
+        panel = group
+        if len(lines) == 1:  # as on TensorBoard's cards
+            panel = "/".join(dict.fromkeys((group, *lines)))
+        elif len(lines) > MAX_CURVES:
+            panel = f"{group} ({MAX_CURVES} of {len(lines)})"
+        for name, points in list(lines.items())[:MAX_CURVES]:
+            rows += [
+                {"panel": panel, "name": name, "step": step, "value": value, "n": len(points)}
+                for step, value in points
+            ]
+    notes = [subtitle, "x: step" if rows else "nothing was logged"]
+    if len(groups) > max_panels:
+        notes.append(f"{max_panels} of {len(groups)} groups")
+    frame = DataFrame(rows, columns=["panel", "name", "step", "value", "n"])
+    many = frame["n"] > _MANY
+    if many.any():
+        notes.append(f"smoothed ({_SMOOTHING})")
+        smooth = frame.groupby(["panel", "name"])["value"].transform(
+            lambda one: one.ewm(alpha=1 - _SMOOTHING).mean()
+        )
+        frame["value"] = smooth.where(many, frame["value"])
+    return curves(
+        frame, "step", "value", "name", "panel" if rows else None, title=title,
+        subtitle="; ".join(note for note in notes if note), colours=colours,
+    )  # fmt: skip

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Iterable
-from functools import cache, lru_cache
-from typing import Any, Literal, NamedTuple, cast
+from functools import cache
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from matplotlib import font_manager
@@ -47,7 +48,7 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
     """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
     FigureCanvasAgg(figure)
-    head, below = _wrap(figure, title, 12, "bold"), _wrap(figure, subtitle, 9, "normal")
+    head, below = _wrap(title, width, 12), _wrap(subtitle, width, 9)
     # A line takes a third more than its letters; then some air.
     room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
     figure.set_size_inches(width, height + room)
@@ -65,38 +66,10 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
     return figure
 
 
-def _wrap(figure: Figure, text: str, size: float, weight: str) -> list[str]:
-    """Break a text into lines that fit the figure's width."""
-    room = figure.bbox.width - 0.16 * DPI
-    space = _width("a b", size, weight) - _width("a", size, weight) - _width("b", size, weight)
-    lines: list[str] = []
-    used = 0.0
-    for word in map(_flat, text.split()):
-        width = _width(word, size, weight)
-        if lines and used + space + width <= room:
-            lines[-1] += f" {word}"
-            used += space + width
-            continue
-        lines.append("")
-        for sign in word if width > room else [word]:  # a path may be longer than a line
-            if lines[-1] and _width(lines[-1] + sign, size, weight) > room:
-                lines.append("")
-            lines[-1] += sign
-        used = _width(lines[-1], size, weight)
-    return lines
-
-
-@lru_cache(maxsize=4096)
-def _width(text: str, size: float, weight: str) -> float:
-    """Return the width of a text in pixels."""
-    font = font_manager.FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    width, _, _ = _renderer().get_text_width_height_descent(text, font, ismath=False)
-    return float(width)
-
-
-@cache
-def _renderer() -> Any:
-    return FigureCanvasAgg(Figure((1, 1), dpi=DPI)).get_renderer()  # type: ignore[no-untyped-call]
+def _wrap(text: str, width: float, size: float) -> list[str]:
+    """Break a text into lines that fit a width in inches, where letters are 0.62 em wide."""
+    flat = " ".join(map(_flat, text.split()))
+    return textwrap.wrap(flat, max(int((width - 0.16) * 72 / (0.62 * size)), 10))
 
 
 def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lincorr_lightning.results.plots import curves
+from lincorr_lightning.results.plots import MAX_CURVES, History, curves, training_curves
 from lincorr_lightning.results.style import BLUE, GREEN, ORANGE
-from lincorr_lightning.results.training_curves import MAX_CURVES, History, training_curves
 from lincorr_lightning.sae.hook_points import KINDS
 
 if TYPE_CHECKING:

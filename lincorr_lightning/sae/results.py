@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.results.plots import History
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
 from lincorr_lightning.results.table import Table
-from lincorr_lightning.results.training_curves import History
 from lincorr_lightning.sae.figures import quality_figure, training_figure
 from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore, feature_densities
 
