@@ -214,7 +214,7 @@ def settings_of(run: SavedRun) -> str:
 
 
 def _show(quantity: Quantity, number: PaperNumber | None) -> str:
-    return quantity.column.show(None if number is None else number.value)
+    return quantity.show(None if number is None else number.value)
 
 
 def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None) -> str:
@@ -222,7 +222,7 @@ def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None)
     if value is None or number is None:
         return ""
     difference = quantity.difference(value - number.value).removesuffix(" points")
-    return f"{quantity.column.show(value)} ({difference})"
+    return f"{quantity.show(value)} ({difference})"
 
 
 def runs_table(lms: Sequence[LMRuns]) -> PageTable:

@@ -39,12 +39,13 @@ def describe_run(folder: Path) -> str:
 
 def _print_table(console: Console, table: Table) -> None:
     title = table.caption or table.name
-    if len(table.rows) > MAX_ROWS:
-        title = f"{title.rstrip('.')} (first {MAX_ROWS} of {len(table.rows):,} rows)"
+    if len(table) > MAX_ROWS:
+        title = f"{title.rstrip('.')} (first {MAX_ROWS} of {len(table):,} rows)"
     shown = RichTable()
-    for number, column in enumerate(table.full_columns):
+    for number, (key, heading) in enumerate(zip(table.keys, table.titles, strict=True)):
+        is_number = bool(table.formats.get(key))
         shown.add_column(
-            Text(column.title), justify="right" if column.format else "left", no_wrap=number == 0
+            Text(heading), justify="right" if is_number else "left", no_wrap=number == 0
         )
     for row in table.texts(MAX_ROWS):
         shown.add_row(*map(Text, row))

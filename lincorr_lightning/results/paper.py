@@ -17,7 +17,7 @@ import yaml
 
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Column
+from lincorr_lightning.results.table import show
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,13 @@ class Quantity:
     study: str
     path: str
 
-    @property
-    def column(self) -> Column:
-        """Column that shows the quantity in a table."""
-        return Column(self.name, self.heading, self.format)
+    def show(self, value: float | None) -> str:
+        """Return such a number as text."""
+        return show(value, self.format)
 
     def difference(self, value: float) -> str:
         """Return a difference of two such numbers as text; that of two shares in points."""
-        text = Column("", format=f"+{self.format}").show(value)
+        text = show(value, f"+{self.format}")
         return text.replace("%", " points")
 
     def of(self, run: SavedRun, relation: str, answer: str = "") -> float | None:
@@ -54,8 +53,8 @@ class Quantity:
             return None
         source, _, target = relation.partition("->")
         names = {"relation": relation, "source": source, "target": target, "answer": answer}
-        tables = {table.name: [dict(zip(table.keys, row, strict=True)) for row in table.rows]
-                  for table in run.tables} if "tables" in self.path else {}  # fmt: skip
+        used = run.tables if "tables" in self.path else ()
+        tables = {table.name: table.frame.to_dict("records") for table in used}
         return _look_up({**run.values, "tables": tables}, self.path, names)
 
 
@@ -219,7 +218,7 @@ def _look_up(values: Any, path: str, names: Mapping[str, str]) -> float | None:
         if values is None:
             return None
     is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-    return float(values) if is_number else None
+    return float(values) if is_number and values == values else None  # not NaN
 
 
 def _select(entries: Any, wanted: Mapping[str, str]) -> Any:

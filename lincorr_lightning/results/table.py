@@ -207,7 +207,9 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
+        texts = ("object", "str", "string")
         kinds = [str(kind) for kind in self.frame.dtypes]
+        kinds = ["object" if kind in texts else kind for kind in kinds]
         parts = zip(self.keys, self.titles, kinds, strict=True)
         return {
             "name": self.name,

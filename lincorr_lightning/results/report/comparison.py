@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, json_normalize
 
 from lincorr_lightning.results.paper import (
     PaperNumber,
-    Quantity,
     paper_lm,
     paper_numbers,
     size_figure,
 )
+from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.report.text import PageTable, clean
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.style import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    finish,
-    legible,
-    new_figure,
-    panels_of,
-    plain_axes,
-    short_name,
-)
+from lincorr_lightning.results.style import legible, short_name
 from lincorr_lightning.results.table import Table
 
 MAX_ROWS = 30
-_MAX_PANELS, _PANELS_PER_ROW = 6, 3
-_MAX_DIFFERENCES = 6
-_LINES = ("-", "--", ":", "-.")
+_MAX_PANELS, _MAX_DIFFERENCES = 6, 6
 
 
 def run_names(runs: Sequence[SavedRun]) -> list[str]:
@@ -61,67 +50,55 @@ def join_tables(runs: Sequence[SavedRun]) -> list[PageTable]:
 
 
 def _join(tables: Sequence[Table], names: Sequence[str], note: str) -> PageTable | None:
-    columns = tables[0].full_columns
-    if any(table.full_columns != columns for table in tables):
+    """Lay tables of the same columns side by side, by the columns that identify their rows."""
+    keys, formats = tables[0].keys, tables[0].formats
+    if any((table.keys, table.formats) != (keys, formats) for table in tables):
         return None
-    n_keys = _n_key_columns(tables)
-    numbers = [i for i in range(n_keys, len(columns)) if columns[i].format]
+    n_keys = _n_key_columns([table.frame for table in tables])
+    numbers = [i for i in range(n_keys, len(keys)) if formats.get(keys[i])]
     rows: dict[tuple[Any, ...], list[str]] = {}
     for group, table in enumerate(tables):
         start = n_keys + group * len(numbers)
-        for row, cells in zip(table.rows, table.texts(), strict=True):
+        labels = table.frame.iloc[:, :n_keys].itertuples(index=False, name=None)
+        for label, cells in zip(labels, table.texts(), strict=True):
             empty = cells[:n_keys] + [""] * (len(numbers) * len(tables))
-            line = rows.setdefault(tuple(row[:n_keys]), empty)
-            line[start : start + len(numbers)] = [cells[i] for i in numbers]
+            rows.setdefault(label, empty)[start : start + len(numbers)] = [
+                cells[i] for i in numbers
+            ]
     if not numbers or not rows:
         return None
     shown = list(rows.values())[:MAX_ROWS]
     if len(shown) < len(rows):
-        note = f"The first {len(shown)} of {len(rows):,} rows. {note}"
+        note = f"The first {len(shown)} of {len(rows):,} rows. {note}".strip()
     captions = {table.caption for table in tables}
     # A caption may name numbers of its run.
     caption = tables[0].caption if len(captions) == 1 else ""
+    titles = tables[0].titles
     return PageTable(
         f"{(caption or tables[0].name.replace('_', ' ').capitalize()).rstrip('.')}: by run",
-        [c.title for c in columns[:n_keys]] + [columns[i].title for i in numbers] * len(names),
-        [bool(c.format) for c in columns[:n_keys]] + [True] * (len(numbers) * len(names)),
-        shown,
-        note.strip(),
-        [("", n_keys), *((name, len(numbers)) for name in names)],
-    )
+        titles[:n_keys] + [titles[i] for i in numbers] * len(names),
+        [bool(formats.get(key)) for key in keys[:n_keys]] + [True] * (len(numbers) * len(names)),
+        shown, note, [("", n_keys), *((name, len(numbers)) for name in names)],
+    )  # fmt: skip
 
 
-def _n_key_columns(tables: Sequence[Table]) -> int:
+def _n_key_columns(frames: Sequence[DataFrame]) -> int:
     """Count the first columns that are needed to tell a table's rows apart."""
-    n_columns = len(tables[0].full_columns)
-    for n in range(1, n_columns + 1):
-        if all(len({tuple(row[:n]) for row in t.rows}) == len(t.rows) for t in tables):
+    n_columns = len(frames[0].columns)
+    for n in range(1, n_columns):
+        if not any(frame.iloc[:, :n].duplicated().any() for frame in frames):
             return n
     return n_columns
 
 
 def _differences(runs: Sequence[SavedRun]) -> str:
-    """Name the settings in which runs differ besides their LM."""
-    flat = [dict(_flatten({k: v for k, v in run.settings.items() if k != "lm"})) for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    differ = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
-    if not differ:
-        return ""
-    shown = [
-        f"{key} ({' / '.join(str(one.get(key)) for one in flat)})"
-        for key in differ[:_MAX_DIFFERENCES]
-    ]
-    more = len(differ) - len(shown)
-    return f"The runs differ also in {', '.join(shown)}" + (f" and {more} more." if more else ".")
-
-
-def _flatten(settings: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        full = f"{key}.{name}" if key else str(name)
-        if isinstance(value, Mapping):
-            yield from _flatten(value, full)
-        else:
-            yield full, value
+    """Name the settings in which runs differ besides their LM: their numbers differ for it, too."""
+    settings = [{key: value for key, value in run.settings.items() if key != "lm"} for run in runs]
+    flat = json_normalize(settings).astype(str)
+    differ = [key for key in flat if flat[key].nunique() > 1]
+    named = ", ".join(f"{key} ({' / '.join(flat[key])})" for key in differ[:_MAX_DIFFERENCES])
+    more = f" and {len(differ) - _MAX_DIFFERENCES} more" if len(differ) > _MAX_DIFFERENCES else ""
+    return f"The runs differ also in {named}{more}." if differ else ""
 
 
 # -- the paper -----------------------------------------------------------------------------------
@@ -153,10 +130,10 @@ def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
 
 
 def _row(number: PaperNumber, value: float) -> list[str]:
-    column = number.quantity.column
+    quantity = number.quantity
     return [
-        number.relation, number.heading, column.show(value), column.show(number.value),
-        number.quantity.difference(value - number.value), number.place,
+        number.relation, number.heading, quantity.show(value), quantity.show(number.value),
+        quantity.difference(value - number.value), number.place,
     ]  # fmt: skip
 
 
@@ -166,7 +143,7 @@ def _other_lms(numbers: Sequence[PaperNumber], runs: Sequence[SavedRun]) -> Page
         "The paper’s numbers for other LMs",
         ["relation", "quantity", "LM of the paper", "paper", "in the paper"],
         [False, False, False, True, False],
-        [[n.relation, n.heading, n.lm, n.quantity.column.show(n.value), n.place] for n in numbers],
+        [[n.relation, n.heading, n.lm, n.quantity.show(n.value), n.place] for n in numbers],
         f"The paper has no such numbers for {names}: these are of other LMs, for orientation.",
     )
 
@@ -187,53 +164,36 @@ def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
         for pair in (entries if isinstance(entries, list) else ())
         if isinstance(pair, Mapping)
     ]
-    panels = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
-    if len({run.lm_name for run in runs}) < 2 or not panels:
+    pairs = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
+    if len({run.lm_name for run in runs}) < 2 or not pairs:
         return None
     sizes = [run.n_parameters for run in runs]
     # LMs of one size, or of an unknown one, have no place of their own on an axis of sizes.
     to_scale = None not in sizes and len(set(sizes)) == len(runs)
-    xs = [float(size or 0) for size in sizes] if to_scale else list(map(float, range(len(runs))))
-    shown = panels[:_MAX_PANELS]
-    n_columns = min(len(shown), _PANELS_PER_ROW)
-    n_rows = -(-len(shown) // n_columns)
-    subtitle = "x: number of parameters" if to_scale else "x: the LMs in their order"
-    figure = new_figure(
-        max(4.6, 3 * n_columns + 1.8), 2.7 * n_rows, "Precision of W by LM", subtitle
-    )
-    grid = panels_of(figure, len(shown), n_columns)
-    labels = legible([short_size(x) for x in xs] if to_scale else run_names(runs))
-    for i, (axes, pair) in enumerate(zip(grid, shown, strict=True)):
-        plain_axes(axes, clean(pair), "", "" if i % n_columns else "Hit@N")
-        _draw_lines(axes, runs, pair, lines, xs)
-        axes.set_xscale("log" if to_scale else "linear")
-        axes.minorticks_off()
+    names = [short_size(size or 0) for size in sizes] if to_scale else run_names(runs)
+    xs = [math.log10(size or 1) if to_scale else i for i, size in enumerate(sizes)]
+    frame = DataFrame(
+        [
+            {"pair": clean(pair), "x": x, "line": line.heading, "value": line.of(run, pair)}
+            for pair in pairs[:_MAX_PANELS]
+            for line in lines
+            for x, run in zip(xs, runs, strict=True)
+        ]
+    ).astype({"value": float})
+
+    def name_lms(axes: Axes, pair: str, rows: DataFrame) -> None:
+        del pair, rows
         rotation: dict[str, Any] = {} if to_scale else {"rotation": 35, "ha": "right"}
-        axes.set_xticks(xs, labels, fontsize=8, **rotation)
-        axes.margins(x=0.15)
-    grid[n_columns - 1].legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, labelcolor=INK
-    )
-    left_out = f"; {len(shown)} of {len(panels)} pairs" if len(shown) < len(panels) else ""
-    return finish(figure), f"Hit@N of W by LM (paper, {place}){left_out}."
+        axes.set_xticks(xs, legible(names), fontsize=8, **rotation)
+        axes.set_ylim(-0.03, 1.03)
 
-
-def _draw_lines(
-    axes: Axes, runs: Sequence[SavedRun], pair: str, lines: Sequence[Quantity], xs: list[float]
-) -> None:
-    # A colour for each direction, a style for each N.
-    directions = list(dict.fromkeys(line.heading.split()[-1] for line in lines))
-    counts = list(dict.fromkeys(line.heading.split()[0] for line in lines))
-    for line in lines:
-        count, direction = line.heading.split()[0], line.heading.split()[-1]
-        values = [line.of(run, pair) for run in runs]
-        axes.plot(
-            xs, [float("nan") if value is None else value for value in values],
-            _LINES[counts.index(count) % len(_LINES)], label=line.heading, marker="o",
-            color=(BLUE, ORANGE, GREEN)[directions.index(direction) % 3], markersize=3.5,
-            linewidth=1.4,
-        )  # fmt: skip
-    axes.set_ylim(-0.03, 1.03)
+    figure = curves(
+        frame, "x", "value", "line", "pair", title="Precision of W by LM",
+        subtitle="x: number of parameters" if to_scale else "x: the LMs in their order",
+        labels=("", "Hit@N"), whole_x=False, each=name_lms,
+    )  # fmt: skip
+    left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
+    return figure, f"Hit@N of W by LM (paper, {place}){left_out}."
 
 
 def short_size(n_parameters: float) -> str:

@@ -49,13 +49,11 @@ class PageTable:
     def of(cls, table: Table, limit: int, where: str) -> PageTable:
         """Take over a table of a run."""
         note = table.note
-        if len(table.rows) > limit:
-            note += f" The first {limit} of {len(table.rows):,} rows; all: {where}."
-        columns = table.full_columns
-        return cls(
-            table.caption or table.name, [column.title for column in columns],
-            [bool(column.format) for column in columns], table.texts(limit), note.strip(),
-        )  # fmt: skip
+        if len(table) > limit:
+            note += f" The first {limit} of {len(table):,} rows; all: {where}."
+        is_number = [bool(table.formats.get(key)) for key in table.keys]
+        texts, caption = table.texts(limit), table.caption or table.name
+        return cls(caption, table.titles, is_number, texts, note.strip())
 
     @property
     def full_headings(self) -> list[str]:
