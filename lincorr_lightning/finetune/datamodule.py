@@ -18,8 +18,8 @@ from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
     LeftOut,
-    check_subjects,
     record_baseline,
+    refuse_unknown_subjects,
     repaired_subjects,
     resolve_labels,
     sample_candidates,
@@ -160,7 +160,7 @@ class EditsDataModule(StudyData):
                 resolve_labels(self._raw, relation, tokenizer)
             else:
                 relation.require_reference()
-                check_subjects(self.subjects or (), tokenizer)
+                refuse_unknown_subjects(self.subjects or (), tokenizer)
             self._tokenized = relation
         return self._tokenized
 

@@ -241,7 +241,9 @@ def resolve_labels(
         SubjectsError: A subject has no tokens, or answers are no labels; the message says where.
         KnowledgeError: An edit needs the relation's reference, which does not exist.
     """
-    check_subjects([edit.subject for edit in edits], tokenizer, [edit.where for edit in edits])
+    refuse_unknown_subjects(
+        [edit.subject for edit in edits], tokenizer, [edit.where for edit in edits]
+    )
     known = _by_text(_source_answers(relation, tokenizer), relation.source)
     unknown = [edit for edit in edits if edit.answer not in known]
     if unknown:
@@ -317,7 +319,7 @@ def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) ->
     return kept
 
 
-def check_subjects(
+def refuse_unknown_subjects(
     subjects: Sequence[str], tokenizer: PreTrainedTokenizerBase, where: Sequence[str] | None = None
 ) -> None:
     """Refuse subjects that have no token known to the LM, as a `SubjectsError`.

@@ -10,7 +10,7 @@ from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.results.paper import paper_section
 
-FAMILIES = ("attribute", "math", "simile", "cross_language")
+PROBED_FAMILIES = ("attribute", "math", "simile", "cross_language")
 CITY = "city->country"
 GRADIENTS = (
     CITY, "ceo->company", "city->city_es", "city->city_zh", "fruit_color->simile_color",
@@ -102,8 +102,8 @@ def _figures(*numbers: int) -> tuple[str, ...]:
     return tuple(f"Figure {number}" for number in numbers)
 
 
-_PROBES = tuple(probe_run(family) for family in FAMILIES)
-_AFTER = tuple(after_run(family) for family in FAMILIES[:3])
+_PROBES = tuple(probe_run(family) for family in PROBED_FAMILIES)
+_AFTER = tuple(after_run(family) for family in PROBED_FAMILIES[:3])
 
 ITEMS = (
     Item(_figures(3, *range(11, 18)), "label-wise r of attributes", (_PROBES[0],)),

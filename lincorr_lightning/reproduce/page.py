@@ -14,7 +14,7 @@ from lincorr_lightning.reproduce.figures import (
 )
 from lincorr_lightning.reproduce.items import (
     CITY,
-    FAMILIES,
+    PROBED_FAMILIES,
     Item,
     after_run,
     edit_run,
@@ -39,7 +39,7 @@ from lincorr_lightning.results.report.page import PageFigure, PageSection, write
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.style import to_picture
 
-_ATTRIBUTE, _MATH = (probe_run(family) for family in FAMILIES[:2])
+_ATTRIBUTE, _MATH = (probe_run(family) for family in PROBED_FAMILIES[:2])
 # Item (by its first place) -> run and figure of it.
 _RUN_FIGURES = {
     "Figure 3": (_ATTRIBUTE, "correlation_matrix"),
@@ -83,7 +83,7 @@ def write_reproduction(
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]
     for lm in lms:
-        for name in filter(lm.runs.__contains__, map(probe_run, FAMILIES)):
+        for name in filter(lm.runs.__contains__, map(probe_run, PROBED_FAMILIES)):
             write_csv(
                 folder / f"influences_{lm.name}_{name.removeprefix('probe_')}.csv",
                 ("pair", "direction", "label", "tokens"),
