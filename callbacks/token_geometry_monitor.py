@@ -97,27 +97,22 @@ class TokenGeometryMonitor(PeriodicCallback):
 
     def _means(self, observed: list[PromptGeometry]) -> dict[str, float]:
         """Return the means over the texts by observable and layer; infinite ones are left out."""
-        clouds = [one.clouds for one in observed]
-        if clouds[0].overlap.shape[0] < 1 and not self.history:
+        layers = self.settings.layers(len(observed[0].layers["cosine_mean"]))
+        if len(layers) == 1 and not self.history:
             rank_zero_warn(
                 "TokenGeometryMonitor measures a single layer, which has no next one to overlap "
                 "with. Set its embedding_layer to measure the token embedding as well."
             )
-        curves = {
-            key.replace(" ", "_").removesuffix("_mean"): torch.stack(
-                [self.settings.named(part)[key] for part in clouds]
-            ).mean(0)
-            for key in self.settings.named(clouds[0])
-            if not key.endswith("_std")
-        }
-        layers = self.settings.layers(len(curves["cosine"]))
         scalars = {
-            f"{name}/layer_{layer}": float(value)
-            for name, values in curves.items()
-            for layer, value in zip(layers, values, strict=False)
+            f"{key.replace(' ', '_').removesuffix('_mean')}/layer_{layer}": float(value)
+            for key in observed[0].layers
+            if not key.endswith("_std")
+            for layer, value in zip(
+                layers, torch.stack([one.layers[key] for one in observed]).mean(0), strict=False
+            )
         }
         for name in ("loss", "entropy"):
-            scalars[name] = sum(getattr(one, name) for one in observed) / len(observed)
+            scalars[name] = sum(one.numbers[name] for one in observed) / len(observed)
         return {name: value for name, value in scalars.items() if math.isfinite(value)}
 
     # -- results -----------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -19,33 +18,14 @@ from lincorr_lightning.lm.loading import Checkpoint, explained, first_line
 _SAFETENSORS, _BIN = "model.safetensors", "pytorch_model.bin"
 
 
-class Tensors(Protocol):
-    """The tensors of a file or checkpoint by name, each read only when it is needed."""
-
-    @property
-    def keys(self) -> Collection[str]:
-        """Names of the tensors."""
-
-    def read(self, *keys: str) -> list[Tensor]:
-        """Return some tensors.
-
-        Raises:
-            LanguageModelError: A file is missing or damaged, or cannot be dequantized.
-        """
-
-
-def open_tensors(checkpoint: Checkpoint) -> Tensors:
-    """Open a Hugging Face checkpoint or a GGUF file.
-
-    Raises:
-        LanguageModelError: It has no weights, or a file is damaged or cut short.
-    """
+def open_tensors(checkpoint: Checkpoint) -> CheckpointTensors | GGUFTensors:
+    """Open a Hugging Face checkpoint or a GGUF file."""
     if checkpoint.gguf_file is not None:
-        return _GGUFTensors(checkpoint)
-    return _CheckpointTensors(checkpoint)
+        return GGUFTensors(checkpoint)
+    return CheckpointTensors(checkpoint)
 
 
-class _GGUFTensors:
+class GGUFTensors:
     """The tensors of a GGUF file by llama.cpp's names, such as ``token_embd.weight``."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -78,7 +58,7 @@ class _GGUFTensors:
         return [torch.from_numpy(array.copy()) for array in arrays]
 
 
-class _CheckpointTensors:
+class CheckpointTensors:
     """The tensors of safetensors or of torch's ``.bin``, whole or in shards.
 
     Where a checkpoint has several formats, it is the one that transformers loads.
@@ -94,8 +74,8 @@ class _CheckpointTensors:
         for whole in (_SAFETENSORS, _BIN):
             path = self._path(whole)
             if path is not None:
-                with self._readable(whole):
-                    return dict.fromkeys(_names_in(path), whole)
+                with self._readable(whole), _opened(path) as (names, _):
+                    return dict.fromkeys(names, whole)
             name = f"{whole}.index.json"
             index = self._path(name)
             if index is not None:
@@ -118,8 +98,8 @@ class _CheckpointTensors:
                     f"{self._checkpoint} lacks the file {name}, in which its index puts "
                     f"{wanted[0]}. {self._way_out('it')}"
                 )
-            with self._readable(name):
-                tensors |= _tensors_in(path, wanted)
+            with self._readable(name), _opened(path) as (_, read):
+                tensors |= {key: read(key) for key in wanted}
         return [tensors[key] for key in keys]
 
     def _path(self, name: str) -> Path | None:
@@ -157,24 +137,15 @@ class _CheckpointTensors:
             ) from error
 
 
-def _names_in(path: Path) -> list[str]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Iterable[str], Callable[[str], Tensor]]]:
+    """Open a file for its names and single tensors."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    return list(_load_bin(path))
-
-
-def _tensors_in(path: Path, keys: Sequence[str]) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in keys}
-    tensors = _load_bin(path)
-    return {key: tensors[key] for key in keys}
-
-
-def _load_bin(path: Path) -> dict[str, Tensor]:
+            yield file.keys(), file.get_tensor
+        return
     # Files of torch before 1.6 are not zip archives and cannot be mapped: they are read whole.
     tensors: dict[str, Tensor] = torch.load(
         path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
     )
-    return tensors
+    yield tensors.keys(), tensors.__getitem__

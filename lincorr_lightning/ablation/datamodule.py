@@ -94,11 +94,7 @@ class PairedTextsDataModule(StudyData):
         return self._corpus
 
     def setup(self, stage: str | None = None) -> None:
-        """Choose labels and subjects, identical on all ranks.
-
-        Raises:
-            LincorrError: The relation, its labels or its texts do not fit the vocabulary.
-        """
+        """Choose labels and subjects, identical on all ranks."""
         del stage
         if self._corpus is not None:
             return

@@ -98,11 +98,6 @@ def pair_labels(
         n: Number of source labels; None takes all that have a target.
         only: Texts of the source labels to choose from; None for all.
         seed: Seed of the choice.
-
-    Raises:
-        KnowledgeError: The relation has no reference.
-        SubjectsError: A label of `only` is not a label of this vocabulary or has no target, or
-            there are fewer usable labels than `n`.
     """
     relation.require_reference()
     target_of = {
@@ -163,10 +158,6 @@ def map_labels(
             right one; ``letters``: the reference, with both answers cut to their first letters.
         tokenizer: Tokenizer of the vocabulary.
         seed: Seed of the permutation.
-
-    Raises:
-        DomainError: A first letter is not a single token of this vocabulary.
-        ConfigError: No permutation gives every source a wrong target.
     """
     if name == "letters":
         return _letters(labels, tokenizer)

@@ -62,7 +62,6 @@ class VocabularyAblation(Study):
 
     Raises:
         ConfigError: A setting is out of range.
-
     """
 
     study = "vocabulary_ablation"
@@ -207,9 +206,7 @@ class VocabularyAblation(Study):
         texts = self._texts
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
         answers = texts.answers_to(batch.rows)
-        losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none").view_as(
-            answers
-        )
+        losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none")
         # Gradients of networks are independent; each rank has a part of the step's texts.
         loss = losses.sum() * (self.trainer.world_size / batch.n_rows)
         if batch.ends_epoch:
@@ -252,16 +249,16 @@ class VocabularyAblation(Study):
             return
         if batch.phase == "compose":
             self._log(batch.phase, score_paired(self._texts, self.networks))
-        if batch.phase != "compose" or batch.ends:
-            scores = score(self._texts, self.networks, batch.phase != "uncomposed")
-            if batch.ends:
-                self.scores[batch.phase] = scores
-            if batch.phase != "compose":
-                shares = torch.tensor([[one.source_learned, one.generalized] for one in scores])
-                means = shares.view(len(self.plan.seeds), -1, 2).mean(0).T.tolist()
-                self._log(
-                    batch.phase, dict(zip(("source_learned", "generalized"), means, strict=True))
-                )
+            return
+        scores = score(self._texts, self.networks, composed=batch.phase == "learn")
+        if batch.ends:
+            self.scores[batch.phase] = scores
+        shape = (len(self.plan.seeds), len(self.plan.mappings))
+        shares = {
+            name: torch.tensor([getattr(one, name) for one in scores]).view(shape).mean(0).tolist()
+            for name in ("source_learned", "generalized")
+        }
+        self._log(batch.phase, shares)
 
     def _log(self, phase: PhaseName, shares: Mapping[str, list[float]]) -> None:
         """Log shares by mapping."""
@@ -300,7 +297,7 @@ class VocabularyAblation(Study):
         """Return the fingerprints of embedding and texts, and the scores so far."""
         return {
             "embedding": self._fingerprint,
-            "texts": self._texts.corpus.fingerprint,
+            "texts": self.texts and self.texts.corpus.fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
         }

@@ -56,9 +56,6 @@ def sample_texts(
     """Sample subjects, and assign each source label equally often in both phases.
 
     No two subjects have the same tokens, and none has a token that is an answer.
-
-    Raises:
-        SubjectsError: The vocabulary has too few subjects.
     """
     subjects = _sample_subjects(labels, tokenizer, n_paired + n_new, seed)
     rng = np.random.default_rng([seed, 4])

@@ -201,7 +201,9 @@ def _summarize(
 def _generalization_bars(summary: DataFrame, title: str, subtitle: str) -> MatplotlibFigure:
     """Draw a bar for each mapping, with and without the compose phase, beside the baselines."""
     composed = summary.assign(share=summary["generalized"], phase="after paired texts")
-    without = summary.assign(share=summary["uncomposed"], phase="without paired texts", std=None)
+    without = summary.assign(share=summary["uncomposed"], phase="without paired texts").assign(
+        std=None, paper=None
+    )
     return bars(
         concat([composed, without]).dropna(subset=["share"]), "mapping", "share", "phase",
         title=title, subtitle=subtitle, error="std",

@@ -84,11 +84,7 @@ class TokenEmbedding:
         }
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        """Return the embeddings of n tokens as a float32 copy, ``(n, d)``.
-
-        Raises:
-            SubjectsError: A token id has no row.
-        """
+        """Return the embeddings of n tokens as a float32 copy, ``(n, d)``."""
         ids = torch.as_tensor(token_ids, dtype=torch.long, device="cpu")
         # A negative id would silently count from the end.
         unknown = ids[(ids < 0) | (ids >= len(self.weight))]
@@ -100,11 +96,7 @@ class TokenEmbedding:
         return self.weight[ids].float()
 
     def pooled(self, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Return the mean embedding of each text, ``(n_texts, d)``, float32.
-
-        Raises:
-            SubjectsError: A text has no token, or one that has no row.
-        """
+        """Return the mean embedding of each text, ``(n_texts, d)``, float32."""
         empty = [index for index, ids in enumerate(token_ids) if not ids]
         if empty:
             raise SubjectsError(f"text {empty[0]} has no token, so it has no mean. Remove it.")

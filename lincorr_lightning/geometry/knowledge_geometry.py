@@ -109,11 +109,7 @@ class KnowledgeGeometry(LMStudy):
     # -- reading -----------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
-        """Forget an earlier test, and refuse a probe of another LM.
-
-        Raises:
-            ConfigError: The probe is of another LM.
-        """
+        """Forget an earlier test, and refuse a probe of another LM."""
         self.closeness = None
         self.fit_moments.reset()
         self.test_moments.reset()
@@ -131,12 +127,7 @@ class KnowledgeGeometry(LMStudy):
 
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Read all prompts of some subjects.
-
-        Raises:
-            ConfigError: There are no subjects to fit maps on.
-            NonFiniteError: A layer has NaN or infinite hidden states.
-        """
+        """Read all prompts of some subjects."""
         if self.probed is None:
             if batch_idx == 0 and batch.half == "test" and self.trainer.world_size == 1:
                 raise _no_fit_half()  # before all subjects are read
@@ -155,13 +146,7 @@ class KnowledgeGeometry(LMStudy):
     # -- comparing ---------------------------------------------------------------------------
 
     def on_test_epoch_end(self) -> None:
-        """Compare all clouds, and set them against the maps.
-
-        Raises:
-            ConfigError: There are no subjects to fit maps on, or too few points for a range scaling
-                or k.
-            SubjectsError: A cloud has too few distinct points.
-        """
+        """Compare all clouds, and set them against the maps."""
         if self.probed is None:
             fit, test = self.fit_moments.gather(), self.test_moments.gather()
             if not int(fit.n):

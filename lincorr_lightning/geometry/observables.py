@@ -8,7 +8,6 @@ entropy. Their intrinsic dimension has a file of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,32 +20,10 @@ from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 _ROUNDING = 1e-12
 
 
-class TokenObservables(NamedTuple):
-    """Observables of clouds of tokens by layer, float64.
-
-    Attributes:
-        dimension: Intrinsic dimension, ``(..., n_layers, n_scalings)``; may be inf.
-        overlap: Neighborhood overlap with the next layer, mean over tokens,
-            ``(..., n_layers - 1, n_ks)``.
-        cosine_mean: Mean cosine similarity over pairs of tokens, ``(..., n_layers)``.
-        cosine_std: Its standard deviation over pairs, ``(..., n_layers)``.
-        angle_mean: Angle between the directions of the first and the second nearest token in
-            degrees, mean over tokens, ``(..., n_layers)``.
-        angle_std: Its standard deviation over tokens, ``(..., n_layers)``.
-    """
-
-    dimension: Tensor
-    overlap: Tensor
-    cosine_mean: Tensor
-    cosine_std: Tensor
-    angle_mean: Tensor
-    angle_std: Tensor
-
-
 @torch.no_grad()
 def token_observables(
     hidden: Tensor, nearest: NearestTokens, range_scalings: Sequence[int], ks: Sequence[int]
-) -> TokenObservables:
+) -> dict[str, Tensor]:
     """Return the observables of the clouds of tokens of some prompts.
 
     Args:
@@ -54,15 +31,25 @@ def token_observables(
         nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
         range_scalings: Range scalings n2 of the intrinsic dimension.
         ks: Sizes of the neighborhoods.
+
+    Returns:
+        By name and setting, ``(..., n_layers)`` float64 each: intrinsic ``dimension n2=2`` (may be
+        inf), ``overlap k=2`` with the next layer (``n_layers - 1``), mean and standard deviation of
+        the cosine over pairs of tokens (``cosine_mean``, ``cosine_std``) and of the neighbor angle
+        over tokens, in degrees (``angle_mean``, ``angle_std``).
     """
+    dimension = intrinsic_dimension(nearest, range_scalings)
+    overlap = consecutive_overlap(nearest, ks).mean(-2)
     angles = neighbor_angles(hidden, nearest)
-    return TokenObservables(
-        intrinsic_dimension(nearest, range_scalings),
-        consecutive_overlap(nearest, ks).mean(-2),
-        *cosine_statistics(hidden),
-        angles.mean(-1),
-        angles.std(-1, correction=0),
-    )
+    cosine_mean, cosine_std = cosine_statistics(hidden)
+    return {
+        **{f"dimension n2={n2}": dimension[..., i] for i, n2 in enumerate(range_scalings)},
+        **{f"overlap k={k}": overlap[..., i] for i, k in enumerate(ks)},
+        "cosine_mean": cosine_mean,
+        "cosine_std": cosine_std,
+        "angle_mean": angles.mean(-1),
+        "angle_std": angles.std(-1, correction=0),
+    }
 
 
 # -- neighborhoods ---------------------------------------------------------------------------------
@@ -77,9 +64,6 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
 
     Returns:
         Positions, ``(..., n_tokens, k)``, int64.
-
-    Raises:
-        ConfigError: k is not within 1 and the number of neighbors.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens

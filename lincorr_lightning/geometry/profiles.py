@@ -83,19 +83,12 @@ def tabulate_prompts(
 
     observed = sorted(observed, key=lambda one: one[:2])
     prompts, layers = [], []
-    for _, level, name, corpus, geometry in observed:
-        logits = zip(settings.range_scalings, geometry.logits_dimension.tolist(), strict=True)
-        prompts.append(
-            {
-                "prompt": name, "corpus": corpus, "shuffle": level,
-                "loss": geometry.loss, "entropy": geometry.entropy,
-                **{f"logits_dimension n2={n2}": value for n2, value in logits},
-            }
-        )  # fmt: skip
-        columns = {key: values.tolist() for key, values in settings.named(geometry.clouds).items()}
+    for _, level, name, corpus, (columns, numbers, _) in observed:
+        prompts.append({"prompt": name, "corpus": corpus, "shuffle": level, **numbers})
+        values = {key: by_layer.tolist() for key, by_layer in columns.items()}
         for i, layer in enumerate(settings.layers(len(columns["cosine_mean"]))):
             # The last layer has no next one to overlap with.
-            cells = {key: one[i] if i < len(one) else math.nan for key, one in columns.items()}
+            cells = {key: one[i] if i < len(one) else math.nan for key, one in values.items()}
             layers.append({"prompt": name, "shuffle": level, "layer": layer, **cells})
     frames = (DataFrame(rows) for rows in (prompts, layers, _corpora(observed, settings, device)))
     return TokenProfiles(
@@ -118,7 +111,7 @@ def _corpora(
     for corpus, prompts in sorted(members.items()) if len(members) >= MIN_CORPORA else ():
         last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]
         dimension = cloud_dimension(torch.stack(last, 1).to(device), settings.range_scalings)
-        loss = sum(prompt.loss for prompt in prompts) / len(prompts)
+        loss = sum(prompt.numbers["loss"] for prompt in prompts) / len(prompts)
         for layer, values in zip(settings.layers(len(dimension)), dimension.tolist(), strict=True):
             named = zip(settings.range_scalings, values, strict=True)
             cells = {f"dimension n2={n2}": value for n2, value in named}

@@ -17,11 +17,7 @@ from lincorr_lightning.errors import (
 )
 from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, cloud_dimension
-from lincorr_lightning.geometry.observables import (
-    TokenObservables,
-    next_tokens,
-    token_observables,
-)
+from lincorr_lightning.geometry.observables import next_tokens, token_observables
 from lincorr_lightning.lm.head import call_model
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
@@ -60,9 +56,6 @@ class CloudSettings:
             ks: Sizes of the neighborhoods; None takes 1 to 31, or fewer if there are fewer tokens.
             embedding_layer: Whether the token embedding is observed.
             owner: Prefix of the settings in messages, as ``model`` of ``model.ks``.
-
-        Raises:
-            ConfigError: A range scaling is odd or needs more tokens, or a k is out of range.
         """
         scalings = range_scalings or [
             n for n in RANGE_SCALINGS if n * _TOKENS_PER_SCALING <= n_tokens
@@ -90,9 +83,6 @@ class CloudSettings:
             clouds: Clouds by layer.
             name: What the cloud is, for messages.
             way_out: What to do if it has too few distinct points.
-
-        Raises:
-            SubjectsError: A layer has fewer distinct points than a range scaling needs.
         """
         nearest = nearest_tokens(clouds, max(*self.range_scalings, *self.ks, _MIN_RANK))
         needed = max(self.range_scalings) + 1
@@ -105,42 +95,26 @@ class CloudSettings:
                 )
         return nearest
 
-    def named(self, clouds: TokenObservables) -> dict[str, Tensor]:
-        """Return each observable by layer, by name and setting, as ``dimension n2=2``."""
-        dimension = zip(self.range_scalings, clouds.dimension.unbind(-1), strict=True)
-        overlap = zip(self.ks, clouds.overlap.unbind(-1), strict=True)
-        names = ("cosine_mean", "cosine_std", "angle_mean", "angle_std")
-        return {
-            **{f"dimension n2={n2}": values for n2, values in dimension},
-            **{f"overlap k={k}": values for k, values in overlap},
-            **{name: getattr(clouds, name) for name in names},
-        }
-
     def layers(self, n_layers: int) -> list[int]:
         """Return the numbers of the observed layers; 0 is the token embedding."""
         first = 0 if self.embedding_layer else 1
         return list(range(first, first + n_layers))
 
 
-@dataclass(frozen=True)
-class PromptGeometry:
-    """What is observed of one prompt; tensors are on the CPU.
+class PromptGeometry(NamedTuple):
+    """What is observed of one prompt."""
 
-    Attributes:
-        clouds: Observables of the clouds of hidden states by layer.
-        logits_dimension: Intrinsic dimension of the cloud of the tokens' next-token probabilities,
-            ``(n_scalings,)``; NaN if it has too few distinct points.
-        loss: Mean cross-entropy of the prompt's tokens from the second on, in nats.
-        entropy: Mean contextual entropy, in nats.
-        last: Hidden state of the last token after each layer, ``(n_layers, d)`` float32; None if it
-            was not kept.
-    """
+    layers: dict[str, Tensor]
+    """Its `token_observables`, by layer, on the CPU."""
 
-    clouds: TokenObservables
-    logits_dimension: Tensor
-    loss: float
-    entropy: float
+    numbers: dict[str, float]
+    """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
+    dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``, NaN
+    if it has too few distinct points."""
+
     last: Tensor | None
+    """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, on the CPU; None
+    if it was not kept."""
 
 
 @torch.no_grad()
@@ -154,19 +128,11 @@ def observe_prompts(
         tokens: Token ids, ``(n_prompts, n_tokens)``.
         prompts: Names of the prompts, for messages.
         settings: What to observe.
-
-    Raises:
-        NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        SubjectsError: A layer has fewer distinct tokens than a range scaling needs, or a hidden
-            state of zeros.
-        LanguageModelError: The LM does not return its layers' hidden states.
     """
-    states = read_layers(lm, tokens, prompts, settings.embedding_layer)
-    assert states.logits is not None
-    losses, entropies = next_tokens(states.logits, tokens)
+    all_hidden, logits = read_layers(lm, tokens, prompts, settings.embedding_layer)
+    losses, entropies = next_tokens(logits, tokens)
     observed = []
-    for i, name in enumerate(prompts):
-        hidden = states.hidden[i]
+    for i, (name, hidden) in enumerate(zip(prompts, all_hidden, strict=True)):
         way_out = "Leave the text out, take longer ones, or name smaller range_scalings."
         nearest = settings.nearest(hidden, f"prompt {name}", way_out)
         zero = (hidden == 0).all(-1)
@@ -177,33 +143,20 @@ def observe_prompts(
                 f"{settings.layers(len(hidden))[layer]}: it has no direction. Leave the text or "
                 "the embedding layer out."
             )
-        clouds = token_observables(hidden, nearest, settings.range_scalings, settings.ks)
-        probabilities = states.logits[i].float().softmax(-1)
-        observed.append(
-            PromptGeometry(
-                TokenObservables(*(part.cpu() for part in clouds)),
-                cloud_dimension(probabilities[None], settings.range_scalings)[0].cpu(),
-                float(losses[i].mean()),
-                float(entropies[i].mean()),
-                # A copy, because a view would keep all tokens in memory.
-                hidden[:, -1].float().cpu().clone(),
-            )
-        )
+        layers = token_observables(hidden, nearest, settings.range_scalings, settings.ks)
+        probabilities = logits[i].float().softmax(-1)
+        dimension = cloud_dimension(probabilities[None], settings.range_scalings)[0].tolist()
+        numbers = {"loss": float(losses[i].mean()), "entropy": float(entropies[i].mean())}
+        for n2, value in zip(settings.range_scalings, dimension, strict=True):
+            numbers[f"logits_dimension n2={n2}"] = value
+        # A copy, because a view would keep all tokens in memory.
+        last = hidden[:, -1].float().cpu().clone()
+        layers = {key: values.cpu() for key, values in layers.items()}
+        observed.append(PromptGeometry(layers, numbers, last))
     return observed
 
 
 # -- hidden states ---------------------------------------------------------------------------------
-
-
-class LayerStates(NamedTuple):
-    """Hidden states and logits of some prompts of one length, in the LM's dtype, on its device."""
-
-    hidden: Tensor
-    """``(n_prompts, n_layers, n_tokens, d)``. Those of the last layer are the input of the head,
-    after the final norm if there is one."""
-
-    logits: Tensor | None
-    """``(n_prompts, n_tokens, n_vocabulary)``; None without logits."""
 
 
 @torch.no_grad()
@@ -212,9 +165,9 @@ def read_layers(
     tokens: Tensor,
     prompts: Sequence[str],
     embedding_layer: bool = False,
-    logits: bool = True,
-) -> LayerStates:
-    """Return the hidden states of all tokens in all layers, from one forward pass.
+    all_logits: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
     The LM runs in eval mode and in its own precision; modes and autocast are restored. The
     tokenizer's special tokens at the beginning of a text, such as BOS, are added here and left out
@@ -226,16 +179,17 @@ def read_layers(
         prompts: Names of the prompts, for messages.
         embedding_layer: Whether the token embedding comes first, as layer 0; the other layers are
             counted from 1.
-        logits: Whether to return logits.
+        all_logits: Whether to return the logits of all tokens, or only the last one's.
 
-    Raises:
-        NonFiniteError: A layer, which is named, has NaN or infinite hidden states.
-        LanguageModelError: The LM does not return its layers' hidden states.
+    Returns:
+        Hidden states, ``(n_prompts, n_layers, n_tokens, d)``; those of the last layer are the input
+        of the head, after the final norm if there is one. Logits, ``(n_prompts, n_tokens,
+        n_vocabulary)``. Both in the LM's dtype, on its device.
     """
     device = lm.model.device
     prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
-    options = {"output_hidden_states": True} | ({} if logits else {"logits_to_keep": 1})
+    options = {"output_hidden_states": True} | ({} if all_logits else {"logits_to_keep": 1})
     with evaluating(lm.model), torch.autocast(device.type, enabled=False):
         output = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
     states = getattr(output, "hidden_states", None)
@@ -256,7 +210,7 @@ def read_layers(
             f"for prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "
             "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
         )
-    return LayerStates(hidden, output.logits[:, len(prefix) :].to(device) if logits else None)
+    return hidden, output.logits[:, len(prefix) if all_logits else -1 :].to(device)
 
 
 @torch.no_grad()
@@ -273,7 +227,7 @@ def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     def read(batch: list[int]) -> None:
         tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
         names = [repr(prompts[i]) for i in batch]
-        hidden = read_layers(lm, tokens, names, logits=False).hidden
+        hidden, _ = read_layers(lm, tokens, names, all_logits=False)
         states.update(zip(batch, hidden[:, :, -1].clone(), strict=True))
 
     # Batches of one length need no padding, whatever the architecture.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -106,7 +104,7 @@ class TokenGeometry(LMStudy):
                 names = [f"{name}, shuffled at level {level}" for name in names]
             observed = observe_prompts(self.lm, torch.stack(rows), names, self._clouds)
             if level:
-                observed = [replace(one, last=None) for one in observed]
+                observed = [one._replace(last=None) for one in observed]
             if not batch.is_padding:
                 prompts = zip(numbers, batch.names, batch.corpora, observed, strict=True)
                 self._observed += [
@@ -135,7 +133,7 @@ class TokenGeometry(LMStudy):
         own, self._observed = self._observed, []
         if len(set().union(*gather({one.corpus for one in own}))) < MIN_CORPORA:
             # No correlation over corpora: last states need not be sent.
-            own = [one._replace(geometry=replace(one.geometry, last=None)) for one in own]
+            own = [one._replace(geometry=one.geometry._replace(last=None)) for one in own]
         observed = [one for part in gather(own) for one in part]
         self.profiles = tabulate_prompts(
             observed, self._clouds, self._n_tokens, self._n_skipped, self.device

@@ -18,13 +18,13 @@ def lm(small_lm):
 @pytest.mark.parametrize("embedding_layer", [False, True])
 def test_all_layers_of_all_tokens(lm, embedding_layer):
     tokens = torch.randint(2, 40, (3, 12), generator=torch.Generator().manual_seed(0))
-    found = read_layers(lm, tokens, ["a", "b", "c"], embedding_layer)
+    hidden, logits = read_layers(lm, tokens, ["a", "b", "c"], embedding_layer)
     with torch.no_grad():
         output = lm.model(input_ids=tokens, output_hidden_states=True)
     expected = torch.stack(output.hidden_states[0 if embedding_layer else 1 :], dim=1)
-    assert found.hidden.shape == (3, 2 + embedding_layer, 12, 16)
-    assert torch.equal(found.hidden, expected)
-    assert torch.equal(found.logits, output.logits)
+    assert hidden.shape == (3, 2 + embedding_layer, 12, 16)
+    assert torch.equal(hidden, expected)
+    assert torch.equal(logits, output.logits)
 
 
 def test_bos_is_read_and_left_out(small_lm):
@@ -33,12 +33,12 @@ def test_bos_is_read_and_left_out(small_lm):
     lm = LanguageModel.from_module(lm.model, lm.tokenizer, add_bos=True)
     assert lm.prefix == [lm.tokenizer.convert_tokens_to_ids("was")]
     tokens = torch.tensor([[5, 6, 7, 8]])
-    found = read_layers(lm, tokens, ["a"], embedding_layer=True)
+    hidden, logits = read_layers(lm, tokens, ["a"], embedding_layer=True)
     with torch.no_grad():
         rows = torch.tensor([[*lm.prefix, 5, 6, 7, 8]])
         output = lm.model(input_ids=rows, output_hidden_states=True)
-    assert torch.equal(found.hidden[0], torch.stack(output.hidden_states)[:, 0, 1:])
-    assert torch.equal(found.logits, output.logits[:, 1:])
+    assert torch.equal(hidden[0], torch.stack(output.hidden_states)[:, 0, 1:])
+    assert torch.equal(logits, output.logits[:, 1:])
 
 
 def test_modes_autocast_and_gradients_are_left_alone(lm):
@@ -46,9 +46,9 @@ def test_modes_autocast_and_gradients_are_left_alone(lm):
     lm.model.model.layers[0].eval()
     modes = [part.training for part in lm.modules()]
     with torch.autocast("cpu", torch.bfloat16):
-        found = read_layers(lm, torch.tensor([[5, 6, 7]]), ["a"])
-    assert found.hidden.dtype == torch.float32
-    assert not found.hidden.requires_grad
+        hidden, _ = read_layers(lm, torch.tensor([[5, 6, 7]]), ["a"])
+    assert hidden.dtype == torch.float32
+    assert not hidden.requires_grad
     assert [part.training for part in lm.modules()] == modes
 
 
