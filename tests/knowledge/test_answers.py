@@ -5,7 +5,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge import (
     Answer,
     Catalogue,
@@ -62,27 +61,6 @@ def test_a_word_of_a_word_level_vocabulary_is_not_part_of_another():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
     domain = label_answers(city("zh", "日本语"), TokenReader(tokenizer))
     assert domain.labels == ()
-
-
-@pytest.mark.parametrize("again", ["paris", "PARIS", "ＰＡＲＩＳ"])
-def test_names_of_one_entity_that_differ_only_in_case_are_refused(tmp_path, again):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        f"version: 1\nentities: {{town: {{Paris: {{en: [Paris, {again}]}}}}}}\nknowledge:\n"
-        "  town: {family: attribute, language: en, template: '{} is in', answers: town}\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(KnowledgeError, match=r"knowledge\.town\.answers: .* read alike; keep one$"):
-        Catalogue.load(file)
-
-
-@pytest.mark.parametrize("size", ["many", "-3", "2.5", "[3]"])
-def test_a_size_that_is_no_number_is_refused(tmp_path, size):
-    file = tmp_path / "mine.yaml"
-    entry = "family: attribute, language: en, template: '{} is in', answers: [a, b]"
-    file.write_text(f"version: 1\nknowledge:\n  town: {{{entry}, paper_size: {size}}}\n")
-    with pytest.raises(KnowledgeError, match=r"town\.paper_size: must be a whole number"):
-        Catalogue.load(file)
 
 
 @pytest.fixture(scope="module")

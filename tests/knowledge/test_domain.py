@@ -24,51 +24,44 @@ def reasons(domain):
     return {dropped.answer.text: dropped.reason for dropped in domain.dropped}
 
 
-def check_places(domain, vocabulary, spell):
-    """The paper's rule, straight from the vocabulary: is the first word a token?"""
-    words = ("Paris", "South", "Rome", "North")
-    assert domain.token_ids == [vocabulary[spell(word)] for word in words]
+@pytest.mark.parametrize(
+    ("make", "spell", "reason"),
+    [
+        ("byte_level", "Ġ{}", "subword"), ("sentencepiece", "▁{}", "bare space"),
+        ("unigram", "▁{}", "bare space"), ("word_level", "{}", "unknown word"),
+        ("word_piece", "{}", "subword"),
+    ],
+)  # fmt: skip
+def test_labels_are_the_first_words_that_are_tokens(request, ask, make, spell, reason):
+    """The paper's rule, straight from the vocabulary."""
+    tokenizer = request.getfixturevalue(make)
+    vocabulary = tokenizer.get_vocab()
+    words = ["Paris", "South", "Rome", "North"]
+    if make == "word_piece":  # it has lower case only
+        words = [word.lower() for word in words]
+    assert spell.format("Brunei") not in vocabulary and spell.format(words[0]) in vocabulary
+    domain = build_domain(ask(*PLACES), tokenizer)
+    assert domain.texts == words
+    assert domain.token_ids == [vocabulary[spell.format(word)] for word in words]
     assert [str(grade) for grade in domain.completeness] == ["whole", "phrase", "whole", "phrase"]
     answers = ["Paris"], ["South Korea", "South Africa"], ["Rome"], ["North Korea"]
     assert tuple([answer.text for answer in label.answers] for label in domain.labels) == answers
     assert domain.n_merged == 1
-    assert [dropped.answer.text for dropped in domain.dropped] == ["Brunei", "Zagreb"]
+    assert reasons(domain) == {"Brunei": reason, "Zagreb": reason}
+    for label in domain.labels:  # what an LM would generate after the prompt
+        for answer in label.answers:
+            before = tokenizer("X lives in the city of", add_special_tokens=False).input_ids
+            text = f"X lives in the city of {answer.text}"
+            after = tokenizer(text, add_special_tokens=False).input_ids
+            assert after[len(before)] == label.token_id
+    if reason == "subword":
+        assert "Brunei".lower() in "".join(domain.dropped[0].tokens).replace("#", "").lower()
 
 
-def test_byte_level_takes_the_token_with_the_space(byte_level, ask):
-    vocabulary = byte_level.get_vocab()
-    assert "ĠBrunei" not in vocabulary and "ĠParis" in vocabulary  # the text trained as meant
-    domain = build_domain(ask(*PLACES), byte_level)
-    check_places(domain, vocabulary, lambda word: "Ġ" + word)
-    assert domain.texts == ["Paris", "South", "Rome", "North"]
-    assert reasons(domain) == {"Brunei": "subword", "Zagreb": "subword"}
-    assert "".join(domain.dropped[0].tokens) == "Brunei"
-    assert len(domain.dropped[0].tokens) > 1
-
-
-def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, unigram, ask):
-    for tokenizer in (sentencepiece, unigram):
-        vocabulary = tokenizer.get_vocab()
-        assert "▁Brunei" not in vocabulary
-        domain = build_domain(ask(*PLACES), tokenizer)
-        check_places(domain, vocabulary, lambda word: "▁" + word)
-        assert domain.texts == ["Paris", "South", "Rome", "North"]
-
-
-def test_word_piece_matches_through_its_lower_case(word_piece, ask):
+def test_word_piece_matches_through_its_normalizer(word_piece, ask):
     vocabulary = word_piece.get_vocab()
-    assert "brunei" not in vocabulary and "Paris" not in vocabulary
-    domain = build_domain(ask(*PLACES), word_piece)
-    check_places(domain, vocabulary, str.lower)
-    assert domain.texts == ["paris", "south", "rome", "north"]
     accented = build_domain(ask("Páris", "Romé"), word_piece)
     assert accented.token_ids == [vocabulary["paris"], vocabulary["rome"]]
-
-
-def test_word_level_drops_unknown_words(word_level, ask):
-    domain = build_domain(ask(*PLACES), word_level)
-    check_places(domain, word_level.get_vocab(), str)
-    assert reasons(domain) == {"Brunei": "unknown word", "Zagreb": "unknown word"}
 
 
 def test_answers_without_a_space_take_the_token_without_one(
