@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import DomainLogits, MapCallback
-from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
@@ -94,10 +93,6 @@ class Generalization(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self.cases: list[EditCase] = []
-        self._base: DomainLogits | None = None
-        self._after: dict[int, DomainLogits] = {}
-        self._by_step: dict[int, dict[int, dict[str, float]]] = {}
-        self._is_independent = False
 
     # -- what is measured --------------------------------------------------------------------------
 
@@ -110,6 +105,9 @@ class Generalization(MapCallback):
         taught = None if dataset is None else dataset.relation.name
         is_first = siblings[names.index(taught) if taught in names else 0] is self
         self._prefix = "" if is_first else f"{self.tag}/"
+        self._last_step: int | None = None  # of each edit, if each is trained from the base weights
+        if dataset is not None and dataset.schedule.protocol == "independent":
+            self._last_step = dataset.schedule.steps_per_edit - 1
         self._edits, self._subjects = self._find_edits(dataset)
         self.domains += self._find_controls()
         for domain in self.domains:
@@ -171,18 +169,15 @@ class Generalization(MapCallback):
     def _charts(self) -> dict[str, dict[str, list[str]]]:
         """Log keys that TensorBoard shows in one chart."""
         controls = [domain.knowledge.name for domain in self.domains[2:]]
-        return outcome_charts(self.tag, controls, self._prefix, self._by_edit_step)
+        return outcome_charts(self.tag, controls, self._prefix, self._last_step is not None)
 
     # -- measuring ---------------------------------------------------------------------------------
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
         super().start(trainer)
-        if self._base is None:
-            self._base = self.read(self.queries(self._subjects), trainer.global_step)
+        self.keep_base(self._subjects, trainer.global_step)
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
-        dataset = edit_dataset(trainer)
-        self._by_edit_step = dataset is not None and dataset.schedule.protocol == "independent"
         add_scalar_layout(trainer, self._charts)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
@@ -197,7 +192,6 @@ class Generalization(MapCallback):
                     "dataset from the base weights, and only those can be measured. Leave "
                     "Generalization.edits null."
                 )
-            self._is_independent = True
             self._queries = self.queries(*self.own_subjects(edit_batch))
         if self.is_due(trainer.global_step + 1, edit_batch):
             self.prefetch(self._queries, trainer.global_step)
@@ -210,13 +204,8 @@ class Generalization(MapCallback):
         logits = self.read(self._queries, step)
         if edit_batch is None:
             self._log(trainer, self._means(self._watched, logits), step)
-            return
-        values = self._values(edit_batch.ids, logits)
-        by_edit = self._by_step.setdefault(edit_batch.step, {})
-        for row, edit in enumerate(edit_batch.ids):
-            by_edit[edit] = {name: float(value[row]) for name, value in values.items()}
-            if edit_batch.last:
-                self._after[edit] = logits.rows([row])
+        else:
+            self.keep_edits(edit_batch, logits)
 
     def _reference_mask(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
         """Return the target labels that are right for each edit, ``(n, n_target)`` bool."""
@@ -233,8 +222,7 @@ class Generalization(MapCallback):
 
     def _values(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, Tensor]:
         """Return every number of each edit, ``(n,)``, by log key."""
-        assert self._base is not None
-        base, mask = self._base.rows(ids), self._reference_mask(ids, logits)
+        base, mask = self.base.rows(ids), self._reference_mask(ids, logits)
         codes = outcome_codes(base.target.argmax(1), logits.target.argmax(1), mask)
         values = {f"generalization/{o}": codes == i for i, o in enumerate(Outcome)}
         if self._edits:
@@ -261,17 +249,19 @@ class Generalization(MapCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
-        assert self._base is not None
-        after = {edit: logits for part in gather(self._after) for edit, logits in part.items()}
-        by_step = gather(self._by_step)
-        is_independent = any(gather(self._is_independent))
-        if is_independent:
-            ids = sorted(after)  # fewer than all, or none, if training was cut short
-            logits = DomainLogits.stack([self._base.rows([]), *(after[index] for index in ids)])
-            self._log_by_step(trainer, by_step)
-        else:
+        if self._last_step is None:
             ids = list(range(len(self._subjects)))
             logits = self.read(self.queries(self._subjects), trainer.global_step)
+        else:
+            by_step = self.edits_by_step()
+            for step, (edits, (at_step,)) in by_step.items():
+                named = {
+                    f"edit_step/{key.removeprefix('generalization/')}": value
+                    for key, value in self._means(edits, at_step).items()
+                }
+                self._log(trainer, named, step + 1)
+            # Fewer than all, or none, if training was cut short.
+            ids, (logits,) = by_step.get(self._last_step, ([], [self.base.rows([])]))
         labels, mask = self._labels(ids, logits), self._reference_mask(ids, logits)
         taught = bool(self._edits)
         self.cases = edit_cases(
@@ -280,27 +270,27 @@ class Generalization(MapCallback):
             [self._edits[index].answer for index in ids] if taught else None,
             labels,
             mask,
-            self._base.rows(ids).target,
+            self.base.rows(ids).target,
             logits.target,
             logits.source.argmax(1) == labels,
             self.maps.weight,
         )
-        means = {key: number(value) for key, value in self._means(ids, logits).items()}
+        means = self._means(ids, logits)
+        results = {key: number(value) for key, value in means.items()}
         random = number(mask.double().mean().item())
         scalars: dict[str, float] = {}
-        if is_independent:  # joint edits are logged at each step; these have none in common
-            named = {f"{self._prefix}{key}": value for key, value in means.items()}
-            scalars = {key: value for key, value in named.items() if value is not None}
+        if self._last_step is not None:  # joint edits are logged at each step
+            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
         values = {
             "relation": self.tokenized.name,
             "n_edits": len(ids),
             "random": random,
-            **_within(means, "generalization/"),
-            "probability_reference": means["probability/reference"],
-            "probability_old_answer": means["probability/old_answer"],
+            **_within(results, "generalization/"),
+            "probability_reference": results["probability/reference"],
+            "probability_old_answer": results["probability/old_answer"],
             "controls": {
                 name: {"unchanged": value}
-                for name, value in _within(means, "control_unchanged/").items()
+                for name, value in _within(results, "control_unchanged/").items()
             },
             **case_statistics(self.cases),
         }
@@ -313,39 +303,6 @@ class Generalization(MapCallback):
             figures=outcome_figures(self.cases, self.tag, random, taught, suffix),
             charts=self._charts,
         )
-
-    def _log_by_step(
-        self, trainer: L.Trainer, parts: Sequence[dict[int, dict[int, dict[str, float]]]]
-    ) -> None:
-        """Log means over all edits after each of their steps."""
-        for step in sorted({step for part in parts for step in part}):
-            edits = [values for part in parts for values in part.get(step, {}).values()]
-            scalars = {
-                f"edit_step/{name.removeprefix('generalization/')}": sum(v[name] for v in edits)
-                / len(edits)
-                for name in edits[0]
-            }
-            self._log(trainer, scalars, step + 1)
-
-    # -- resuming ----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far, and the logits before training."""
-        return {
-            **super().state_dict(),
-            "base": self._base and tuple(self._base),
-            "after": {edit: tuple(logits) for edit, logits in self._after.items()},
-            "by_step": self._by_step,
-            "is_independent": self._is_independent,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._base = state_dict["base"] and DomainLogits(*state_dict["base"])
-        self._after = {edit: DomainLogits(*logits) for edit, logits in state_dict["after"].items()}
-        self._by_step = state_dict["by_step"]
-        self._is_independent = state_dict["is_independent"]
 
 
 def _within(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from lincorr_lightning.callbacks.relation_callback import (
     MapCallback,
     check_subjects,
 )
-from lincorr_lightning.distributed import gather
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
@@ -39,10 +38,6 @@ class _Update(NamedTuple):
     def change(self) -> tuple[Tensor, Tensor]:
         """ΔF of the source and of the target, ``(n_subjects, n_labels)`` each."""
         return self.after.source - self.before.source, self.after.target - self.before.target
-
-    @classmethod
-    def stack(cls, updates: Sequence[_Update]) -> _Update:
-        return cls(*(DomainLogits.stack(parts) for parts in zip(*updates, strict=True)))
 
 
 class GradientCorrelation(MapCallback):
@@ -100,8 +95,6 @@ class GradientCorrelation(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._steps: list[dict[str, float]] = []
-        self._by_edit: dict[int, dict[int, _Update]] = {}
-        self._base: DomainLogits | None = None
         self._before: tuple[int, DomainLogits] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
@@ -120,8 +113,8 @@ class GradientCorrelation(MapCallback):
         subjects = list(dict.fromkeys(self.subjects or edited))
         subjects = subjects or self.sample_subjects(self.n_watch)
         self._watched = self.queries(subjects[: self.n_watch])
-        if edited and self._base is None:
-            self._base = self.read(self.queries(edited), trainer.global_step)
+        if edited:
+            self.keep_base(edited, trainer.global_step)
 
     def _warn_about_half_precision(self) -> None:
         """Warn where updates, or the change of logits by one step, are rounded away."""
@@ -148,8 +141,7 @@ class GradientCorrelation(MapCallback):
             n_done = edit_batch.step
             self._queries = self.queries(*self.own_subjects(edit_batch))
         if edit_batch is not None and edit_batch.first:
-            assert self._base is not None
-            self._before = step, self._base.rows(edit_batch.ids)
+            self._before = step, self.base.rows(edit_batch.ids)
         elif n_done % self.every_n_steps:
             self._before = None
         elif self._before is None or self._before[0] != step:  # weights stay while accumulating
@@ -170,13 +162,10 @@ class GradientCorrelation(MapCallback):
         if edit_batch is None:
             numbers = self._correlate(update)
             self._steps.append({"step": step, **numbers})
-            self.log_scalars(
-                trainer, {f"{name}/{self.tag}": r for name, r in numbers.items()}, step
-            )
+            scalars = {f"{name}/{self.tag}": r for name, r in numbers.items()}
+            self.log_scalars(trainer, scalars, step)
         else:
-            for row, edit in enumerate(edit_batch.ids):
-                own = _Update(*(logits.rows([row]) for logits in update))
-                self._by_edit.setdefault(edit, {})[edit_batch.step] = own
+            self.keep_edits(edit_batch, *update)
 
     def _correlate(self, update: _Update) -> dict[str, float]:
         """Return all correlations over some updates, one per row."""
@@ -197,10 +186,10 @@ class GradientCorrelation(MapCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
-        by_edit = {edit: steps for part in gather(self._by_edit) for edit, steps in part.items()}
         scalars: dict[str, float] = {}
-        if by_edit:
-            numbers = self._over_edits(trainer, by_edit)
+        by_step = self.edits_by_step()
+        if by_step:
+            numbers = self._over_edits(trainer, by_step)
             # Edits of independent training have no step in common before the end.
             scalars = {f"{key}/{self.tag}": r for key, r in numbers.items() if "correlation" in key}
         else:
@@ -216,65 +205,40 @@ class GradientCorrelation(MapCallback):
         return Results(self.study, values, scalars, tables=[self.history_table(caption)])
 
     def _over_edits(
-        self, trainer: L.Trainer, by_edit: Mapping[int, Mapping[int, _Update]]
+        self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[DomainLogits]]]
     ) -> dict[str, float]:
         """Return the correlations across edits, and log them for each of their steps."""
-        if len(by_edit) < MIN_SUBJECTS:
+        n_edits = len({edit for edits, _ in by_step.values() for edit in edits})
+        if n_edits < MIN_SUBJECTS:
             rank_zero_warn(
-                f"{len(by_edit)} edits are too few for a correlation; it needs {MIN_SUBJECTS}."
+                f"{n_edits} edits are too few for a correlation; it needs {MIN_SUBJECTS}."
             )
-        n_steps = 1 + max(step for steps in by_edit.values() for step in steps)
-        everything: list[_Update] = []
-        first: dict[str, float] = {}
-        for step in range(n_steps):
-            updates = [steps[step] for _, steps in sorted(by_edit.items()) if step in steps]
-            if not updates:  # left out by every_n_steps
-                continue
-            everything += updates
-            stacked = _Update.stack(updates)
-            numbers = self._correlate(stacked)
-            if not first:
-                d_source, d_target = stacked.change
-                error = mean_r_error(d_source @ self.maps.weight.T, d_target)
-                first = {**numbers, "gradient_correlation_error": error}
-            named = {f"edit_step/{name}/{self.tag}": value for name, value in numbers.items()}
-            self.log_scalars(trainer, named, step + 1)
-        over_all = self._correlate(_Update.stack(everything))
-        assert self._base is not None
-        return first | {
-            "logit_correlation": _mean_r(self.maps.predict(self._base.source), self._base.target),
-            "gradient_correlation_all_steps": over_all["gradient_correlation"],
-            "n_updates": len(everything),
+        updates = {step: _Update(*logits) for step, (_, logits) in by_step.items()}
+        numbers = {step: self._correlate(update) for step, update in updates.items()}
+        for step, values in numbers.items():
+            scalars = {f"edit_step/{name}/{self.tag}": value for name, value in values.items()}
+            self.log_scalars(trainer, scalars, step + 1)
+        parts = zip(*updates.values(), strict=True)
+        everything = _Update(*(DomainLogits.stack(part) for part in parts))
+        d_source, d_target = next(iter(updates.values())).change
+        return next(iter(numbers.values())) | {
+            "gradient_correlation_error": mean_r_error(d_source @ self.maps.weight.T, d_target),
+            "logit_correlation": _mean_r(self.maps.predict(self.base.source), self.base.target),
+            "gradient_correlation_all_steps": self._correlate(everything)["gradient_correlation"],
+            "n_updates": len(everything.after.source),
         }
 
     # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, those before training included."""
-        return {
-            **super().state_dict(),
-            "steps": list(self._steps),
-            "by_edit": {
-                edit: {step: [tuple(logits) for logits in u] for step, u in steps.items()}
-                for edit, steps in self._by_edit.items()
-            },
-            "base": self._base and tuple(self._base),
-            "before": self._before and (self._before[0], tuple(self._before[1])),
-        }
+        before = self._before and (self._before[0], tuple(self._before[1]))
+        return {**super().state_dict(), "steps": list(self._steps), "before": before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
-        self._steps = list(state_dict["steps"])
-        self._by_edit = {
-            edit: {
-                step: _Update(*(DomainLogits(*logits) for logits in update))
-                for step, update in steps.items()
-            }
-            for edit, steps in state_dict["by_edit"].items()
-        }
-        base, before = state_dict["base"], state_dict["before"]
-        self._base = base and DomainLogits(*base)
+        self._steps, before = list(state_dict["steps"]), state_dict["before"]
         self._before = before and (before[0], DomainLogits(*before[1]))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_maps
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
@@ -167,7 +168,7 @@ class RelationCallback(PeriodicCallback):
 
 
 class MapCallback(RelationCallback):
-    """Evaluates a relation beside its linear maps.
+    """Evaluates a relation beside its linear maps, and independent edits one by one.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
@@ -195,6 +196,9 @@ class MapCallback(RelationCallback):
         """Forget the measurements and maps of an earlier run."""
         super().reset()
         self._maps: RelationMaps | None = None
+        self._base: DomainLogits | None = None  # read before training
+        # What was read of each edit that is trained from the base weights, by its own steps.
+        self._by_edit: dict[int, dict[int, list[DomainLogits]]] = {}
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels, and announce what the maps are fitted on.
@@ -228,17 +232,54 @@ class MapCallback(RelationCallback):
         assert self._maps is not None
         return self._maps
 
+    def keep_base(self, subjects: Sequence[str], step: int) -> None:
+        """Keep the logits before training, which a resumed run has from its start."""
+        if self._base is None:
+            self._base = self.read(self.queries(subjects), step)
+
+    @property
+    def base(self) -> DomainLogits:
+        """The logits before training, after `keep_base`."""
+        assert self._base is not None
+        return self._base
+
+    def keep_edits(self, edit_batch: EditBatch, *logits: DomainLogits) -> None:
+        """Keep what was read of independent edits at one of their steps, a row per edit."""
+        for row, edit in enumerate(edit_batch.ids):
+            steps = self._by_edit.setdefault(edit, {})
+            steps[edit_batch.step] = [part.rows([row]) for part in logits]
+
+    def edits_by_step(self) -> dict[int, tuple[list[int], list[DomainLogits]]]:
+        """Return the edits of all ranks by their own step, and what was read, a row per edit."""
+        by_edit = {edit: steps for part in gather(self._by_edit) for edit, steps in part.items()}
+        by_step: dict[int, tuple[list[int], list[DomainLogits]]] = {}
+        for step in sorted({step for steps in by_edit.values() for step in steps}):
+            edits = sorted(edit for edit, steps in by_edit.items() if step in steps)
+            parts = zip(*(by_edit[edit][step] for edit in edits), strict=True)
+            by_step[step] = edits, [DomainLogits.stack(part) for part in parts]
+        return by_step
+
     # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, and the maps, which a later LM would not give again."""
+        by_edit = {
+            edit: {step: [tuple(logits) for logits in parts] for step, parts in steps.items()}
+            for edit, steps in self._by_edit.items()
+        }
         maps = self._maps and [self._maps.weights, self._maps.biases]
-        return {**super().state_dict(), "maps": maps}
+        base = self._base and tuple(self._base)
+        return {**super().state_dict(), "maps": maps, "base": base, "by_edit": by_edit}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
         super().load_state_dict(state_dict)
         self._maps = state_dict["maps"] and RelationMaps(*state_dict["maps"])
+        self._base = state_dict["base"] and DomainLogits(*state_dict["base"])
+        self._by_edit = {
+            edit: {step: [DomainLogits(*part) for part in parts] for step, parts in steps.items()}
+            for edit, steps in state_dict["by_edit"].items()
+        }
 
 
 def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:
