@@ -27,18 +27,24 @@ def reasons(domain):
 @pytest.mark.parametrize(
     ("make", "spell", "reason"),
     [
-        ("byte_level", "Ġ{}", "subword"), ("sentencepiece", "▁{}", "bare space"),
-        ("unigram", "▁{}", "bare space"), ("word_level", "{}", "unknown word"),
-        ("word_piece", "{}", "subword"),
+        ("byte_level", "Ġ{}", "subword"), ("unigram", "▁{}", "bare space"),
+        ("word_level", "{}", "unknown word"), ("word_piece", "{}", "subword"),
     ],
 )  # fmt: skip
 def test_labels_are_the_first_words_that_are_tokens(request, ask, make, spell, reason):
-    """The paper's rule, straight from the vocabulary."""
-    tokenizer = request.getfixturevalue(make)
-    vocabulary = tokenizer.get_vocab()
     words = ["Paris", "South", "Rome", "North"]
     if make == "word_piece":  # it has lower case only
         words = [word.lower() for word in words]
+    check_places(request.getfixturevalue(make), ask, words, spell, reason)
+
+
+def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, ask):
+    check_places(sentencepiece, ask, ["Paris", "South", "Rome", "North"], "▁{}", "bare space")
+
+
+def check_places(tokenizer, ask, words, spell, reason):
+    """The paper's rule, straight from the vocabulary."""
+    vocabulary = tokenizer.get_vocab()
     assert spell.format("Brunei") not in vocabulary and spell.format(words[0]) in vocabulary
     domain = build_domain(ask(*PLACES), tokenizer)
     assert domain.texts == words
