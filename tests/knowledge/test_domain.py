@@ -39,7 +39,7 @@ def test_labels_are_the_first_words_that_are_tokens(request, ask, make, spell, r
 
 
 def test_sentencepiece_takes_the_token_with_the_low_line(sentencepiece, ask):
-    check_places(sentencepiece, ask, ["Paris", "South", "Rome", "North"], "▁{}", "bare space")
+    check_places(sentencepiece, ask, ["Paris", "South", "Rome", "North"], "▁{}", "subword")
 
 
 def check_places(tokenizer, ask, words, spell, reason):
